@@ -125,6 +125,40 @@ async def test_a_refused_outcome_harms_its_own_job_only(
     assert [had["job_id"] for had in desk.heard.of("job.outcome_refused")] == [odd["id"]]
 
 
+@pytest.mark.parametrize("code", ["P0001", "23514", "XX000", "0A000"])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_trigger_that_refuses_one_job_delays_no_other(
+    desk: Desk, code: str, plain: bool
+) -> None:
+    """Of any error that a trigger of the user raises, also one that taskd does not know."""
+    go = asyncio.Event()
+
+    @desk.task()
+    async def returns(number: int) -> int | None:
+        await go.wait()
+        return None if plain else number
+
+    ids = await desk.enqueue(*(returns.job(n) for n in range(50)))
+    await desk.sql.execute(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION 'not this one' USING ERRCODE = '{code}'; END $$;"
+        "CREATE TRIGGER refuse BEFORE INSERT ON taskd.job_history FOR EACH ROW "
+        f"WHEN (NEW.id = {ids[7]}) EXECUTE FUNCTION public.refuse()"
+    )
+    worker = await desk.start(concurrency=50)
+    await until(lambda: worker.worker.parts.runners[0].running == 50)
+    go.set()
+    others = [job_id for job_id in ids if job_id != ids[7]]
+    rows = await desk.settled(*others)
+    assert {row["state"] for row in rows} == {"done"}
+    await desk.heard.wait("job.outcome_refused", job_id=ids[7])
+    assert not desk.heard.of("service.crashed")
+    # Without the trigger the outcome is written: the job has not run again.
+    await desk.sql.execute("DROP TRIGGER refuse ON taskd.job_history")
+    [row] = await desk.settled(ids[7])
+    assert (row["state"], row["attempt"], row["fence"]) == ("done", 1, 1)
+
+
 async def test_an_ack_whose_reply_was_lost_counts_as_written(desk: Desk) -> None:
     @desk.task()
     async def quick() -> None: ...

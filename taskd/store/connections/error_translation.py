@@ -102,6 +102,20 @@ class ValueRefused(InvalidJob):
     """The database refused a value of the statement; nothing of the statement was written."""
 
 
+class StatementRefused(TaskdError):
+    """The database refused the statement for a reason that taskd does not know.
+
+    A trigger of the user can raise any error. Nothing of the statement was written.
+    """
+
+
+def unknown_refusal(error: BaseException) -> StatementRefused | None:
+    """Return the error for an answer of the server that translate() does not know, if it is one."""
+    if isinstance(error, asyncpg.PostgresError) and translate(error) is None:
+        return StatementRefused(f"PostgreSQL: {first_line(error)}")
+    return None
+
+
 def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | None:
     """Return the taskd error for what the driver raised; None if it is not the driver's.
 

@@ -24,7 +24,14 @@ from taskd.core.jobs.job import Job, JobState
 from taskd.core.outcomes.ack import Ack
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Lane
-from taskd.store.connections.error_translation import HeldUp, Silence, ValueRefused, first_line
+from taskd.store.connections.error_translation import (
+    HeldUp,
+    Silence,
+    StatementRefused,
+    ValueRefused,
+    first_line,
+    unknown_refusal,
+)
 from taskd.store.jobs import jobs as store
 from taskd.worker.service import Backoff, Wakeup
 
@@ -62,6 +69,8 @@ class Acker:
         self._acks: list[Ack] = []
         self._callbacks: dict[int, Callable[[bool], None]] = {}
         self._in_flight: list[Any] = []
+        # Jobs whose refused outcomes were logged.
+        self._refused: set[int] = set()
         self._aside: list[Job | Ack] = []
         self._aside_until = 0.0
         self._wakeup = Wakeup()
@@ -194,6 +203,10 @@ class Acker:
         except ValueRefused as error:
             aside = [_without_values(group[0], error)] if len(group) == 1 else []
             group = group if len(group) > 1 else []
+        except StatementRefused as error:
+            aside = group if len(group) == 1 else []
+            group = group if len(group) > 1 else []
+            self._report_refusal(aside, error)
         else:
             return
         self._set_aside(aside)
@@ -201,6 +214,13 @@ class Acker:
         for half in (group[:middle], group[middle:]):
             if half:
                 await self._write_what_can_be(write, worker_id, half)
+
+    def _report_refusal(self, outcomes: list[Job | Ack], error: StatementRefused) -> None:
+        """Log outcomes that stay refused until somebody removes the cause, once for each job."""
+        for each in outcomes:
+            if each.id not in self._refused:
+                self._refused.add(each.id)
+                events.job_outcome_refused(each.id, str(error))
 
     def _set_aside(self, outcomes: list[Job | Ack]) -> None:
         """Delay these outcomes, so that the others are written."""
@@ -253,7 +273,8 @@ class Acker:
         """Run a statement until the database has answered it.
 
         Raises:
-            HeldUp, ValueRefused: the statement failed because of these rows; fewer may work.
+            HeldUp, ValueRefused, StatementRefused: the statement failed because of these rows;
+                fewer may work.
         """
         silences = 0
         while True:
@@ -270,6 +291,12 @@ class Acker:
                 silences += isinstance(error, Silence)
                 if silences >= SILENCES_MAX and write not in READS:
                     raise HeldUp(str(error)) from error
+            except Exception as error:
+                refusal = unknown_refusal(error)
+                if refusal is None or write in READS:
+                    raise
+                self._answered()
+                raise refusal from error
             else:
                 self._answered()
                 return answer

@@ -18,7 +18,6 @@ from taskd.core.jobs.job import Job
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import Interrupted, NotStarted
-from taskd.errors import TaskdError
 from taskd.store import workers
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs as store
@@ -70,7 +69,7 @@ class EmergencyStop:
         # itself, and one failed statement must not prevent the others.
         lane = Lane(self._database, "emergency_stop", lock_timeout=LOCK_TIMEOUT_MS)
         locked: set[int] = set()
-        with suppress(TaskdError):
+        with suppress(Exception):
             ids = [job.id for job in done] + [ack.id for ack in acks]
             locked.update(await store.locked(lane, ids))
         free_done = sorted((job for job in done if job.id not in locked), key=lambda job: job.id)
@@ -78,11 +77,11 @@ class EmergencyStop:
         if free_done:
             for worker_id, group in by_worker(free_done):
                 ids, fences = [job.id for job in group], [job.fence for job in group]
-                with suppress(TaskdError):
+                with suppress(Exception):
                     await store.ack_done(lane, worker_id, ids, fences)
         if free:
             for worker_id, ended in by_worker(free):
-                with suppress(TaskdError):
+                with suppress(Exception):
                     await store.ack_outcomes(lane, worker_id, ended)
         await workers.retire(lane, self._lease.worker_id)
         await lane.close()
