@@ -596,14 +596,15 @@ CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
 
 -- Send a NOTIFY, unless the server's notification queue is nearly full, as it becomes when a session listens and never
 -- ends its transaction. PostgreSQL would refuse the notification, and with it the caller's work; and polling finds the
--- same news.
+-- same news. PostgreSQL also refuses PREPARE TRANSACTION after a NOTIFY: a transaction for two-phase commit begins with
+-- SET LOCAL taskd.notify = 'off', and leaves its jobs to polls.
 -- Called by: 5 functions, 13 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF pg_notification_queue_usage() < 0.9 THEN
+    IF pg_notification_queue_usage() < 0.9 AND current_setting('taskd.notify', true) IS DISTINCT FROM 'off' THEN
         PERFORM pg_notify(channel, payload);
     END IF;
 END

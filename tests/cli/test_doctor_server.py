@@ -89,6 +89,28 @@ def test_a_prepared_transaction_is_reported_and_rolled_back(doctor, cluster, mon
     doctor.finds_and_repairs("held_snapshots", "warning", "prepared transaction it's half done")
 
 
+def test_jobs_can_be_enqueued_in_a_transaction_that_is_prepared(cluster):
+    with psycopg.connect(cluster.tcp_dsn(), autocommit=True) as two:
+        two.execute(
+            "INSERT INTO taskd.worker (id, lease_until, pid, pid_started, host, boot_id, "
+            "pid_namespace, version, app, queues, tasks) "
+            "VALUES (9, now() + '1 h', 1, 1, 'h', 'b', 'n', '0', 'a', '{two}', '{t}')"
+        )
+        enqueue = "SELECT taskd.enqueue('t', '{}', queue => 'two')"
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="NOTIFY"):
+            two.execute(f"BEGIN; {enqueue}; PREPARE TRANSACTION 'notifies'")
+        two.execute("ROLLBACK")
+        two.execute(
+            f"BEGIN; SET LOCAL taskd.notify = 'off'; {enqueue}; PREPARE TRANSACTION 'silent'"
+        )
+        two.execute("COMMIT PREPARED 'silent'")
+        found = two.execute("SELECT state::text FROM taskd.job WHERE queue = 'two'").fetchall()
+        assert found == [("queued",)]
+        two.execute(
+            "DELETE FROM taskd.job WHERE queue = 'two'; DELETE FROM taskd.worker WHERE id = 9"
+        )
+
+
 def test_a_replication_slot_that_holds_a_snapshot_is_reported_and_dropped(
     doctor, cluster, runner, monkeypatch
 ):
