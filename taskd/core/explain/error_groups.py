@@ -33,10 +33,13 @@ _UUID = re.compile(
     r"(?<![0-9A-Za-z])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9A-Za-z])",
     re.IGNORECASE,
 )
-# Hexadecimal, or long; with a digit, as otherwise it is a word, and with a letter, as otherwise it
-# is a number.
+# With a digit, as otherwise it is a word, and with a letter, as otherwise it is a number. Of these:
+# hexadecimal, long, or with letters between digits; and everything behind a `#`. Letters before one
+# number are a name, as in utf8, and letters behind it a unit, as in 30ms.
 _ID = re.compile(
-    r"(?<![0-9a-z])(?:0x[0-9a-f]+|(?=[a-z]*\d)(?=\d*[a-z])(?:[0-9a-f]{8,}|[0-9a-z]{12,}))(?![0-9a-z])",
+    r"(?<![0-9a-z])(?:0x[0-9a-f]+|(?<=#)[a-z]*\d[0-9a-z]*"
+    r"|(?=[a-z]*\d)(?=\d*[a-z])(?:[0-9a-f]{4,}|[0-9a-z]{12,}|[a-z]*\d+[a-z]+\d[0-9a-z]*))"
+    r"(?![0-9a-z])",
     re.IGNORECASE,
 )
 # A digit after a letter is part of a name, as in utf8.
@@ -46,7 +49,7 @@ _NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?:[.,:]\d+)*")
 def pattern(text: str) -> str:
     """Return the first line of an error's text without the parts that vary from job to job.
 
-    Numbers, times, UUIDs, hexadecimal and other long ids become `#`; quoted text becomes `'…'`;
+    Numbers, times, UUIDs, and ids of letters and digits become `#`; quoted text becomes `'…'`;
     mail addresses, and parts of a path with a digit, become `…`. At most 200 characters.
     """
     lines = text.strip().splitlines() or [""]
