@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -13,8 +12,16 @@ from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from tests.worker.conftest import Desk, until
 
-# Far below the poll of an idle queue and the delay of a parked job.
-SOON_S = 3.0
+# Below the delay of a parked job, 10 s. Polls of idle queues come later.
+SOON_S = 8.0
+POLL_S = 60.0
+
+
+@pytest.fixture
+def desk(desk: Desk) -> Desk:
+    """Workers that poll so seldom that a missing notification fails the test."""
+    desk.settings["poll_s"] = POLL_S
+    return desk
 
 
 def registry_of(*names: str, args_version: int = 1, seconds: float = 0.0) -> Registry:
@@ -26,12 +33,6 @@ def registry_of(*names: str, args_version: int = 1, seconds: float = 0.0) -> Reg
     for name in names:
         made.add(Task(handler, name=name, args_version=args_version, upgrade=upgrade))
     return made
-
-
-async def waits_s(desk: Desk, ids: list[int]) -> float:
-    began = time.monotonic()
-    await desk.settled(*ids, within_s=SOON_S)
-    return time.monotonic() - began
 
 
 @pytest.mark.parametrize("old_workers", [1, 3, 6])
