@@ -84,20 +84,20 @@ async def test_a_lease_renewal_that_is_cancelled_begins_again(desk: Desk) -> Non
 
     worker = await desk.start(lease_s=2.0)
     me = worker.worker._lease.worker_id
-    loop = worker.worker._lease_thread._own_loop
-    assert loop is not None
+    # The worker does not wait for its lease thread to begin.
+    loop = await until(lambda: worker.worker._lease_thread._own_loop)
 
     def cancel() -> None:
-        [beat] = [task for task in asyncio.all_tasks(loop) if task.get_name() == "lease"]
-        beat.cancel()
+        [renewing] = [task for task in asyncio.all_tasks(loop) if task.get_name() == "lease"]
+        renewing.cancel()
         cancelled.set()
 
     cancelled = threading.Event()
     loop.call_soon_threadsafe(cancel)
     await asyncio.to_thread(cancelled.wait, 10.0)
     now = await desk.sql.fetchval("SELECT clock_timestamp()")
-    beats = "SELECT renewed_at > $2 FROM taskd.worker WHERE id = $1 AND died_at IS NULL"
-    await until(lambda: desk.sql.fetchval(beats, me, now))
+    renewed = "SELECT renewed_at > $2 FROM taskd.worker WHERE id = $1 AND died_at IS NULL"
+    await until(lambda: desk.sql.fetchval(renewed, me, now))
     assert desk.heard.of("worker.fenced") == []
 
 
