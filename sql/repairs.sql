@@ -87,7 +87,24 @@ DROP INDEX taskd.:"index";
 :text:
 
 -- repair: replace_constraint
-ALTER TABLE taskd.:"table" DROP CONSTRAINT :"constraint", ADD CONSTRAINT :"constraint" :text:;
+ALTER TABLE taskd.:"table" DROP CONSTRAINT :"part", ADD CONSTRAINT :"part" :text:;
+
+-- repair: replace_domain_constraint
+ALTER DOMAIN taskd.:"domain" DROP CONSTRAINT IF EXISTS :"constraint";
+ALTER DOMAIN taskd.:"domain" ADD CONSTRAINT :"constraint" :text:;
+
+-- repair: drop_domain_constraint
+ALTER DOMAIN taskd.:"domain" DROP CONSTRAINT :"constraint";
+
+-- repair: set_sequence
+ALTER SEQUENCE taskd.:"table" :text:;
+
+-- repair: attach_partition_again
+BEGIN;
+SET LOCAL lock_timeout = '2s';
+ALTER TABLE taskd.:"table" DETACH PARTITION taskd.:"part";
+ALTER TABLE ONLY taskd.:"table" ATTACH PARTITION taskd.:"part" :text:;
+COMMIT;
 
 -- repair: add_to_table
 ALTER TABLE taskd.:"table" ADD :text:;
@@ -97,6 +114,17 @@ ALTER TABLE taskd.:"table" ALTER COLUMN :"column" SET DEFAULT :text:;
 
 -- repair: drop_default
 ALTER TABLE taskd.:"table" ALTER COLUMN :"column" DROP DEFAULT;
+
+-- repair: set_type
+ALTER TABLE taskd.:"table" ALTER COLUMN :"column" DROP DEFAULT, ALTER COLUMN :"column" TYPE :text: USING CAST(:"column"::text AS :text:);
+
+-- A generated column holds nothing of its own.
+
+-- repair: replace_generated_column
+ALTER TABLE taskd.:"table" DROP COLUMN :"column", ADD COLUMN :"column" :text:;
+
+-- repair: set_identity
+ALTER TABLE taskd.:"table" ALTER COLUMN :"part" SET :text:;
 
 -- repair: set_not_null
 ALTER TABLE taskd.:"table" ALTER COLUMN :"column" SET NOT NULL;

@@ -21,12 +21,12 @@ CREATE SCHEMA taskd;
 -- one costs a job that is enqueued alone 4 us.
 CREATE DOMAIN taskd.queue_name AS text
     CONSTRAINT queue_name_is_a_channel CHECK (
-        octet_length(VALUE) BETWEEN 1 AND 48 AND (quote_ident(VALUE) = VALUE OR VALUE !~ '[^a-z0-9_.-]')
+        octet_length(VALUE) >= 1 AND octet_length(VALUE) <= 48 AND (quote_ident(VALUE) = VALUE OR VALUE !~ '[^a-z0-9_.-]')
     );
 CREATE DOMAIN taskd.task_name AS text
     CONSTRAINT task_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
     -- It appears on terminals and in logs: no newline, no escape sequence.
-    CONSTRAINT task_name_is_printable CHECK (quote_ident(VALUE) = VALUE OR VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
+    CONSTRAINT task_name_is_printable CHECK (quote_ident(VALUE) = VALUE OR VALUE !~ E'[\\u0001-\\u001f\\u007f-\\u009f]');
 CREATE DOMAIN taskd.payload AS jsonb
     CONSTRAINT payload_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     -- A value of up to 400 stored bytes, compressed or not, is no text of 256 KiB, so its text need not be produced to be
@@ -47,15 +47,15 @@ CREATE DOMAIN taskd.timeout_s AS double precision
     CONSTRAINT timeout_is_1_ms_to_30_days CHECK (VALUE BETWEEN 0.001 AND 2592000);
 CREATE DOMAIN taskd.unique_key AS text
     CONSTRAINT unique_key_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
-    CONSTRAINT unique_key_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
+    CONSTRAINT unique_key_is_printable CHECK (VALUE !~ E'[\\u0001-\\u001f\\u007f-\\u009f]');
 
 CREATE DOMAIN taskd.schedule_name AS text
     CONSTRAINT schedule_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
-    CONSTRAINT schedule_name_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
+    CONSTRAINT schedule_name_is_printable CHECK (VALUE !~ E'[\\u0001-\\u001f\\u007f-\\u009f]');
 
 CREATE DOMAIN taskd.workflow_name AS text
     CONSTRAINT workflow_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 100)
-    CONSTRAINT workflow_name_is_printable CHECK (VALUE !~ '[\u0001-\u001f\u007f-\u009f]');
+    CONSTRAINT workflow_name_is_printable CHECK (VALUE !~ E'[\\u0001-\\u001f\\u007f-\\u009f]');
 
 CREATE TYPE taskd.job_state AS ENUM (
     'blocked', 'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
@@ -406,9 +406,9 @@ CREATE TABLE taskd.schedule (
     revision bigint NOT NULL DEFAULT 0,     -- grows when its times change
     -- Its times: multiples of the period after `starts_at`, or those of cron in its time zone.
     every_s double precision CONSTRAINT every_is_1_s_to_10_years CHECK (every_s BETWEEN 1 AND 315360000),
-    cron text CONSTRAINT cron_is_bounded CHECK (octet_length(cron) <= 200 AND cron !~ '[\u0001-\u001f\u007f-\u009f]'),
+    cron text CONSTRAINT cron_is_bounded CHECK (octet_length(cron) <= 200 AND cron !~ E'[\\u0001-\\u001f\\u007f-\\u009f]'),
     timezone text NOT NULL DEFAULT 'UTC'
-        CONSTRAINT timezone_is_bounded CHECK (octet_length(timezone) <= 100 AND timezone !~ '[\u0001-\u001f\u007f-\u009f]'),
+        CONSTRAINT timezone_is_bounded CHECK (octet_length(timezone) <= 100 AND timezone !~ E'[\\u0001-\\u001f\\u007f-\\u009f]'),
     starts_at taskd.moment NOT NULL DEFAULT now(),
     next_at taskd.moment,                   -- its next tick; NULL: a worker has to compute it
     last_tick timestamptz,
@@ -507,7 +507,8 @@ CREATE TABLE taskd.job_limit (
     by_hand boolean NOT NULL DEFAULT false, -- an operator has set it: what apps publish has no effect
     CONSTRAINT limit_rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL)),
     CONSTRAINT limit_name_is_printable CHECK (
-        app IS NULL AND NOT by_hand OR octet_length(name) BETWEEN 1 AND 200 AND name !~ '[\u0001-\u001f\u007f-\u009f]'
+        app IS NULL AND NOT by_hand
+        OR octet_length(name) >= 1 AND octet_length(name) <= 200 AND name !~ E'[\\u0001-\\u001f\\u007f-\\u009f]'
     )
 );
 
@@ -917,7 +918,7 @@ CREATE FUNCTION taskd.bounded_key(key text) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN octet_length(key) > 200 OR key ~ '[\u0001-\u001f\u007f-\u009f]'
+    SELECT CASE WHEN octet_length(key) > 200 OR key ~ E'[\\u0001-\\u001f\\u007f-\\u009f]'
                 THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
 $$;
 
@@ -2301,7 +2302,7 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": a month has no fixed length', name
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use cron => ''0 3 1 * *''.';
     END IF;
-    IF cron IS NOT NULL AND array_length(regexp_split_to_array(trim(cron), '\s+'), 1) <> 5 THEN
+    IF cron IS NOT NULL AND array_length(regexp_split_to_array(trim(cron), E'\\s+'), 1) <> 5 THEN
         RAISE EXCEPTION 'schedule "%": cron has five fields, minute, hour, day, month and weekday, not "%"', name, cron
             USING ERRCODE = 'invalid_parameter_value';
     END IF;

@@ -167,7 +167,9 @@ ORDER BY c.relname;
 SELECT number, name, digest FROM taskd.migration ORDER BY number;
 
 -- Every object of the schema, and its definition, as sql/objects.tsv lists them, without the dated partitions of the history.
--- The definition of a function has a digest of its body.
+-- The definition of a function has a digest of its body. The session has the settings of DEFINITIONS in
+-- taskd/store/reading/doctor.py, because PostgreSQL prints definitions according to them; a session with
+-- quote_all_identifiers also stores quotes in the settings of functions.
 
 -- name: doctor_objects()
 -- roles: producer, worker, observer, admin
@@ -178,7 +180,7 @@ WITH ours AS (
 SELECT 'function' AS kind, p.proname || '(' || pg_get_function_arguments(p.oid) || ')' AS name,
        concat_ws(' ', pg_get_function_result(p.oid), CASE p.provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' END,
                  CASE WHEN p.prosecdef THEN 'SECURITY DEFINER' END,
-                 (SELECT string_agg(one, '; ' ORDER BY one) FROM unnest(p.proconfig) AS one),
+                 (SELECT string_agg(replace(one, '"', ''), '; ' ORDER BY one) FROM unnest(p.proconfig) AS one),
                  encode(sha256(convert_to(coalesce(pg_get_function_sqlbody(p.oid), p.prosrc), 'UTF8')), 'hex')) AS definition
 FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace AND n.nspname = 'taskd'
 UNION ALL
@@ -191,6 +193,8 @@ SELECT 'view', relname::text, pg_get_viewdef(oid) FROM ours WHERE relkind = 'v'
 UNION ALL
 SELECT 'column', c.relname || '.' || a.attname,
        concat_ws(' ', format_type(a.atttypid, a.atttypmod),
+                 (SELECT 'COLLATE ' || o.collname FROM pg_collation AS o JOIN pg_type AS t ON t.oid = a.atttypid
+                  WHERE o.oid = a.attcollation AND o.oid <> t.typcollation),
                  CASE WHEN a.attgenerated <> '' THEN 'GENERATED ALWAYS AS (' || pg_get_expr(d.adbin, d.adrelid) || ') STORED'
                       ELSE 'DEFAULT ' || pg_get_expr(d.adbin, d.adrelid) END,
                  CASE WHEN a.attnotnull THEN 'NOT NULL' END)
@@ -200,7 +204,7 @@ LEFT JOIN pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum
 WHERE c.relkind IN ('r', 'p')
 UNION ALL
 SELECT 'identity', c.relname || '.' || a.attname, 'GENERATED ' || CASE a.attidentity WHEN 'a' THEN 'ALWAYS' ELSE 'BY DEFAULT' END
-FROM ours AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attidentity <> ''
+FROM ours AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attidentity <> '' AND NOT a.attisdropped
 UNION ALL
 SELECT 'constraint', c.relname || '.' || k.conname, pg_get_constraintdef(k.oid)
 FROM ours AS c JOIN pg_constraint AS k ON k.conrelid = c.oid AND k.contype <> 'n' AND c.relkind IN ('r', 'p')

@@ -17,14 +17,21 @@ import asyncpg
 
 from taskd.core.doctor.objects import on_one_line
 from taskd.store.connections.statements import sql_root, statement
+from taskd.store.reading.doctor import DEFINITIONS
 from tests.contracts import sql_functions
 
 OBJECTS = sql_root() / "objects.tsv"
 
 
+async def prepare(connection: Any) -> None:
+    """Give a session the settings of the doctor's."""
+    for name, value in {"search_path": "pg_catalog", **DEFINITIONS}.items():
+        await connection.execute(f"SET {name} = '{value}'")
+
+
 async def installed(connection: Any) -> str:
     """Return the text of sql/objects.tsv for a freshly migrated database."""
-    await connection.execute("SET search_path = pg_catalog")  # as in the doctor
+    await prepare(connection)
     rows = await connection.fetch(statement("doctor_objects").text)
     lines = [f"{row['kind']}\t{row['name']}\t{on_one_line(row)}" for row in rows]
     return "\n".join(sorted(lines)) + "\n"

@@ -260,9 +260,9 @@ def test_values_are_quoted():
 def test_every_repair_is_used_and_ends():
     import inspect
 
-    from taskd.core.doctor import objects, schema
+    from taskd.core.doctor import object_repairs, objects, schema
 
-    modules = (objects, schema, server, settings, storage, jobs)
+    modules = (object_repairs, objects, schema, server, settings, storage, jobs)
     code = "".join(inspect.getsource(module) for module in modules)
     for name, text in load().items():
         assert f'"{name}"' in code, name

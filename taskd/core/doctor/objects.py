@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from taskd.core.doctor.finding import Observation, Repair, Row, advice, error, hint, ok, sql
+from taskd.core.doctor.finding import Observation, Row, advice, error, hint, ok
+from taskd.core.doctor.object_repairs import Object, escaped, make, undo
 
 # A statement ends at the first line that ends with a semicolon outside a function's body.
 CREATED = re.compile(
@@ -32,26 +32,6 @@ COSTS = {
     "constraint": "a constraint that taskd does not know",
     "column": "a column that taskd does not know: its value is lost when a job ends",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Object:
-    """One object, its definition in the words of PostgreSQL, and the SQL that creates it."""
-
-    kind: str
-    name: str
-    definition: str
-    create: str
-
-    @property
-    def owner(self) -> str:
-        """The table that the object belongs to."""
-        return self.name.partition(".")[0]
-
-    @property
-    def called(self) -> str:
-        """The object's name in messages."""
-        return f"{self.kind} taskd.{self.name.partition('(')[0]}"
 
 
 def expected(objects: str, migrations: str) -> dict[tuple[str, str], Object]:
@@ -89,7 +69,7 @@ def _create(kind: str, name: str, definition: str) -> str:
         case "column":
             return f"{part} {definition}"
         case "constraint":
-            return f"CONSTRAINT {part} {definition}"
+            return f"CONSTRAINT {part} {escaped(definition)}"
     return f"{definition};"  # of a trigger
 
 
@@ -101,16 +81,16 @@ def compare(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Ite
     }
     errors = 0
     for key, each in expected.items():
-        if each.kind in PARTS and each.owner in lost:
+        definition = found.get(key)
+        if definition == each.definition or (each.kind in PARTS and each.owner in lost):
             continue
-        if key not in found:
-            if _comes_with_its_parent(each, expected, found):
-                continue
-            errors += 1
-            yield error(f"the {each.called} is missing", *_make(each, expected))
-        elif found[key] != each.definition:
-            errors += 1
-            yield _altered(each, found[key])
+        if _comes_with_its_parent(each, expected, found):
+            continue
+        errors += 1
+        if definition is None:
+            yield error(f"the {each.called} is missing", *make(each, expected))
+        else:
+            yield _altered(each, definition)
     if not errors:
         yield ok(f"{len(expected):,} objects are as this version installs them")
 
@@ -118,12 +98,12 @@ def compare(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Ite
 def _comes_with_its_parent(
     each: Object, expected: dict[tuple[str, str], Object], found: dict[tuple[str, str], str]
 ) -> bool:
-    """Return whether it is a partition's and its parent lacks it too, which then restores both."""
+    """Return whether it is a partition's, and the repair of its parent repairs it as well."""
     if each.kind not in ("column", "constraint") or ("partition", each.owner) not in expected:
         return False
     parent = each.owner.rpartition("_")[0]
     inherited = each.kind, f"{parent}.{each.name.partition('.')[2]}"
-    return inherited in expected and inherited not in found
+    return inherited in expected and found.get(inherited) != expected[inherited].definition
 
 
 def on_one_line(row: Row) -> str:
@@ -131,80 +111,13 @@ def on_one_line(row: Row) -> str:
     return " ".join((row["definition"] or "").split())
 
 
-def _make(each: Object, expected: dict[tuple[str, str], Object]) -> list[Repair]:
-    """Return the SQL that makes it, with what belongs to it: a table's indexes and triggers."""
-    if each.kind in ("column", "constraint"):
-        return [sql("add_to_table", table=each.owner, text=each.create)]
-    texts = [each.create]
-    if each.kind == "table":
-        texts += [
-            other.create
-            for other in expected.values()
-            if (other.kind == "trigger" and other.owner == each.name)
-            or (other.kind == "index" and f" taskd.{each.name} " in other.create)
-        ]
-    if each.kind != "function":
-        return [sql("create", text="\n".join(texts))]
-    text = re.sub("^CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", each.create)
-    return [sql("create_function", text=text)]
-
-
 def _altered(each: Object, found: str) -> Observation:
-    table, _, part = each.name.partition(".")
     text = f"the {each.called} is not as this version installs it"
-    match each.kind:
-        case "function":
-            repair = _make(each, {})[0]
-        case "view":
-            repair = sql("create", text=each.create.replace("CREATE", "CREATE OR REPLACE", 1))
-        case "index":
-            repair = sql("replace_index", index=each.name, text=each.create)
-        case "trigger":
-            repair = sql("create", text=each.create.replace("CREATE", "CREATE OR REPLACE", 1))
-        case "constraint":
-            repair = sql("replace_constraint", table=table, constraint=part, text=each.definition)
-        case "table":
-            repair = _set_table(each, found)
-            if repair.text.endswith("_options"):
-                return hint(f"{text}: it has other storage options", repair)
-        case "column":
-            repair = _set_column(each, found)
-        case _:
-            repair = advice(f"It is `{found}` and should be `{each.definition}`: undo the change.")
-    return error(text, repair)
-
-
-def _set_table(each: Object, found: str) -> Repair:
-    if "ROW LEVEL SECURITY" in found:
-        return sql("disable_row_security", table=each.name)
-    logged, expected = "UNLOGGED" in found, "UNLOGGED" in each.definition
-    if logged != expected:
-        return sql("set_unlogged" if expected else "set_logged", table=each.name)
-    has, should = _options(found), _options(each.definition)
-    if gone := sorted(has.keys() - should.keys()):
-        return sql("reset_options", table=each.name, text=", ".join(gone))
-    changed = ", ".join(f"{key} = {value}" for key, value in sorted(should.items()))
-    return sql("set_options", table=each.name, text=changed)
-
-
-def _options(definition: str) -> dict[str, str]:
-    words = definition.removeprefix("UNLOGGED").strip()
-    return dict(each.strip().split("=", 1) for each in words.split(",") if "=" in each)
-
-
-def _set_column(each: Object, found: str) -> Repair:
-    table, _, column = each.name.partition(".")
-    default = re.search(r"DEFAULT (.*?)(?: NOT NULL)?$", each.definition)
-    has = re.search(r"DEFAULT (.*?)(?: NOT NULL)?$", found)
-    if "GENERATED" not in each.definition:
-        if (default and default[1]) != (has and has[1]):
-            if default:
-                return sql("set_default", table=table, column=column, text=default[1])
-            return sql("drop_default", table=table, column=column)
-        if ("NOT NULL" in each.definition) != ("NOT NULL" in found):
-            expected = "NOT NULL" in each.definition
-            return sql("set_not_null" if expected else "drop_not_null", table=table, column=column)
-    return advice(f"It is `{found}` and should be `{each.definition}`: undo the change.")
+    repairs = undo(each, found)
+    if repairs and repairs[0].text.endswith("_options"):
+        return hint(f"{text}: it has other storage options", *repairs)
+    by_hand = f"It is `{found}` and should be `{each.definition}`: undo the change."
+    return error(text, *(repairs or [advice(by_hand)]))
 
 
 def extras(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Observation]:

@@ -23,6 +23,7 @@ from taskd.core.doctor.finding import (
     unknown,
     warning,
 )
+from taskd.core.doctor.object_repairs import Object
 
 GRANT = re.compile(
     r"\bGRANT\s+([^;]*?)\s+ON\s+([^;]*?)\s+TO\s+(taskd_\w+(?:,\s*taskd_\w+)*);", re.DOTALL
@@ -72,7 +73,7 @@ def _unfit(facts: Facts) -> Iterator[Observation]:
         yield unknown(OTHER_VERSION)
 
 
-def _expected(facts: Facts) -> dict[tuple[str, str], parts.Object]:
+def _expected(facts: Facts) -> dict[tuple[str, str], Object]:
     return parts.expected(**only(facts, "schema_objects"))
 
 

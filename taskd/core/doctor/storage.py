@@ -23,7 +23,8 @@ from taskd.core.doctor.finding import (
     unknown,
     warning,
 )
-from taskd.core.doctor.objects import Object, expected
+from taskd.core.doctor.object_repairs import Object
+from taskd.core.doctor.objects import expected
 
 HELD_WARNING_S, HELD_ERROR_S = 300.0, 3600.0
 # Where the start is unknown: transactions since then. A busy queue has a hundred per second.

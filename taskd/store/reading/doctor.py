@@ -25,6 +25,17 @@ PLANS = {
     "enable_seqscan": "off",
     "max_parallel_workers_per_gather": "0",
 }
+# PostgreSQL prints definitions according to these, which a database or a login may set otherwise;
+# sql/objects.tsv was written with these values.
+DEFINITIONS = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+}
 IN_ALL_S = 30.0
 OF_SCHEMA = re.compile(r"\b(?:FROM|JOIN) taskd\.")
 MAY_NOT = "this login may not read it: make it a member of taskd_observer (`taskd db roles`)"
@@ -115,14 +126,14 @@ async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Data
         StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
     """
     database = Database(connect_args, statement_timeout_s=timeout_s)
-    lane = Lane(database, "doctor", **PLANS)
+    lane = Lane(database, "doctor", **PLANS, **DEFINITIONS)
     try:
         await lane.open()
     except StoreUnavailable:
         # A standby or a read-only server has findings, too.
         any_of_them = {**connect_args, "target_session_attrs": "any"}
         database = Database(any_of_them, statement_timeout_s=timeout_s)
-        lane = Lane(database, "doctor", **PLANS)
+        lane = Lane(database, "doctor", **PLANS, **DEFINITIONS)
         await lane.open()
     return database, lane
 
