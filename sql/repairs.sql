@@ -147,6 +147,12 @@ ALTER TABLE taskd.:"table" SET (:text:);
 -- repair: reset_options
 ALTER TABLE taskd.:"table" RESET (:text:);
 
+-- repair: identify_rows
+ALTER TABLE taskd.:"table" REPLICA IDENTITY :identity:;
+
+-- repair: publish_via_root
+ALTER PUBLICATION :"publication" SET (publish_via_partition_root = true);
+
 -- repair: create_partitions
 SELECT taskd.make_history_partitions(3);
 

@@ -235,6 +235,35 @@ SELECT 'domain', t.typname::text,
                   FROM pg_constraint WHERE contypid = t.oid AND contype = 'c'))
 FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace AND n.nspname = 'taskd' WHERE t.typtype = 'd';
 
+-- What is wrong with publications of the schema's tables, for logical replication. `identity`: a published table has none, so
+-- PostgreSQL refuses to update and delete its rows; with `has_key` it has a primary key. `partitions`: the partitions of the
+-- history are published one by one, so each new one is unknown to subscribers.
+
+-- name: doctor_publications()
+-- roles: producer, worker, observer, admin
+SELECT 'identity' AS why, p.pubname::text AS publication, c.relname::text AS "table",
+       EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key
+FROM pg_publication AS p
+JOIN pg_publication_tables AS t ON t.pubname = p.pubname AND t.schemaname = 'taskd'
+CROSS JOIN LATERAL (SELECT format('taskd.%I', t.tablename)::regclass AS oid) AS named
+LEFT JOIN LATERAL pg_partition_tree(named.oid) AS part ON true
+JOIN pg_class AS c ON c.oid = coalesce(part.relid, named.oid) AND c.relkind = 'r'
+WHERE (p.pubupdate OR p.pubdelete) AND NOT CASE c.relreplident
+    WHEN 'f' THEN true
+    WHEN 'd' THEN EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary)
+    WHEN 'i' THEN EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisreplident)
+    ELSE false
+END
+UNION ALL
+SELECT 'partitions', p.pubname::text, c.relname::text, true
+FROM pg_publication AS p
+JOIN pg_namespace AS n ON n.nspname = 'taskd'
+JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = 'job_history'
+WHERE NOT p.pubviaroot AND p.pubinsert
+  AND (p.puballtables OR EXISTS (SELECT FROM pg_publication_namespace WHERE pnpubid = p.oid AND pnnspid = n.oid)
+       OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid AND prrelid = c.oid))
+ORDER BY 1, 2, 3;
+
 -- The rights of the roles of `taskd db roles`, and of every user, with the prefix of these roles; no row if the schema was
 -- not handed over to them. One row for each right on a table, a column, a function or the schema.
 

@@ -409,6 +409,37 @@ def test_what_users_add_is_a_hint(doctor):
     assert doctor.one("objects")["level"] == "ok"
 
 
+def test_published_tables_without_an_identity_are_reported_and_get_one(doctor):
+    doctor.run(
+        "CREATE TABLE taskd.mine (id integer);"
+        "ALTER TABLE taskd.job_history_default REPLICA IDENTITY NOTHING;"
+        "ALTER TABLE taskd.job_key REPLICA IDENTITY USING INDEX job_key_pkey;"
+        "ALTER TABLE taskd.worker REPLICA IDENTITY NOTHING;"
+        "ALTER TABLE taskd.queue DROP CONSTRAINT queue_pkey"
+    )
+    assert doctor.one("publications")["level"] == "ok"
+    doctor.run("CREATE PUBLICATION inserts FOR ALL TABLES WITH (publish = 'insert', "
+               "publish_via_partition_root = true)")  # fmt: skip
+    assert doctor.one("publications")["level"] == "ok"
+    doctor.run("ALTER PUBLICATION inserts SET (publish = 'insert, update')")
+    finding = doctor.one("publications")
+    names = [text.split()[0] for text in finding["found"]]
+    assert names == [f"taskd.{name}" for name in ("job_history_default", "mine", "queue", "worker")]
+    doctor.finds_and_repairs("publications", "error", "no replica identity")
+    doctor.run("UPDATE taskd.queue SET depth = 0; DELETE FROM taskd.mine")
+
+
+@pytest.mark.parametrize(
+    "tables", ["ALL TABLES", "TABLES IN SCHEMA taskd", "TABLE taskd.job, taskd.job_history"]
+)
+def test_a_publication_of_each_partition_is_reported_and_altered(doctor, tables):
+    doctor.run("CREATE PUBLICATION other FOR TABLE taskd.job, taskd.job_history_default")
+    assert doctor.one("publications")["level"] == "ok"
+    doctor.run(f"CREATE PUBLICATION green FOR {tables}")
+    finding = doctor.finds_and_repairs("publications", "warning", "green", "partition")
+    assert "REFRESH PUBLICATION" in finding["repairs"][1]["text"]
+
+
 def test_a_schema_that_is_older_or_newer_is_reported(taskd):
     taskd.sql(
         "DELETE FROM taskd.migration WHERE number = (SELECT max(number) FROM taskd.migration)"

@@ -119,6 +119,12 @@ DATABASE = (
         ("doctor_objects", "schema_objects", *_SCHEMA), schema.extra_objects,
     ),
     Check(
+        "publications", "Publications of taskd's tables, for logical replication",
+        "PostgreSQL refuses a change that it cannot publish, and a subscriber stops at one that it "
+        "cannot apply.",
+        ("doctor_publications",), schema.publications,
+    ),
+    Check(
         "grants", "The rights of the roles of `taskd db roles`",
         "With too few, jobs stop; with too many, a leaked password does more harm.",
         ("doctor_grants", "grants_text", *_SCHEMA), schema.grants,

@@ -89,6 +89,30 @@ def extra_objects(facts: Facts) -> Iterator[Observation]:
     yield from unfit or parts.extras(_expected(facts), facts["doctor_objects"])
 
 
+def publications(facts: Facts) -> Iterator[Observation]:
+    """Find publications that stop jobs here, or a subscriber elsewhere."""
+    for row in facts["doctor_publications"]:
+        publication, table = row["publication"], row["table"]
+        if row["why"] == "identity":
+            yield error(
+                f"taskd.{table} is published by {publication} and has no replica identity, so "
+                "PostgreSQL refuses to update or delete its rows",
+                sql("identify_rows", table=table, identity="DEFAULT" if row["has_key"] else "FULL"),
+            )
+        else:
+            yield warning(
+                f"the publication {publication} publishes each partition of taskd.job_history by "
+                "itself: a subscriber has no table for the next one, and stops",
+                sql("publish_via_root", publication=publication),
+                advice(
+                    "Then copy the history again, on each subscriber: SELECT "
+                    "taskd.make_history_partitions(31); TRUNCATE taskd.job_history; ALTER "
+                    "SUBSCRIPTION ... REFRESH PUBLICATION;"
+                ),
+            )
+    yield ok("no publication stops a change")
+
+
 def expected_grants(text: str) -> set[Right]:
     """A right of sql/roles.sql: kind, name, column or None, privilege, role without prefix."""
     found: set[Right] = set()

@@ -69,6 +69,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         "doctor_indexes": (),
         "doctor_migrations": (),
         "doctor_objects": (),
+        "doctor_publications": (),
         "doctor_grants": (),
         "doctor_logins": (),
         "doctor_partitions": (),
