@@ -77,6 +77,10 @@ GRANT USAGE ON SCHEMA taskd TO taskd_producer, taskd_worker, taskd_observer, tas
 -- Every program checks at its start that the schema fits its code.
 GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 
+-- Workers check that the database belongs to their environment, and an admin lets it belong to another one.
+GRANT SELECT ON taskd.environment TO taskd_worker, taskd_observer, taskd_admin;
+GRANT INSERT, UPDATE ON taskd.environment TO taskd_admin;
+
 -- Workflows: producers create them and workers advance them, through functions only. A handler can read the results of the jobs
 -- before it.
 GRANT EXECUTE ON FUNCTION

@@ -287,6 +287,13 @@ CREATE VIEW taskd.jobs AS
 -- Queues, tasks, workers
 -- ====================================================================================================
 
+-- The environment that this database belongs to, such as `production`: at most one row. A copy of the database has it, too,
+-- so workers of another environment recognise the copy and run nothing (taskd/core/environment.py).
+CREATE TABLE taskd.environment (
+    one boolean PRIMARY KEY DEFAULT true CONSTRAINT environment_is_one CHECK (one),
+    name text NOT NULL CONSTRAINT environment_is_a_name CHECK (name ~ '^[A-Za-z0-9_.-]{1,63}$')
+);
+
 -- Queues: pauses, retention, and limits that an operator has set. A queue needs no row to work.
 CREATE TABLE taskd.queue (
     name taskd.queue_name PRIMARY KEY,

@@ -166,6 +166,12 @@ ORDER BY c.relname;
 -- roles: producer, worker, observer, admin
 SELECT number, name, digest FROM taskd.migration ORDER BY number;
 
+-- The environment that the database belongs to; no row: it has no name.
+
+-- name: doctor_environment()
+-- roles: worker, observer, admin
+SELECT name FROM taskd.environment;
+
 -- Every object of the schema, and its definition, as sql/objects.tsv lists them, without the dated partitions of the history.
 -- The definition of a function has a digest of its body. The session has the settings of DEFINITIONS in
 -- taskd/store/reading/doctor.py, because PostgreSQL prints definitions according to them; a session with

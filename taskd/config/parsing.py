@@ -85,6 +85,13 @@ def url(value: Any) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def environment_name(value: Any) -> str:
+    """Return the name of an environment, as the CHECK of taskd.environment accepts it."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", str(value)):
+        raise ValueError("use 1 to 63 of the characters A-Z a-z 0-9 _ . -")
+    return str(value)
+
+
 def names(value: Any) -> tuple[str, ...]:
     """Return the names of a list, or of a text with commas."""
     parts = value.split(",") if isinstance(value, str) else value

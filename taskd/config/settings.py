@@ -15,6 +15,7 @@ from typing import Any
 from taskd.config.parsing import (
     address,
     dsn_text,
+    environment_name,
     names,
     networks,
     one_of,
@@ -52,6 +53,12 @@ class Settings:
     dsn_file: Path | None = setting(None, "A file that contains only the DSN.", Path)
     listen_dsn: str | None = setting(
         None, "A direct DSN for LISTEN when the DSN leads to a pooler.", dsn_text, secret=True
+    )
+    environment: str | None = setting(
+        None,
+        "Name of the environment, such as production. A worker runs only jobs of a database that "
+        "belongs to it, so not those of a copy.",
+        environment_name,
     )
     embedded: str = setting(
         "auto",

@@ -94,7 +94,9 @@ class Worker:
         self._process_index = process_index or ProcessIndex()
         self._last = last
         self._lease = Lease(settings.lease_s)
-        self._registration = Registration(app, self._lease, self.limits, registry.args_versions())
+        self._registration = Registration(
+            app, self._lease, self.limits, registry.args_versions(), settings.environment
+        )
         self._pulse = Pulse()
         self._stops = StopRequests()
         self._resources = Resources(registry)
@@ -196,6 +198,7 @@ class Worker:
         connections = await check_connections(
             self.settings, self.registry, self.parts, self._process_index
         )
+        await self._registration.check_environment(self.parts.upkeep)
         await publish_app(self._app, self.registry, self.limits, self.parts)
         self.parts.begin_lines()
         await self._resources.open()

@@ -248,3 +248,38 @@ def test_the_embedded_server(nowhere, tmp_path):
     assert nowhere("db", "stop").stderr == "it was not running\n"
     assert nowhere.json("db", "stop") == [{"stopped": False}]
     assert nowhere.json("db", "status")[0]["running"] is False
+
+
+# The environment.
+
+
+def test_migrate_names_the_environment_of_a_database_that_has_none(empty):
+    empty("db", "migrate", TASKD_ENVIRONMENT="production")
+    empty("db", "migrate", TASKD_ENVIRONMENT="staging")
+    empty("db", "migrate")
+    assert [tuple(row) for row in empty.sql("SELECT name FROM taskd.environment")] == [
+        ("production",)
+    ]
+
+
+def test_a_copy_is_adopted_and_paused(taskd, process, home):
+    assert taskd.json("db", "adopt", "production") == [
+        {
+            "environment": "production",
+            "former": None,
+            "paused": False,
+            "queues": 0,
+            "schedules": 0,
+        }
+    ]
+    taskd.enqueue("t", "--queue", "mail")
+    (home / "taskd.toml").write_text("environment = 'staging'\nsmtp_host = '127.0.0.1'\n")
+    refused = process("run", dsn=taskd.dsn)
+    _, said = refused.communicate(timeout=60)
+    assert (refused.returncode, "taskd db adopt staging" in said) == (78, True)
+    adopted = taskd("db", "adopt", "staging")
+    assert adopted.stdout == "staging\n"
+    assert "1 queue and 0 schedules are paused" in adopted.stderr
+    assert "a copy of production's database" in taskd("queues", "list").stdout
+    assert "nothing was paused" in taskd("db", "adopt", "staging").stderr
+    taskd("db", "adopt", "it's mine", code=2)

@@ -409,6 +409,16 @@ def test_what_users_add_is_a_hint(doctor):
     assert doctor.one("objects")["level"] == "ok"
 
 
+def test_a_database_of_another_environment_is_reported(doctor):
+    assert doctor.one("environment")["level"] == "ok"
+    assert "taskd db migrate" in doctor.one("environment", TASKD_ENVIRONMENT="a")["found"][0]
+    doctor.shell("db", "adopt", "production")
+    assert doctor.one("environment", TASKD_ENVIRONMENT="production")["level"] == "ok"
+    finding = doctor.one("environment", TASKD_ENVIRONMENT="staging")
+    assert (finding["level"], "db adopt staging" in finding["found"][0]) == ("error", True)
+    assert doctor.one("environment")["level"] == "error"
+
+
 def test_published_tables_without_an_identity_are_reported_and_get_one(doctor):
     doctor.run(
         "CREATE TABLE taskd.mine (id integer);"

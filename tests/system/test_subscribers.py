@@ -83,6 +83,12 @@ async def pair() -> AsyncIterator[Pair]:
         shutil.rmtree(home, ignore_errors=True)
 
 
+LAST_VALUES = """
+SELECT format('SELECT setval(%L, %s);', seqrelid::regclass, pg_sequence_last_value(seqrelid))
+FROM pg_sequence
+WHERE seqrelid IN ('taskd.job_id_seq'::regclass, 'taskd.workflow_id_seq'::regclass)
+  AND pg_sequence_last_value(seqrelid) IS NOT NULL
+"""
 LIVE = "EXISTS (SELECT FROM taskd.job WHERE id = $1)"
 ENDED = "EXISTS (SELECT FROM taskd.job_history WHERE id = $1)"
 STOPPED = "(SELECT apply_error_count > 0 FROM pg_stat_subscription_stats)"
@@ -103,6 +109,11 @@ async def test_a_new_partition_of_the_history_does_not_stop_a_subscriber_of_the_
     assert not (await pair.green(f"SELECT {STOPPED}"))[0][0]
     await asyncio.to_thread(assert_is_as_installed, pair.cluster.dsn())
     await asyncio.to_thread(assert_is_as_installed, pair.cluster.dsn("green"))
+    # The switch-over, as the documentation describes it.
+    for text, *_ in await pair.cluster.ask(LAST_VALUES):
+        await pair.green(text)
+    enqueue = "SELECT taskd.enqueue('t', queue => 'q')"
+    assert (await pair.green(enqueue))[0][0] == before + 1
 
 
 async def test_a_new_partition_stops_a_subscriber_of_each_partition_until_it_is_mended(

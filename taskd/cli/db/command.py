@@ -12,8 +12,15 @@ from urllib.parse import unquote
 
 import click
 
-from taskd.cli.shared.output import print_fields, print_json
-from taskd.cli.shared.session import DURATION, Session, json_option, pass_session, run
+from taskd.cli.shared.output import count, print_fields, print_json
+from taskd.cli.shared.session import (
+    DURATION,
+    OfSetting,
+    Session,
+    json_option,
+    pass_session,
+    run,
+)
 from taskd.config import Settings, hide_password
 from taskd.errors import ConfigError
 
@@ -115,6 +122,40 @@ def check(session: Session, as_json: bool) -> None:
         print_json({"schema": number, "oldest": code.oldest, "newest": code.newest})
     else:
         click.echo(f"the schema taskd is at {number:04d}; this taskd is of {code}")
+
+
+@db.command()
+@click.argument("name", type=OfSetting("environment"))
+@click.option(
+    "--pause/--no-pause",
+    "pauses",
+    default=None,
+    help="Pause all queues and schedules; by default only if it belonged to another environment.",
+)
+@json_option
+@pass_session
+def adopt(session: Session, name: str, pauses: bool | None, as_json: bool) -> None:
+    """Let the database belong to the environment NAME.
+
+    Workers whose setting `environment` has another value run nothing in it. Run this on a restored
+    copy of another environment's database, before workers start there: it pauses every queue
+    and every schedule, so no job of the other environment runs until you resume its queue.
+    """
+    from taskd.store.schema import environment
+
+    done = session.run(lambda lane: environment.adopt(lane, name, pauses=pauses))
+    if as_json:
+        print_json({"environment": name, **done._asdict()})
+        return
+    click.echo(name)
+    if done.paused:
+        session.echo(
+            f"{count(done.queues, 'queue')} and {count(done.schedules, 'schedule')} are paused. "
+            "Cancel the jobs that must not run here (taskd jobs cancel --queue ...), then resume "
+            "what must (taskd queues resume, taskd schedules resume)"
+        )
+    else:
+        session.echo("nothing was paused")
 
 
 @db.command()

@@ -31,7 +31,11 @@ def apply(
 ) -> None:
     """Apply the missing migrations, and print what happens."""
     from taskd import events
+    from taskd.store.connections.database import Lane
+    from taskd.store.schema import environment
     from taskd.store.schema import roles as stored_roles
+
+    wanted = session.load().settings.environment
 
     async def work() -> tuple[list[Migration], list[Entry]]:
         async with session.target() as target:
@@ -40,6 +44,12 @@ def apply(
             )
             if applied:
                 await stored_roles.renew(target.database)
+            if wanted is not None:
+                lane = Lane(target.database, "migrate")
+                try:
+                    await environment.name(lane, wanted)
+                finally:
+                    await lane.close()
             return applied, await migrations.entries(target.database)
 
     end = events.subscribe(lambda name, fields: _print_event(session, name, fields))

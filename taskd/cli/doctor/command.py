@@ -105,6 +105,7 @@ def _setup(loaded: Loaded) -> dict[str, Any]:
         "given": [name for name, source in loaded.sources.items() if source != "default"],
         "dsn": hide_password(settings.dsn) if settings.dsn else None,
         "dsn_source": loaded.sources["dsn"],
+        "environment": settings.environment,
         "embedded_off": settings.embedded == "off",
         "embedded_refused": None,
         "embedded_free_bytes": None,

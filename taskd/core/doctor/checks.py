@@ -109,6 +109,11 @@ DATABASE = (
         ("doctor_migrations", "known_migrations"), schema.version,
     ),
     Check(
+        "environment", "Whether the database belongs to the environment of the settings",
+        "A copy of production must not send production's mails.",
+        ("doctor_environment", "setup"), schema.environment,
+    ),
+    Check(
         "objects", "Tables, columns, constraints, indexes, functions that are missing or changed",
         "taskd's guarantees depend on them as they were installed.",
         ("doctor_objects", "schema_objects", *_SCHEMA), schema.objects,

@@ -24,6 +24,7 @@ from taskd.core.doctor.finding import (
     warning,
 )
 from taskd.core.doctor.object_repairs import Object
+from taskd.core.environment import mismatch
 
 GRANT = re.compile(
     r"\bGRANT\s+([^;]*?)\s+ON\s+([^;]*?)\s+TO\s+(taskd_\w+(?:,\s*taskd_\w+)*);", re.DOTALL
@@ -61,6 +62,16 @@ def version(facts: Facts) -> Iterator[Observation]:
         numbers = ", ".join(f"{n:04d}" for n in sorted(edited))
         yield hint(f"migration {numbers} was applied with other SQL than this taskd has")
     yield ok(f"it is at {newest:04d}, as this taskd expects")
+
+
+def environment(facts: Facts) -> Iterator[Observation]:
+    """Check that workers with the settings of this machine run the jobs of the database."""
+    found = next((row["name"] for row in facts["doctor_environment"]), None)
+    refusal = mismatch(only(facts, "setup")["environment"], found)
+    if refusal is not None:
+        yield error(refusal)
+    else:
+        yield ok(f"the database belongs to {found}" if found else "the database has no name")
 
 
 def _unfit(facts: Facts) -> Iterator[Observation]:

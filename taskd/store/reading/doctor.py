@@ -68,6 +68,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         "doctor_tables": (),
         "doctor_indexes": (),
         "doctor_migrations": (),
+        "doctor_environment": (),
         "doctor_objects": (),
         "doctor_publications": (),
         "doctor_grants": (),

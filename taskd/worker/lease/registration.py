@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from taskd import events
-from taskd.errors import TaskdError
+from taskd.core.environment import mismatch
+from taskd.errors import ConfigError, TaskdError
 from taskd.store import workers
 from taskd.store.connections.database import Lane
+from taskd.store.schema import environment
 from taskd.worker.lease.process_identity import new_incarnation
 from taskd.worker.lease.state import Lease, boottime_s
 
@@ -23,17 +25,34 @@ class Registration:
     Args:
         limits: the concurrency of each queue that the worker serves, by name.
         tasks: by name, the tasks that it runs, and the newest version of their arguments.
+        environment: the environment that the database must belong to.
 
     Attributes:
         me: the present identity.
     """
 
     def __init__(
-        self, app: str, lease: Lease, limits: Mapping[str, int], tasks: Mapping[str, int]
+        self,
+        app: str,
+        lease: Lease,
+        limits: Mapping[str, int],
+        tasks: Mapping[str, int],
+        environment: str | None,
     ) -> None:
         self.me = new_incarnation(app)
         self._app, self._lease, self._limits, self._tasks = app, lease, limits, tasks
+        self._environment = environment
         self._log_fields: dict[str, Any] = {}
+
+    async def check_environment(self, lane: Lane) -> None:
+        """Check that the database belongs to the environment of this worker.
+
+        Raises:
+            ConfigError: it belongs to another one.
+        """
+        error = mismatch(self._environment, await environment.read(lane))
+        if error is not None:
+            raise ConfigError(error)
 
     async def register(self, lane: Lane, **log_fields: Any) -> None:
         """Register for the first time; `worker.started` logs `log_fields` each time."""
@@ -47,6 +66,8 @@ class Registration:
         await self._register(lane)
 
     async def _register(self, lane: Lane) -> None:
+        # Each time: a copy of another database may have taken the place of this one.
+        await self.check_environment(lane)
         sent = boottime_s()
         queues = list(self._limits)
         await workers.register(lane, self.me, self._lease.lease_s, queues, self._tasks)

@@ -1,0 +1,39 @@
+-- The environment that the database belongs to.
+
+-- name: read_environment()
+-- roles: worker, observer, admin
+SELECT name FROM taskd.environment;
+
+-- Give the database a name if it has none.
+
+-- name: name_environment(name text)
+-- roles: admin
+INSERT INTO taskd.environment (name) VALUES ($1) ON CONFLICT (one) DO NOTHING;
+
+-- Let the database belong to an environment. With `pauses`, every queue that is known and every schedule is paused without an
+-- end, in the same transaction: no worker of the environment starts a job of the former one.
+
+-- name: adopt_database(name text, pauses boolean, reason text)
+-- roles: admin
+WITH known AS MATERIALIZED (
+    SELECT name::text FROM taskd.queue
+    UNION SELECT queue::text FROM taskd.task
+    UNION SELECT queue::text FROM taskd.schedule
+    UNION SELECT queue::text FROM taskd.job
+), queues AS (
+    INSERT INTO taskd.queue AS queue (name, paused_at, pause_reason)
+    SELECT name, clock_timestamp(), $3 FROM known WHERE $2 ORDER BY name
+    ON CONFLICT (name) DO UPDATE
+    SET paused_at = excluded.paused_at, paused_until = NULL, pause_reason = excluded.pause_reason
+    RETURNING name
+), schedules AS (
+    UPDATE taskd.schedule
+    SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3
+    WHERE $2
+    RETURNING name
+), named AS (
+    INSERT INTO taskd.environment AS environment (name) VALUES ($1)
+    ON CONFLICT (one) DO UPDATE SET name = excluded.name
+    RETURNING name
+)
+SELECT (SELECT count(*) FROM queues) AS queues, (SELECT count(*) FROM schedules) AS schedules FROM named;

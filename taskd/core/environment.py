@@ -1,0 +1,29 @@
+"""The environment of a database: workers of another one must not run its jobs.
+
+A restored copy of production contains production's jobs and schedules. Its name of the environment
+is copied as well, so workers whose setting `environment` has another value recognise the copy.
+"""
+
+from __future__ import annotations
+
+
+def mismatch(wanted: str | None, found: str | None) -> str | None:
+    """Return why a worker must not run the jobs of a database; None: it can.
+
+    Args:
+        wanted: the setting `environment` of the worker.
+        found: the environment that the database belongs to.
+    """
+    if wanted == found:
+        return None
+    if found is None:
+        return (
+            f"the setting environment is {wanted!r}, and this database belongs to no environment. "
+            "Name it: taskd db migrate"
+        )
+    has = "the setting environment is not set" if wanted is None else f"the setting is {wanted!r}"
+    return (
+        f"this database belongs to the environment {found!r}, or is a copy of its database, and "
+        f"{has}: no job is started. If it is {found}'s own, set TASKD_ENVIRONMENT={found}. If it "
+        f"is a copy, pause its queues and schedules: taskd db adopt {wanted or 'NAME'}"
+    )

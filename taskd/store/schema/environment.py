@@ -1,0 +1,48 @@
+"""The environment that the database belongs to; core/environment.py says what it is for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from taskd.store.connections.statements import Fetches
+
+
+class Adopted(NamedTuple):
+    """What the adoption of a database changed.
+
+    Attributes:
+        former: the environment that the database belonged to before.
+        paused: whether queues and schedules were paused.
+    """
+
+    former: str | None
+    paused: bool
+    queues: int
+    schedules: int
+
+
+async def read(on: Fetches) -> str | None:
+    """Return the environment of the database; None: it has no name."""
+    rows = await on.fetch("read_environment")
+    return rows[0][0] if rows else None
+
+
+async def name(on: Fetches, wanted: str) -> None:
+    """Name the environment of the database, unless it has a name."""
+    if await read(on) is None:
+        await on.fetch("name_environment", wanted)
+
+
+async def adopt(on: Fetches, wanted: str, *, pauses: bool | None) -> Adopted:
+    """Let the database belong to this environment.
+
+    Args:
+        pauses: whether all queues and schedules are paused; None: if the database belonged to
+            another environment.
+    """
+    former = await read(on)
+    if pauses is None:
+        pauses = former not in (None, wanted)
+    reason = f"a copy of {former}'s database" if former else f"the database became {wanted}'s"
+    rows = await on.fetch("adopt_database", wanted, pauses, reason)
+    return Adopted(former, pauses, *rows[0])
