@@ -183,7 +183,7 @@ class Assembly:
         return self._pulse.running(self._loop) if here else None
 
     def _hides(self, job: Job) -> Callable[[str], str] | None:
-        """Return what redacts the arguments of the job in texts, if its task asks for that."""
+        """Return the function that redacts the job's arguments, if its task has `redact`."""
         task = self.shared.registry.get(job.task)
         if task is None or not task.redact:
             return None
@@ -202,7 +202,7 @@ class Assembly:
         self._end_log_writer()
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
-        """Create what brings jobs to the runners: consumers, idle poller, promoter, quarantine."""
+        """Create the services that claim: consumers, idle poller, promoter, quarantine."""
         self.poller = IdlePoller(self.upkeep, settings.poll_s)
         self.quarantine = Quarantine(
             self.claims,

@@ -1,8 +1,8 @@
 """Whether a worker makes progress, for probes; the state of the database does not count.
 
 A worker that waits for its database must not be killed: its unwritten outcomes would be lost and
-the jobs would run again. So the probes check that the loop runs, and that the consumers and the
-acker run with it. In an outage they do, as they retry.
+the jobs would run again. So the probes check that the loop, the consumers and the acker run. In an
+outage they do, because they retry.
 """
 
 from __future__ import annotations

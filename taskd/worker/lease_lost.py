@@ -1,4 +1,4 @@
-"""What a worker does when its lease is lost, or when it cannot know whether it still holds it.
+"""What a worker does when it has lost its lease, or cannot know whether it still holds it.
 
 - The lease cannot be renewed: the worker releases claimed jobs and cancels its handlers before
   another worker may run them. The timer checks this (upkeep/timer.py).
@@ -45,7 +45,7 @@ class LeaseLost:
     def fence_if_silent(self) -> None:
         """Drop all jobs once the lease is no longer trusted, before others may run them.
 
-        In an outage of the server nobody can take the jobs over, so they go on.
+        In an outage of the server no other worker can take the jobs over, so they continue.
         """
         if self._lease.trusted or self._lease.outage or self._lease.declared_dead:
             self._fenced = False
@@ -84,7 +84,7 @@ class LeaseLost:
                 events.service_crashed("register-again", error, crashes=1, delay_s=delay_s)
                 await asyncio.sleep(delay_s)
             else:
-                # Claims under the dead id found nothing, and producers did not notify this worker.
+                # Claims with the old id found no jobs, and producers did not notify this worker.
                 self._quarantine.wakeup.set()
                 for consumer in self._consumers:
                     consumer.notifications_missed()

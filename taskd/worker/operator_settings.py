@@ -1,8 +1,9 @@
-"""Settings by operators: paused tasks and the concurrency of queues, as this worker knows them.
+"""Settings by operators, as this worker has read them: paused tasks and concurrency of queues.
 
-The database holds these settings. A worker reads them before its first claim and then every five
-seconds (upkeep/rescuer.py); a call on the channel of all workers makes it read them at once. So a
-pause takes effect after a round trip or, without notifications, within five seconds.
+The database holds these settings. A worker reads them before its first claim and then about every
+five seconds (upkeep/rescuer.py); a notification on the channel of all workers makes it read them at
+once. So a pause takes effect after a round trip or, without notifications, within about six
+seconds.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Wakeup
 
-# Any user who can connect can call without end.
+# Any user who can connect to the database can send such notifications without end.
 ACT_AT_MOST_EVERY_S = 0.2
 
 
 class Controls:
-    """Applies what operators have set.
+    """Applies the settings that operators have made.
 
     Args:
         runners: each has its configured concurrency until an operator sets another one.
@@ -35,7 +36,7 @@ class Controls:
         self._set: Mapping[str, int] = {}
 
     def configure(self, limits: Mapping[str, int]) -> None:
-        """Apply concurrencies that were read from the settings again."""
+        """Apply the concurrencies of the settings after a reload."""
         self._configured.update(limits)
         self._resize()
 
@@ -45,7 +46,7 @@ class Controls:
         limits: Mapping[str, int],
         elsewhere: Mapping[str, Mapping[str, int]],
     ) -> None:
-        """Apply the paused tasks, the queues whose concurrency is set, and what others can run."""
+        """Apply paused tasks, concurrencies of queues, and which jobs other workers can run."""
         self._shared.elsewhere.update(elsewhere)
         if paused != self._shared.paused:
             self._shared.paused = paused
@@ -67,10 +68,11 @@ class Controls:
 
 
 class Calls:
-    """Receives the calls on the channel of all workers.
+    """Receives the notifications on the channel of all workers.
 
-    A call without a payload is for all workers: an operator has set something. A call with a
-    worker's id is for that worker: the cancellation of one of its jobs was requested.
+    A notification without a payload is for all workers: an operator has changed a setting. A
+    notification with a worker's id is for that worker: the cancellation of one of its jobs was
+    requested.
 
     Args:
         look: wakes the service that reads the settings.
@@ -82,7 +84,7 @@ class Calls:
         self._look, self._reconcile = RateLimited(look), RateLimited(reconcile)
 
     def receive(self, payload: str) -> None:
-        """Handle one call."""
+        """Handle one notification."""
         if not payload:
             self._look.set()
         elif payload == str(self._lease.worker_id):
@@ -90,7 +92,7 @@ class Calls:
 
 
 class RateLimited:
-    """Sets a wake-up, but not more often than every ACT_AT_MOST_EVERY_S."""
+    """Sets a wake-up at most once every ACT_AT_MOST_EVERY_S seconds."""
 
     def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup

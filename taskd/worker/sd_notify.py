@@ -22,8 +22,8 @@ from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
 STATUS_EVERY_S = 1.0
-# Sent every second during the drain, so that a long stop is not mistaken for a hang. It also covers
-# what follows the last one: flushing, closing, ending.
+# Extension of the stop timeout, sent every second during the drain, so that a long stop is not
+# mistaken for a hang. The last one also covers what follows: flushing, closing, ending.
 EXTEND_BY_S = 15.0
 QUEUES_NAMED = 5
 REPORT_TRIES = 20
@@ -88,7 +88,8 @@ class Notify:
     ) -> None:
         self.watchdog_s = watchdog_s
         self.to_parent = to_parent
-        # A quarter for the child and a quarter for its parent make a half in all.
+        # A quarter of the timeout for the child and a quarter for its parent make half of it in
+        # all.
         self.every_s = min(STATUS_EVERY_S, STATUS_EVERY_S if watchdog_s is None else watchdog_s / 4)
         self._address: str | bytes = address
         if address.startswith("@"):
@@ -129,29 +130,29 @@ class Notify:
             self._socket = None
 
     def starting(self) -> None:
-        """Tell that signal handlers are in place: a parent can forward signals from now on."""
+        """Report that signal handlers are installed: a parent can forward signals from now on."""
         self._send(STATUS="starting")
 
     def ready(self) -> None:
-        """Tell that the worker listens and claims, or that it has read its settings again."""
+        """Report that the worker listens and claims, or that it has read its settings again."""
         self._unsent.pop("RELOADING", None)
         self._send(READY=1)
 
     def reloading(self) -> None:
-        """Tell that the worker reads its settings again; ready() follows."""
+        """Report that the worker reads its settings again; ready() follows."""
         now_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send(RELOADING=1, MONOTONIC_USEC=now_usec)
 
     def stopping(self) -> None:
-        """Tell that the drain begins."""
+        """Report that the drain begins."""
         self._send(STOPPING=1, EXTEND_TIMEOUT_USEC=int(EXTEND_BY_S * 1e6))
 
     def tick(self, status: Status, *, ticking: bool = True, draining: bool = False) -> None:
         """Send what is due; call it every `every_s`.
 
         Args:
-            ticking: the loop runs. Only that counts for the watchdog: if the database counted, an
-                outage would restart every worker.
+            ticking: whether the loop runs. The watchdog depends on nothing else: if it depended on
+                the database, an outage would restart every worker.
         """
         fields: dict[str, object] = {}
         if ticking and self.watchdog_s is not None:

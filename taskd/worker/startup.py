@@ -1,4 +1,4 @@
-"""What a worker does before it claims: count connections, publish what its app defines."""
+"""The start of a worker before its first claim: count connections, publish tasks and schedules."""
 
 from __future__ import annotations
 

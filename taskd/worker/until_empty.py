@@ -27,7 +27,8 @@ async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[
         if parts.acker.backlog or not all(runner.idle for runner in parts.runners):
             delay_s = CHECK_EVERY_S
             continue
-        # It reads every row of the queues, so it runs less often while others work.
+        # The statement reads every row of the queues, so it runs less often while other workers
+        # have jobs.
         delay_s = min(delay_s * 2, CHECK_AT_LEAST_EVERY_S)
         try:
             left = await workers.left(parts.upkeep, queues, tasks)

@@ -58,7 +58,7 @@ class Worker:
         on_close: awaited at the very end, such as closing connections of built-in tasks.
         notify: the supervisor to notify: systemd, or the parent of several processes.
         process_index: the index of this process among several.
-        last: the process ends with this worker; later stop signals are ignored.
+        last: the process ends when this worker ends, so later stop signals are ignored.
 
     Attributes:
         beside: services that run from before the start to after the drain, such as probes.
@@ -166,7 +166,7 @@ class Worker:
             await self._stops.requested.wait()
             await self._drain()
         finally:
-            # A signal that arrives now must not interrupt the end.
+            # A signal that arrives from now on must not interrupt the clean-up.
             try:
                 await self._close()
             finally:

@@ -41,11 +41,11 @@ from taskd.store.connections.database import Lane
 from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease.state import Lease
 
-# From then on notifications arrive faster than claims are made.
+# A consumer that has not slept for this long receives notifications faster than it claims.
 MARK_AFTER_S = 0.1
-# Ten clients that wait for each other's commits notify some 1,000 times per second, while the
-# worker still sleeps between two notifications. So a consumer that claims often checks how many
-# producers wait. If many jobs arrive, it checks each time it counts.
+# Ten clients that wait for each other's commits send some 1,000 notifications per second, and the
+# worker still sleeps between two of them. So a consumer that claims often checks how many producers
+# wait. If many jobs arrive, it checks each time it counts them.
 OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
 COUNT_EVERY_S, CHECK_PRODUCERS_EVERY_S = 0.05, 0.2
 WAITING_PRODUCERS_MIN = 3
@@ -58,7 +58,7 @@ GAP_S = 0.005
 # A consumer that makes no claim for this long clears its mark. It exceeds the 50 ms of work that a
 # consumer claims ahead.
 CLAIM_AT_LEAST_EVERY_S = 0.06
-# With fewer jobs per claim than this, for this long, notifications are cheap, and faster than
+# If claims find fewer than FEW_JOBS jobs for FEW_FOR_S, notifications are cheap, and faster than
 # polling.
 FEW_JOBS = 4.0
 FEW_FOR_S = 0.1
@@ -156,7 +156,7 @@ class BusyMark:
     # Actions for the consumer.
 
     async def before_claim(self, *, full: bool, refusing: bool = False) -> None:
-        """Set, renew or clear the mark, and check open transactions, before the next claim.
+        """Before the next claim, set, renew or clear the mark, and check open transactions.
 
         Args:
             full: the last claim returned as many jobs as it asked for.
@@ -200,8 +200,8 @@ class BusyMark:
         if self.must_poll and now >= self._poll_at:
             self._poll_at = now + self._next_poll_s()
             await self._check_transactions()
-            # Each time, as nobody else notifies for jobs committed since. If polling begins anew
-            # during the call, `_ended` is False again.
+            # At each call, because producers did not notify for jobs that were committed since the
+            # last one. If polling begins anew during the call, `_ended` is False again.
             if await self._notify_workers() and self._ended:
                 self._stop_polling()
 

@@ -27,11 +27,12 @@ from taskd.worker.service import Backoff, Wakeup
 # 2,000: with 1,000 jobs per claim and per ack, a fifth of two cores stayed idle. A second lane for
 # claims did not help.
 BATCH_MAX = 2000
-# Claim ahead what can start within this time at the measured rate: hundreds of fast jobs, but one
-# slow job per free slot, so that no worker hoards jobs while another is idle.
+# Claim as many jobs ahead as can start within this time at the measured rate. That is hundreds of
+# fast jobs, but only one slow job per free slot, so that no worker holds jobs while another is
+# idle.
 PREFETCH_S = 0.05
 # Claim further ahead, up to PREFETCH_S_MAX, if four claims take longer than PREFETCH_S. The next
-# claim begins when half of the buffer is left, and the rest must last until its reply.
+# claim is sent when half of the buffer is left, and that half must last until the reply.
 CLAIMS_AHEAD = 4
 PREFETCH_S_MAX = 0.2
 RATE_WINDOW_S = 0.005
@@ -66,7 +67,8 @@ class Consumer:
 
     Attributes:
         claim_failed: the last claim failed.
-        turned_at: when the last round of the loop began; None while the consumer sleeps.
+        turned_at: when the last round of run() began (time.monotonic); None while the consumer
+            sleeps.
     """
 
     def __init__(
@@ -108,8 +110,8 @@ class Consumer:
         self._measured = (time.perf_counter(), 0, 0.0)
         self._batch_max = BATCH_MAX
         self._read_position = ReadPosition()
-        # Whether an operator has limited the queue: then a slot may become free when a job of this
-        # worker ends.
+        # Whether an operator has limited the queue: then a slot of the queue may become free when a
+        # job of this worker ends, and the consumer must claim again.
         self._limited = False
         self._opens_s: float | None = None
 

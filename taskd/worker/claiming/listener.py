@@ -23,7 +23,7 @@ class Listener:
         consumers: by queue. A notification wakes the consumer of its queue; a new connection makes
             all of them poll, as jobs enqueued before the LISTEN were not notified.
         on_notification: called at each notification, and at each new connection.
-        on_call: called with the payload of a call to all workers (operator_settings.py).
+        on_call: called with the payload of a notification to all workers (operator_settings.py).
     """
 
     name = "listener"

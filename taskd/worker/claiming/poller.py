@@ -27,7 +27,7 @@ class Sleeper:
     Attributes:
         poll_s: the interval of its polls; doubles with each empty one.
         due_at: time.monotonic() by which it must be polled.
-        woken: the idle poller woke it, as there are or may be jobs to claim.
+        woken: the idle poller has woken it, because there are or may be jobs to claim.
     """
 
     wakeup: Wakeup

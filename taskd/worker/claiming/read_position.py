@@ -5,8 +5,8 @@ dump, a report, a forgotten session), PostgreSQL cannot clean up the entries of 
 claimed since, and each claim reads through all of them again. So while claims are slow, they begin
 behind the last job that was claimed here.
 
-Two scans read what lies before that position: one reads more urgent priorities, the other
-everything. Each takes at most a twentieth of the time: it runs every 50 ms or, if it takes longer
+Two scans read the entries before that position: one reads more urgent priorities, the other reads
+all of them. Each takes at most a twentieth of the time: it runs every 50 ms or, if it takes longer
 than 2.5 ms, after a pause of 20 times its duration, but at least every ten seconds. A job that is
 inserted before the position (a more urgent, released or rescued job, or one of a transaction that
 began earlier) waits for such a scan.
@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from taskd.core.jobs.job import Job
 from taskd.store.jobs.jobs import ALL, PRIORITY_MIN, Read
 
-# A claim is slow when it takes three times as long as usual and longer than this. A single claim
-# may have waited for the disk; dead entries slow every claim.
+# A claim is slow if it takes three times as long as usual and longer than this. Only several slow
+# claims in a row count: a single one may have waited for the disk, but dead entries slow down every
+# claim.
 SLOW_TIMES = 3.0
 SLOW_S = 0.01
 SLOW_IN_A_ROW = 3
@@ -39,8 +40,8 @@ class _Scan:
         self.due_at = 0.0
 
     def done(self, now: float, took_s: float) -> None:
-        # The cheaper of two scans counts: a single one may have waited for a lock or for the
-        # network.
+        # The shorter of the last two durations counts: a single scan may have waited for a lock or
+        # for the network.
         cost_s, self._took_before_s = min(took_s, self._took_before_s), took_s
         pause_s = max(SCAN_EVERY_S, SCAN_SHARE * cost_s)
         self.due_at = now + min(pause_s, SCAN_AT_LEAST_EVERY_S)

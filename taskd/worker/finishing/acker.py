@@ -38,9 +38,9 @@ from taskd.worker.service import Backoff, Wakeup
 # As large as a claim (consumer.py).
 BATCH_MAX = 2000
 WRITE_EVERY_S = 0.005
-# Of results and errors: far less than a statement can write within its timeout.
+# Bytes of results and errors per batch: far less than a statement can write within its timeout.
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-# How long outcomes wait whose rows are locked or whose values were refused.
+# How long outcomes are set aside if their rows are locked or their values were refused.
 ASIDE_S = 1.0
 # Beyond this number of unwritten outcomes the consumers stop claiming.
 BACKLOG_MAX = 2 * BATCH_MAX
@@ -58,7 +58,7 @@ class Acker:
 
     Attributes:
         on_written: called when outcomes were written.
-        tried_at: when it last sent a statement (time.monotonic).
+        tried_at: when the acker last sent a statement (time.monotonic).
     """
 
     name = "acker"
@@ -158,7 +158,7 @@ class Acker:
         self._wrote_at = time.monotonic()
 
     def _put_back(self) -> None:
-        """After a crash of this service, write the batch in flight again; guards allow repeats."""
+        """Queue the batch in flight again after a crash of this service; guards allow repeats."""
         for each in self._in_flight:
             if isinstance(each, Ack):
                 self._acks.append(each)
@@ -188,10 +188,10 @@ class Acker:
         self._in_flight = []
 
     async def _write_what_can_be(self, write: Any, worker_id: int, group: list[Any]) -> None:
-        """Write a group; find outcomes that are locked or refused by halving, and set them aside.
+        """Write a group; find locked or refused outcomes by halving the group, and set them aside.
 
-        One locked row or one refused value must not prevent other outcomes from being written. What
-        is too much for one statement may be possible in two.
+        One locked row or one refused value must not prevent other outcomes from being written. A
+        group that is too large for one statement may also be written in halves.
         """
         try:
             await write(worker_id, group)
@@ -216,7 +216,7 @@ class Acker:
                 await self._write_what_can_be(write, worker_id, half)
 
     def _report_refusal(self, outcomes: list[Job | Ack], error: StatementRefused) -> None:
-        """Log outcomes that stay refused until somebody removes the cause, once for each job."""
+        """Log outcomes that stay refused until an operator removes the cause, once for each job."""
         for each in outcomes:
             if each.id not in self._refused:
                 self._refused.add(each.id)
@@ -262,7 +262,7 @@ class Acker:
             self._callbacks.pop(job_id)(job_id in moved)
 
     async def _unexplained(self, worker_id: int, ids: list[int], fences: list[int]) -> list[int]:
-        """Report jobs that were taken over; return the ids whose acks must be sent again."""
+        """Log jobs that other workers have taken over; return the ids whose acks must be resent."""
         statuses = await self._persist(store.check_acks, worker_id, ids, fences)
         for job_id, fence in zip(ids, fences, strict=True):
             if statuses.get(job_id) == "lost":
@@ -287,7 +287,7 @@ class Acker:
                     raise
             except StoreUnavailable as error:
                 self._unanswered(error)
-                # A slow connection may be too slow for a batch of this size.
+                # On a slow connection, a batch of this size may not be sent within the timeout.
                 silences += isinstance(error, Silence)
                 if silences >= SILENCES_MAX and write not in READS:
                     raise HeldUp(str(error)) from error
@@ -318,7 +318,8 @@ class Acker:
 def _apart(group: list[Any]) -> list[list[Any]]:
     """Divide the group into parts with one outcome for each job, as a statement needs.
 
-    The guard of the statement knows to which of several claims an outcome belongs.
+    If a job has several outcomes, of several claims, the guard of the statement finds the right
+    one.
     """
     if len({each.id for each in group}) == len(group):
         return [group]
@@ -331,7 +332,7 @@ def _apart(group: list[Any]) -> list[list[Any]]:
 
 
 def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
-    """Return the outcome with an error in place of the refused values, and the same next state.
+    """Return the outcome with the same next state, and with an error in place of refused values.
 
     A job of a pipeline fails, because its next stage is among the refused values.
     """

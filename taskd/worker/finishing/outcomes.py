@@ -63,7 +63,8 @@ class OutcomeRecorder:
     ) -> None:
         """Record that a handler returned; a plain None is the hot path.
 
-        The job of a workflow may be a stage, so the policy decides what follows from its None.
+        A job of a workflow can be a stage of a pipeline, so the policy decides what follows its
+        None.
         """
         if value is None and job.workflow_id is None and (context is None or not context.completed):
             self.counts["done"] += 1
@@ -104,9 +105,9 @@ class OutcomeRecorder:
     ) -> None:
         """Record a job that was completed in a transaction.
 
-        Unless the transaction is known to have committed, write a failure: it changes the row if
-        the job still runs, waits while the transaction is undecided, and changes nothing after its
-        commit.
+        Unless the transaction is known to have committed, write a failure. This write waits while
+        the transaction is undecided. It changes the row if the job still runs, and changes nothing
+        if the transaction has committed.
         """
         if context.committed:
             self._report(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)

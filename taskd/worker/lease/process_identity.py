@@ -1,4 +1,4 @@
-"""The identity of this process as a worker, and whether the process of another one has ended."""
+"""The identity of this process as a worker, and whether another worker's process has ended."""
 
 from __future__ import annotations
 

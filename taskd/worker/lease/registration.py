@@ -83,7 +83,7 @@ class Registration:
         )
 
     async def retire(self, lane: Lane) -> None:
-        """Close the row, within RETIRE_S seconds or not at all: others then declare it dead."""
+        """Close the row; give up after RETIRE_S seconds: others then declare it dead."""
         retiring = asyncio.create_task(workers.retire(lane, self.me.id), name="retire")
         await asyncio.wait({retiring}, timeout=RETIRE_S)
         # An abandoned handler may have cancelled the task.

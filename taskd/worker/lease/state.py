@@ -6,7 +6,7 @@ from time import CLOCK_BOOTTIME, clock_gettime
 
 
 def boottime_s() -> float:
-    """Return the seconds since boot, with suspended time, which CLOCK_MONOTONIC leaves out."""
+    """Return the seconds since boot, including suspended time, unlike CLOCK_MONOTONIC."""
     return clock_gettime(CLOCK_BOOTTIME)
 
 
@@ -16,7 +16,7 @@ class Lease:
     Attributes:
         trusted_until: until then (seconds since boot) no other worker can run our jobs: two thirds
             of the lease after the last accepted renewal was *sent*.
-        steady_since: renewals have had no gap since then; None before the first one.
+        steady_since: since when renewals have had no gap; None before the first renewal.
         outage: the database server is down, so no other worker can take jobs over.
         declared_dead: this worker was declared dead; its jobs belong to others.
     """
@@ -54,7 +54,7 @@ class Lease:
         return boottime_s() - self.trusted_until
 
     def may_declare_dead(self) -> bool:
-        """Return whether our own renewals have succeeded for the length of a lease."""
+        """Return whether this worker's own renewals have succeeded for the length of a lease."""
         return (
             self.trusted
             and self.steady_since is not None

@@ -19,12 +19,12 @@ WAIT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
 RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 STATEMENT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
-# Pairs of a queue and a task with counters of their own; producers can invent names of tasks, and
-# an app can have very many.
+# The most pairs of a queue and a task that have counters of their own: producers can invent names
+# of tasks, and an app can have very many tasks.
 TASKS_MAX = 100
 OTHER = "other"
 
-# How attempts end, by their event; successes have no event each.
+# The outcome of an attempt by its event. Successful attempts have no event each.
 OUTCOMES = {
     "job.retried": "retried",
     "job.failed": "failed",
@@ -35,9 +35,9 @@ OUTCOMES = {
     "job.abandoned": "abandoned",
 }
 ALL_OUTCOMES = ("done", *OUTCOMES.values())
-# Events that only subscribers get.
+# Events that only subscribers receive; they are not counted.
 UNCOUNTED = ("job.started", "queue.claimed")
-# How many jobs an event concerns, where that has a counter of its own.
+# Events for which the jobs are counted, too.
 JOBS_OF = ("jobs.rescued", "jobs.reconciled", "jobs.expired", "task.unknown", "jobs.parked")
 
 # Counts, one per bound and one above the last; after them the sum of all values.
@@ -45,7 +45,7 @@ Histogram = list[float]
 
 
 def histogram(bounds: tuple[float, ...]) -> Histogram:
-    """Return one without a value."""
+    """Return a histogram without values."""
     return [*([0] * (len(bounds) + 1)), 0.0]
 
 
@@ -60,7 +60,8 @@ class OfTask(msgspec.Struct):
     Attributes:
         run: their durations.
         outcomes: number of attempts by outcome, without `done`.
-        ran: how many of these are in `run`; all others in `run` are done.
+        ran: how many attempts of `outcomes` are also in `run`; all other attempts in `run` are
+            done.
     """
 
     queue: str
@@ -71,7 +72,7 @@ class OfTask(msgspec.Struct):
 
     @property
     def done(self) -> int:
-        """Return how many are done."""
+        """Return the number of successful attempts."""
         return int(sum(self.run[:-1])) - self.ran
 
 
@@ -129,7 +130,7 @@ class Counters:
         self._tasks: dict[tuple[str, str], OfTask] = {}
         # The lists to which successful attempts add.
         self._runs: dict[str, dict[str, Histogram]] = {}
-        # Not for `done` and `claimed`, which only the loop calls.
+        # `done` and `claimed` do not take it, because only the loop calls them.
         self._lock = threading.Lock()
 
     def copy(self) -> Counted:

@@ -1,8 +1,8 @@
 """The buffer of log lines that are not stored yet: any thread appends, the log writer drains it.
 
-It is bounded, as the database can be away for long and handlers can log without end. An attempt is
-open from its first line to its end; then its lines wait to be written, or are dropped if they are
-not kept.
+The buffer is bounded, because the database can be unreachable for long and handlers can log without
+end. The entry of an attempt is open from its first line to the end of the attempt. Then its lines
+wait to be written, or are dropped if they are not to be kept.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from taskd.store.jobs.logs import AttemptLines
 
 BATCH_MAX = 500
 BATCH_BYTES_MAX = 4 * 1024 * 1024
-# Of all attempts together, also while the database is away.
+# Bytes of the lines of all attempts together, also while the database is unreachable.
 HELD_BYTES_MAX = 32 * 1024 * 1024
-# An attempt that runs no more, and whose end was not reported.
+# An attempt that no longer runs, and whose end was not reported, counts as ended after this time.
 FORGOTTEN_AFTER_S = 10.0
 
 
@@ -33,11 +33,11 @@ class AttemptLog:
     """The lines of an attempt that has logged something.
 
     Attributes:
-        closed: no further line is added: later ones come too late.
-        hide_batch: what hides the arguments of its whole batch in a line.
+        closed: the attempt has ended, so no further line is added.
+        hide_batch: the function that hides the arguments of its whole batch in a line.
         news: there are lines that were not written yet.
-        seen: it was seen running. A line of an attempt that was not, and has no end, came after its
-            end.
+        seen: the attempt was seen running. If it was not, and has no end, its line was logged after
+            its end.
     """
 
     __slots__ = (
@@ -75,10 +75,10 @@ class AttemptLog:
 
 
 class LogBuffer:
-    """All lines. Methods without the lock are called only on the loop.
+    """The lines of all attempts. Methods that do not take the lock are called only on the loop.
 
     Args:
-        keep: what tasks without an option of their own keep.
+        keep: the attempts whose lines are kept for tasks without their own option.
         runs: whether an attempt still runs.
 
     Attributes:
@@ -106,14 +106,14 @@ class LogBuffer:
         return bool(self._ended)
 
     def keeps(self, task: str) -> KeepLogs:
-        """Return of which attempts of a task lines are kept."""
+        """Return for which attempts of a task lines are kept."""
         known = self._registry.get(task)
         return KeepLogs.OFF if known is None else known.keep_logs or self._keep
 
     # From any thread.
 
     def of(self, job: Job) -> AttemptLog | None:
-        """Return where lines of this attempt go; None: nowhere."""
+        """Return the entry for lines of this attempt; None: they are not kept."""
         found = self._open.get(job.id)
         if found is not None and found.job.fence >= job.fence:
             # A thread of an earlier claim, which cannot be ended, can log for long.
@@ -135,7 +135,7 @@ class LogBuffer:
         return made
 
     def hide_batch(self, log: AttemptLog, jobs: Sequence[Job]) -> Callable[[str], str]:
-        """Return what hides the arguments of all jobs of a batch, whose first job is `log`."""
+        """Return a function that hides the arguments of all jobs of the batch that `log` begins."""
         if log.hide_batch is None:
             log.hide_batch = hider(jobs, self._registry.get(log.job.task))
         return log.hide_batch
@@ -239,7 +239,7 @@ class LogBuffer:
                     self._open[each.job.id] = self._open.pop(each.job.id)
 
     def put_back_running(self, batch: list[AttemptLog], forgotten: list[AttemptLog]) -> None:
-        """Put attempts back that were not written; `forgotten` were closed when they were taken."""
+        """Put back attempts that were not written; those in `forgotten` are closed already."""
         with self._lock:
             for each in batch:
                 each.news = True
@@ -248,7 +248,7 @@ class LogBuffer:
 
 
 def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], str]:
-    """Return what removes from a line the values that the task hides, and passwords of DSNs."""
+    """Return a function that removes hidden values and passwords of DSNs from a line."""
     hide = policy.hider(jobs, task)
 
     def hidden(text: str) -> str:

@@ -1,12 +1,13 @@
 """Capture the log lines of handlers: the job of a line is looked up when the line is written.
 
-Nothing is bound when a job starts, as that would cost jobs that never log. In the loop's thread the
-loop monitor knows whose step this is, and whose asyncio task; a thread of a pool is told its job
-when it starts. So lines of structlog and of the standard library have `job_id`, `task`, `queue` and
-`attempt`, whatever the app has set up for either. Where an app has set up nothing, lines are
-written as taskd's own lines are, if those are written at all.
+Nothing is bound when a job starts, because that would slow down jobs that never log. In the thread
+of the loop, the loop monitor knows which job's step or asyncio task runs; a thread of a pool gets
+its job when it starts. So lines of structlog and of the standard library have `job_id`, `task`,
+`queue` and `attempt`, whatever the app has configured for either. If an app has configured nothing,
+its lines are written in the format of taskd's own lines, if those are written at all.
 
-Lines of threads that a handler starts by itself, of loop.call_later() and the like have no job.
+Lines of threads that a handler starts itself, and of callbacks such as loop.call_later(), have no
+job.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LEVELS = {"critical": "error", "fatal": "error", "exception": "error", "warn": "
 # Attributes of a record of the standard library; others come from the logging call.
 MARK = "_taskd_seen"
 BOUND = ("job_id", "task", "queue", "attempt", "batch_jobs", "batch_job_ids")
-# The most jobs of a batch in a line.
+# The most job ids of a batch in a line.
 NAMED_MAX = 20
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", MARK}
 UNLOGGED = PLAIN.union(BOUND)
@@ -40,7 +41,7 @@ _here = threading.local()
 
 
 class LineSink(Protocol):
-    """Takes the lines of jobs whose lines are kept."""
+    """Receives the log lines of handlers, to keep those that are to be stored."""
 
     def line(self, job: Job, line: LogEvent) -> None:
         """Keep a line of a handler; called in any thread, never raises."""
@@ -78,10 +79,10 @@ class LogCapture:
     """Adds the job to every line, from install() to remove().
 
     Args:
-        whose: the job for which this thread runs, if it is not one of a pool.
-        keeps: takes the lines of jobs; None: no lines are kept.
-        hides: returns what hides a job's redacted arguments in a text; None: nothing is hidden.
-            Called for lines that taskd writes.
+        whose: returns the job for which the current thread runs, if it is not a thread of a pool.
+        keeps: receives the lines of jobs; None: no lines are kept.
+        hides: returns the function that hides a job's redacted arguments in a text; None: nothing
+            is hidden. It is used for lines that taskd writes.
         together: the jobs of each running batch, by the id of the first, for which the batch logs.
     """
 
@@ -105,7 +106,7 @@ class LogCapture:
         return getattr(_here, "job", None) or self._whose()
 
     def install(self) -> None:
-        """Install; the app's own set-up should be done by now."""
+        """Install the capture; the app should have configured its logging before."""
         if events.is_written() and not structlog.is_configured():
             structlog.configure(processors=[self._to_events], wrapper_class=_filtering())
             self._adopted = True
@@ -126,7 +127,7 @@ class LogCapture:
                 self._filtered.append(handler)
 
     def remove(self) -> None:
-        """Remove; everything is as before."""
+        """Remove the capture, and restore everything that install() has changed."""
         with suppress(ValueError, AttributeError):  # not installed, or replaced by others
             structlog.get_config()["processors"].remove(self._processor)
         if self._adopted:
@@ -142,7 +143,7 @@ class LogCapture:
             self._own = None
 
     def relevel(self) -> None:
-        """The level of taskd's own lines has changed."""
+        """Apply a new level of taskd's own lines."""
         if self._adopted:
             structlog.configure(wrapper_class=_filtering())
         if isinstance(self._own, _ToEvents):
@@ -151,7 +152,7 @@ class LogCapture:
     def _processor(
         self, logger: Any, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        """The first processor of structlog."""
+        """Add the job to an event; the first processor of structlog."""
         job = self.job()
         if job is None:
             return event
@@ -170,7 +171,7 @@ class LogCapture:
         return event
 
     def _to_events(self, _logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
-        """The last processor of structlog where the app has set up none."""
+        """Pass an event on as taskd's own; the last processor if the app has configured none."""
         fields = dict(event)
         text, error = fields.pop("event", ""), _error(fields.pop("exc_info", None))
         self._write(LEVELS.get(method, method), str(text), fields, error)
@@ -179,7 +180,7 @@ class LogCapture:
     def _write(
         self, level: str, text: str, fields: dict[str, Any], error: BaseException | None
     ) -> None:
-        """Write a line as taskd's own are, without what the job's task hides."""
+        """Write a line as taskd's own, without values that the job's task hides."""
         if error is not None:
             given = (type(error), error, error.__traceback__)
             fields["exception"] = logging.Formatter().formatException(given)
@@ -194,7 +195,7 @@ class LogCapture:
         events.line(level, text, fields)
 
     def record(self, record: logging.LogRecord) -> None:
-        """A record of the standard library passes a handler, the first of perhaps several."""
+        """Add the job to a record of the standard library, in the first handler that it passes."""
         line = record.__dict__
         job = None if MARK in line else self.job()
         if job is None:
@@ -217,7 +218,7 @@ class LogCapture:
         self._bind(line, job)
 
     def _bind(self, line: MutableMapping[str, Any], job: Job) -> None:
-        """Fields of the line itself stay."""
+        """Add the fields of the job; fields that the line sets itself keep their values."""
         line.setdefault("job_id", job.id)
         line.setdefault("task", job.task)
         line.setdefault("queue", job.queue)
@@ -281,7 +282,7 @@ def _error(given: Any) -> BaseException | None:
 
 
 def own_threads(loop: asyncio.AbstractEventLoop, whose: Callable[[], Job | None]) -> Executor:
-    """Give the loop threads for asyncio.to_thread() that know their job."""
+    """Give the loop a thread pool for asyncio.to_thread() whose threads know their job."""
     made = JobThreads(whose, None, "taskd-to-thread")
     loop.set_default_executor(made)
     return made

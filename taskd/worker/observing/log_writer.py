@@ -1,7 +1,8 @@
 """The log writer: stores the lines of each attempt beside its outcome, without delaying it.
 
-It uses the upkeep's connection, so that no ack waits for it. Lines that it cannot write are dropped
-when there are too many, and that is logged: losing lines is allowed, delaying an outcome is not.
+It uses the connection of the upkeep services, so that no ack waits for it. If there are too many
+lines that it cannot write, it drops lines and logs that: losing lines is allowed, delaying an
+outcome is not.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class LogWriter(Loop):
     """Service. `line` can be called from any thread, and never waits.
 
     Args:
-        keep: what tasks without an option of their own keep.
+        keep: the attempts whose lines are kept for tasks without their own option.
         runs: whether an attempt still runs.
         together: the jobs of each running batch, by the id of the first, for which the batch logs.
     """
@@ -64,12 +65,12 @@ class LogWriter(Loop):
         self._wrote_at = self._wrote_running_at = -math.inf
 
     def begin(self, call_soon: Callable[[Callable[[], None]], Any]) -> Callable[[], None]:
-        """Subscribe to the ends of attempts; return what ends that. Threads use `call_soon`."""
+        """Subscribe to ends of attempts; return what unsubscribes. Threads use `call_soon`."""
         self.buffer.wake = lambda: call_soon(self.wakeup.set)
         return events.subscribe(self._on_event)
 
     def keeps(self, task: str) -> KeepLogs:
-        """Return of which attempts of a task lines are kept."""
+        """Return for which attempts of a task lines are kept."""
         return self.buffer.keeps(task)
 
     def line(self, job: Job, event: LogEvent) -> None:
@@ -91,7 +92,7 @@ class LogWriter(Loop):
                 self.buffer.add(log, line)
 
     def add_all(self, job: Job, lines: Sequence[str], left_out: int) -> None:
-        """Keep lines that a handler's process has sent, already made small and safe."""
+        """Keep lines that a handler's process has sent; they are already short and clean."""
         log = self.buffer.of(job)
         if log is not None:
             for line in lines:
@@ -122,7 +123,7 @@ class LogWriter(Loop):
         return WRITE_EVERY_S if self.buffer.waits else RUNNING_EVERY_S
 
     async def run(self) -> None:
-        """Run as any loop does; and once more at the end."""
+        """Run as any Loop, and write once more at the end."""
         await super().run()
         await self.tick()
 

@@ -39,8 +39,9 @@ class Pulse:
 
     Attributes:
         ticked: when the loop last ran (time.monotonic).
-        tick_s: it runs at least this often now. Read it before `ticked`: it is written after it.
-        lags: number of late turns: one count per LAG_BOUNDS_S, one for later.
+        tick_s: the present longest time between two runs of the loop. Read `tick_s` before
+            `ticked`, because it is written after `ticked`.
+        lags: number of late turns: one count per bound of LAG_BOUNDS_S, and one for later turns.
         lag_s: total lateness.
         started: when jobs were last taken over.
         on_wake: called on the main loop when the worker is no longer idle.
@@ -96,7 +97,7 @@ class Pulse:
 
 @dataclass(slots=True)
 class _Report:
-    """When a task's blockages can be logged again, and how many were not."""
+    """When blockages by a task can be logged again, and how many were not logged."""
 
     next_at: float = 0.0
     gap_s: float = AGAIN_S

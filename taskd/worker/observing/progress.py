@@ -1,7 +1,7 @@
 """Progress: reported by handlers, written for all attempts together.
 
-At most one statement per second and worker, however often handlers report: the last report counts.
-If no handler reports anything, this sleeps.
+However often handlers report, a worker runs at most one statement per second, which writes the last
+report of each attempt. If no handler reports anything, the service sleeps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Several worker processes under one parent: `taskd run --processes 4`.
 
 The parent runs no job. It starts its children, replaces crashed ones, forwards signals, and reports
-for all of them: children report their state to it in systemd's own protocol (sd_notify.py), and it
-reports the sum to systemd. Each child has a session of its own, so that Ctrl-C, which a terminal
-sends to its whole foreground group, reaches a child once: through the parent.
+for all of them: the children report their state to the parent in systemd's own protocol
+(sd_notify.py), and the parent reports the sum to systemd. A terminal sends Ctrl-C to its whole
+foreground process group. Each child has a session of its own, so it receives the signal only once,
+from the parent.
 
 The first child starts alone, and the others follow when it is ready: an error in the settings or
 the app is logged once.
@@ -57,10 +58,11 @@ class Child:
     """One process, and what it has reported.
 
     Attributes:
-        received: whether it has reported something, so that its signal handlers are installed.
+        received: whether it has reported anything; then its signal handlers are installed.
         ready: whether it listens and claims, and is not reading its settings again.
         begun: whether it was ready once.
-        ticked: since the parent last told its watchdog; None: it has not begun to tick.
+        ticked: whether it has ticked since the parent last notified its own watchdog; None: it has
+            never ticked.
         report: its drain report, which proves an orderly end.
         stats_client: asks it for metrics; None: not wanted.
     """
@@ -96,7 +98,7 @@ class Child:
             self.report = DrainReport(**json.loads(fields["X_TASKD_REPORT"]))
 
     def signal(self, number: signal.Signals) -> None:
-        """Forward a signal; one that would kill a child without handlers waits for these."""
+        """Forward a signal; one that would kill the child waits until it has handlers."""
         if not self.received and number not in STOPPING:
             self._owed.append(number)
             return
@@ -126,7 +128,8 @@ class Processes:
 
     Args:
         settings: `processes` is the number of children; the other settings concern the children.
-        command: what a child executes; its environment is this process's, and its ProcessIndex.
+        command: the command line of a child; its environment is that of this process, and its
+            ProcessIndex.
         notify: the parent's own supervisor.
         reload: called on SIGHUP; returns the present settings.
 
@@ -157,7 +160,7 @@ class Processes:
         self._stats = settings.http != "off"
 
     def condition(self) -> Condition:
-        """Return the state of all of them, for probes: that of the first one with a problem."""
+        """Return the condition for probes: that of the first child with a problem."""
         conditions = [child.condition() for child in self._children.values()]
         stuck = next((each.stuck for each in conditions if each.stuck), "")
         if self._stop_requested.is_set():
@@ -224,7 +227,7 @@ class Processes:
     # The children.
 
     async def _keep(self, number: int) -> None:
-        """Run one child, and another one after each crash, until one has ended in order."""
+        """Run one child; after a crash start another one, until a child has ended in order."""
         delay_s = DELAY_S
         if number > 1:
             await self._go_ahead.wait()
@@ -257,7 +260,7 @@ class Processes:
             delay_s = min(delay_s * 2, DELAY_S_MAX)
 
     async def _bring_down(self) -> None:
-        """There are some only after a bug in this code: they must not be killed because of it."""
+        """Drain children that a bug in this code has left running; do not kill them."""
         self._forward(signal.SIGTERM)
         ends = [asyncio.create_task(c.process.wait(), name="end") for c in self._children.values()]
         if ends:
@@ -308,7 +311,8 @@ class Processes:
             self._codes.add(report.exit_code)
             self._stop(report.why)  # the others have seen the same, and drain
         elif not child.begun and (code in HOPELESS or not self._begun):
-            # A single process would have ended like this, and has logged why if it could.
+            # A worker without a parent would have exited with this code. The child has logged the
+            # reason.
             if code < 0:
                 events.worker_crashed(child.number, pid, code, 0.0)
             self._codes.add(max(code, 1))
@@ -372,7 +376,7 @@ class Processes:
                 child.ready = False
 
     def _stop(self, why: str) -> None:
-        """The first time: start no further child, and limit the time of the stop."""
+        """At the first call, start no further child and limit the time of the stop."""
         if not self._stop_requested.is_set():
             self.report.why = why
             self._stop_requested.set()

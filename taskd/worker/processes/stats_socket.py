@@ -1,8 +1,8 @@
 """The socket over which a parent asks each worker process for its counters.
 
 It is a pair of connected sockets, one inherited by the child, so no other process can ask or
-answer. A request is a line, an answer is a line of JSON, and both have the number of the request: a
-late answer is not taken for the next one's.
+answer. A request is a line, and an answer is a line of JSON. Both have the number of the request,
+so a late answer is not taken for the answer to the next request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Answer(msgspec.Struct):
 
 
 class StatsServer:
-    """Service of a child: answers until its parent has gone.
+    """Service of a child: answers requests until its parent has ended.
 
     Args:
         fd: this process's end of the pair.
@@ -90,7 +90,7 @@ class StatsClient:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     def close_theirs(self) -> None:
-        """The child has it."""
+        """Close the child's end in this process, after the child has inherited it."""
         self._theirs.close()
 
     async def ask(self) -> WorkerStatus | None:
@@ -116,7 +116,7 @@ class StatsClient:
         return None
 
     def close(self) -> None:
-        """The child has ended."""
+        """Close the connection after the child has ended."""
         self._theirs.close()
         if self._streams is not None:
             self._streams[1].close()

@@ -1,4 +1,4 @@
-"""One attempt: run a handler so that it can neither close nor pollute its runner's coroutine.
+"""One attempt: run a handler so that it can neither close nor change its runner's coroutine.
 
 The first step of a handler runs inside the runner's own asyncio task, with a context of its own.
 Most small handlers end there and need no asyncio task, which would cost five times as much. A
@@ -45,16 +45,16 @@ class Attempt(msgspec.Struct, eq=False):
     """An attempt whose handler waits for something.
 
     Attributes:
-        began: when it began (time.monotonic); while it waits for a slot, since when it does.
+        began: when it began (time.monotonic), or, while it waits for a slot, when the wait began.
         timeout_s: its timeout; None: no limit.
-        why: why taskd cancelled it (`timeout`, `stop`, `cancel`, `fence`, `no room`); None: it did
-            not. The outcome depends on this and never on the exception, which a handler can raise
-            or swallow.
+        why: why taskd has cancelled it (`timeout`, `stop`, `cancel`, `fence`, `no room`); None:
+            taskd has not. The outcome depends on this and never on a CancelledError, which a
+            handler can raise or swallow itself.
         cancel_reason: the reason of the requested cancellation.
         cancelled_at: when it was cancelled (time.monotonic).
         abandoned: whether its outcome was recorded although it still runs.
-        waits_for_slot: as far as is known its handler has not started: it waits for a thread, a
-            process, a connection or its batch.
+        waits_for_slot: the attempt waits for a thread, a process, a connection or its batch, so as
+            far as is known its handler has not started.
         kill: ends its handler by force; None: not possible.
         leave_slot: releases the slot that it shares with the others of its batch; None: it has a
             slot of its own.
@@ -102,16 +102,16 @@ class Attempt(msgspec.Struct, eq=False):
             self.asyncio_task.cancel()
 
     def end(self, happened: AttemptEnd) -> AttemptEnd:
-        """Return how it ended, by our own flags: a handler can disguise its cancellation."""
+        """Return how it ended, by `why`: a handler can hide its cancellation."""
         if self.why is None:
             return happened
         if self.context is not None and self.context.completed and isinstance(happened, Returned):
             return happened  # whether that was committed decides
         if self.waits_for_slot and self.why != "cancel":
             return NotStarted()
-        # It returned after all, or raised a verdict: finished work is not repeated. Except for
-        # threads, handlers are cancelled at their timeout, and must not outlive it by swallowing
-        # that.
+        # If the handler has returned or raised a verdict, its work is finished and is not repeated.
+        # But a handler that was cancelled at its timeout must not win time by swallowing the
+        # cancellation; only handlers in threads cannot be cancelled.
         outlived = self.why == "timeout" and self.task.kind is not HandlerKind.THREAD
         if _decided(happened) and not outlived:
             return happened

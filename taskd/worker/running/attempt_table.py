@@ -9,7 +9,7 @@ from taskd.core.jobs.job import Job
 from taskd.core.outcomes.attempt_ends import AttemptEnd, IdTaken, StillRuns
 from taskd.worker.running.attempt import Attempt
 
-# How long an attempt waits for a free thread or the like before its job is released.
+# How long an attempt waits for a free thread, process or connection before its job is released.
 SLOT_WAIT_S = 5.0
 # A worker id that no claim has.
 NO_FENCE = -1
@@ -37,13 +37,14 @@ class AttemptTable:
         return attempt is not None and attempt.job is job
 
     def claimed_again(self, job: Job) -> AttemptEnd | None:
-        """Return the end of a claimed job whose id is here already; None if its attempt goes on."""
+        """Return the end of a claimed job whose id is here already; None: its attempt continues."""
         attempt = self.running.get(job.id)
         if attempt is None:
             # An abandoned attempt of it still runs in this process.
             return StillRuns()
         if _same_job(attempt.job, job):
-            # The same job was claimed again, as a failover lost the first claim: adopt the new one.
+            # The same job was claimed again because a failover lost the first claim: adopt the new
+            # claim.
             attempt.job.fence, attempt.job.worker_id = job.fence, job.worker_id
             return None
         # A failover lost the running job and gave its id to another job: the outcome of the lost

@@ -1,8 +1,8 @@
 """Batch handlers: collect jobs, pass them as a list, record an outcome for each.
 
-Each job of a batch is an attempt of its own, which waits for the batch, with its own fence,
-cancellation, last moment in a stop, and outcome. The jobs share the handler, its timeout, and the
-slot: a batch takes one.
+Each job of a batch is an attempt of its own that waits for the batch. It has its own fence,
+cancellation, deadline in a stop, and outcome. The jobs share one call of the handler, its timeout,
+and one slot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Member(HandlerCall):
         """Return its result; never before the handler has ended, unless that has not started."""
         self.wait()
         if self.attempt is not None:
-            # Outside the job's own context: tasks that are started there serve others, too.
+            # Not in the job's own context, because asyncio tasks that are started here serve other
+            # jobs, too.
             ContextVars().run(self._batches.gather, self._task, self, self.attempt)
         while not self.ended.done():
             try:
@@ -57,7 +58,8 @@ class Member(HandlerCall):
                 self.batch.cancel(self)
         happened = self.ended.result()
         if isinstance(happened, Raised):
-            # The exception can be raised once per job: drop what the others added to its traceback.
+            # The same exception is raised for each job: drop the traceback entries of the other
+            # jobs.
             raise happened.error.with_traceback(self.traceback)
         assert isinstance(happened, Returned)
         return happened.value
@@ -81,7 +83,7 @@ class Batch:
         self.timer: asyncio.TimerHandle | None = None
 
     def cancel(self, member: Member) -> None:
-        """Mark a job with a requested cancellation; any other reason ends the whole batch."""
+        """Mark the job if its cancellation was requested; for any other reason, end the batch."""
         assert member.attempt is not None
         if member.attempt.why == "cancel":
             member.item.cancel_requested = True
@@ -90,7 +92,7 @@ class Batch:
             self.running.cancel()
 
     async def run(self, pulse: Pulse) -> None:
-        """Run the handler, and give each job its end."""
+        """Run the handler, and set the end of each job."""
         members = list(self.members)
         job, own = members[0].job, ContextVars()
         coroutine = self.task.handler([member.item for member in members])
@@ -132,8 +134,8 @@ class Batches:
 
     Attributes:
         ready: batches that wait for a slot.
-        begun: batches that run, or with jobs whose middleware does. Attributes and no methods, as
-            each attempt reads them.
+        begun: batches that run, or whose jobs still run middleware. `ready` and `begun` are
+            attributes and not methods, because each attempt reads them.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Batches:
 
     @property
     def suspect_first(self) -> bool:
-        """Return whether the next batch is a suspect, which has a slot of its own."""
+        """Return whether the next batch is a suspect, which needs no slot of the queue."""
         return bool(self.ready) and self.ready[0].members[0].job.crashes > 0
 
     def release_waiting(self) -> int:

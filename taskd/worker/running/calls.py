@@ -1,4 +1,4 @@
-"""Calls of handlers by their kind: all but `async def`, which the runner calls itself."""
+"""Calls of handlers by their kind, except `async def` handlers, which the runner calls itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Call(Protocol):
     """Stands between an attempt and a handler that may have to wait for a slot."""
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """The attempt waits, in `run` or in middleware before it; called once."""
+        """Set the attempt, when it first waits in `run` or in middleware before it; called once."""
 
     def run(self) -> Coroutine[Any, Any, Any]:
         """Wait for a slot, and run the handler; return its result."""

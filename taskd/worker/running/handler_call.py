@@ -9,10 +9,10 @@ from taskd.worker.running.attempt import Attempt
 
 
 class HandlerCall:
-    """Base of calls between an attempt and a handler that may have to wait.
+    """Base of the calls of handlers that may have to wait for a slot.
 
-    Middleware of the attempt runs before the call does, and can take time: that is no wait for a
-    slot, and nothing of the call has begun by then.
+    Middleware of the attempt runs before the call and can take time; this time does not count as a
+    wait for a slot.
 
     Attributes:
         attempt: None until it has waited for something for the first time.
@@ -23,13 +23,13 @@ class HandlerCall:
         self._waits = False
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """The attempt waits for something, for this call or within middleware."""
+        """Set the attempt, when it first waits: for this call, or in middleware."""
         self.attempt = attempt
         if self._waits:
             attempt.wait_for_slot()
 
     def wait(self) -> None:
-        """The call waits for its slot from now on.
+        """Record that the call waits for its slot from now on.
 
         Raises:
             CancelledError: the attempt was cancelled, or has its outcome; the handler does not
@@ -42,7 +42,7 @@ class HandlerCall:
             self.attempt.wait_for_slot()
 
     def begin(self) -> None:
-        """The handler starts: the timeout of the attempt counts from now."""
+        """Record that the handler starts: the timeout of the attempt counts from now."""
         self._waits = False
         if self.attempt is not None:
             self.attempt.begin(time.monotonic())

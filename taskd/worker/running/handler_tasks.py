@@ -1,12 +1,13 @@
 """asyncio tasks of handlers: which job made them, and what happens to those that remain.
 
-A handler should leave nothing running when it ends. What it leaves is often legitimate, such as the
-reader of a client that the first handler opened for all, and cancelling that would harm other jobs.
-So remaining tasks are logged, and left alone up to LEFT_MAX; above that the newest ones are
-cancelled, so that a leaking handler cannot fill the memory.
+A handler should leave no asyncio task running when it ends. But a remaining task is often
+legitimate, such as the reader of a client that the first handler opened for all jobs, and
+cancelling it would harm other jobs. So remaining tasks are logged, and up to LEFT_MAX of them
+continue. Above that number, the newest ones are cancelled, so that a leaking handler cannot fill
+the memory.
 
-Handlers without tasks pay nothing: the parent of a task is noted when the task is made (about 1 us
-per task), and ended attempts are looked up once a second.
+For handlers that make no tasks this costs nothing: the job of a task is recorded when the task is
+made (about 1 us per task), and tasks of ended attempts are searched once a second.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LOG_EVERY_S = 60.0
 
 
 class HandlerTasks:
-    """Tags the asyncio tasks that are made while a handler runs, and those that they make.
+    """Records the job of each asyncio task that a handler, or such a task, makes.
 
     Args:
         runs: whether an attempt still runs.
@@ -42,7 +43,7 @@ class HandlerTasks:
         self._before: Any = None
 
     def watch(self) -> None:
-        """Let all tasks of the running loop be made here; the app's own factory is called first."""
+        """Install a task factory on the running loop; it calls the app's own factory first."""
         loop = asyncio.get_running_loop()
         self._before = loop.get_task_factory()
         loop.set_task_factory(self._make)  # type: ignore[arg-type]
@@ -67,7 +68,7 @@ class HandlerTasks:
                 return task
             job = self._pulse.running(loop)
         if job is not None and not task.done():
-            # A reference from here: the loop alone would not keep a waiting task alive.
+            # Keep a reference: the loop alone would not keep a waiting task alive.
             self._owners[task] = job
             task.add_done_callback(self._ended)
             if len(self._owners) > self._check_at:
@@ -78,7 +79,7 @@ class HandlerTasks:
         self._owners.pop(task, None)
 
     def check(self) -> None:
-        """Once a second: log tasks that have outlived their attempt for that long."""
+        """Once a second, log tasks that still run a second after the end of their attempt."""
         if not self._owners:
             self._seen.clear()
             self._logged.clear()

@@ -1,4 +1,4 @@
-"""Middleware in a worker: tasks with middleware are copied with it; others stay as they are."""
+"""Middleware in a worker: tasks that have middleware are replaced by copies that include it."""
 
 from __future__ import annotations
 

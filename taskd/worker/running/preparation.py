@@ -36,7 +36,7 @@ class Shared:
     """The state that the runners of a worker share.
 
     Attributes:
-        executors: for handlers that do not run on the loop.
+        executors: the threads, processes and connections of handlers that do not run on the loop.
         cancel_s: seconds that a cancelled attempt can take to end.
         reads: reads results of earlier jobs for handlers.
         database_key: identifies this database, for idempotency keys.
@@ -96,7 +96,7 @@ class Preparation:
         return task, None
 
     def _leaves(self, job: Job, newest: int) -> bool:
-        """Return whether the job is one for another live worker; then leave out its like."""
+        """Return whether another live worker runs the job; then claims leave out such jobs."""
         elsewhere = self._shared.elsewhere
         if not elsewhere.runs(self._queue, job.task, job.args_version or 1):
             return False
@@ -144,5 +144,5 @@ class Preparation:
 
 
 def timeout_s_of(job: Job, task: Task[..., Any]) -> float | None:
-    """Return the time limit of an attempt. All jobs of a batch share that of the task."""
+    """Return the timeout of an attempt. All jobs of a batch share the timeout of the task."""
     return task.timeout_s if task.kind is HandlerKind.BATCH else job.timeout_s or task.timeout_s

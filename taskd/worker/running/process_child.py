@@ -1,8 +1,8 @@
 """The program of a process that runs handlers with process=True, one attempt at a time.
 
 process_pool.py starts it with a socket for lines of JSON: first it reads a Boot and writes `ready`;
-then it answers each Request with `begun` and an Answer. It ends when the socket ends, or when its
-worker ends in any way: the kernel kills it then.
+then it answers each Request with `begun` and an Answer. The process ends when the socket is closed.
+When its worker has exited or was killed, the kernel kills it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Kept:
         self._kept = Lines()
 
     def begin(self, hide: Callable[[str], str] | None) -> None:
-        """Start an attempt; None: its lines are not kept."""
+        """Start an attempt; without one (None), no lines are kept."""
         self._hide, self._kept = hide, Lines()
 
     def line(self, job: Job, event: LogEvent) -> None:

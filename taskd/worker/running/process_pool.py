@@ -1,8 +1,8 @@
 """Handlers with process=True: processes that can be stopped, killed and replaced one by one.
 
-Existing pools do not fit: in concurrent.futures one dead process breaks the pool and every job in
-it, and no process can be asked to end before it is killed. This pool is small, as a process runs
-one attempt at a time, and each message is a line.
+Existing pools do not fit: in concurrent.futures, one dead process breaks the pool and every job in
+it, and a process cannot be asked to end before it is killed. This pool is simple, because a process
+runs one attempt at a time and each message is a line.
 
 Processes are started when they are needed, and end with their worker.
 """
@@ -49,7 +49,8 @@ PROGRAM = "from taskd.worker.running.process_child import main; main()"
 BOOT_S_MAX = 60.0
 # A line has the arguments of a job or its result, 256 KiB each, with every character escaped.
 LINE_BYTES_MAX = 4 * 1024 * 1024
-# A process that died before it started the job: another one starts it, up to this often.
+# If a process dies before it has started its job, another process starts it; at most
+# this many processes are tried.
 STARTS_MAX = 3
 # How long a process that has closed the socket can take to end: a large core dump takes seconds.
 CLOSED_S = 5.0
@@ -63,8 +64,8 @@ class JobProcess:
     """One process, as its worker sees it.
 
     Attributes:
-        jobs: number of attempts that it has started.
-        ending: whether it was requested to end its attempt; it runs no other one.
+        jobs: number of attempts that this process has started.
+        ending: whether it was requested to end its attempt; then it runs no further attempt.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class JobProcess:
         """Wait until it is ready.
 
         Raises:
-            ProcessNotStarted: it is not.
+            ProcessNotStarted: it has ended, or was not ready in time.
         """
         self._writer.write(boot + b"\n")
         try:
@@ -297,7 +298,7 @@ class JobProcesses:
             self._put_back(process)
 
     def _refuse(self, error: ProcessNotStarted) -> None:
-        """Tell the first waiting job; the next one has a start of its own."""
+        """Refuse the first waiting job; each other waiting job has its own start of a process."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -341,7 +342,7 @@ class ProcessCall(HandlerCall):
         self._process: JobProcess | None = None
 
     def set_process(self, process: JobProcess | None) -> None:
-        """From now until it has none, it has this process, which can be killed."""
+        """Set the process that runs the attempt, and that can be killed; None: no process."""
         assert self.attempt is not None
         self._process = process
         self.attempt.kill = None if process is None else self._kill

@@ -1,10 +1,10 @@
 """The runner of one queue: its buffer of claimed jobs, and the running attempts.
 
-There are no standing coroutines that wait for work: up to `limit` exist while there is any. One of
-them takes jobs from the buffer and runs their handlers. When a handler waits for something, the
-coroutine stays with it, and a new one continues with the buffer; where handlers usually wait,
-several start at once. When its handler has ended, a coroutine takes the next job itself, if nothing
-of the handler is left on it.
+While there are jobs, up to `limit` coroutines run them; no coroutine waits for work. A coroutine
+takes jobs from the buffer and runs their handlers. When a handler waits for something, its
+coroutine waits with it, and a new coroutine continues with the buffer. If handlers usually wait,
+several coroutines are started at once. When a handler has ended, its coroutine takes the next job,
+unless the handler has left something behind that can reach the coroutine's asyncio task.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from taskd.worker.service import Wakeup
 
 # If the rate was misjudged, jobs that have waited here for this long are released.
 BUFFERED_S_MAX = 0.5
-# Handlers that never wait keep the loop to themselves for at most this long at a time.
+# For at most this long, handlers that never wait run without giving the loop to others.
 TURN_S = 0.002
 # How many coroutines start at once where handlers wait: a single one starts one job per turn of the
 # loop, which lowers the rate of short waits by 7 %.
@@ -61,9 +61,10 @@ class Runner:
 
     Attributes:
         ended: number of attempts that have ended here, for the rate.
-        slot_s: total time of those whose handlers waited.
-        freed: set when something ended, so that the consumer can claim again.
-        low: with this many jobs left, `freed` is set also while no slot was freed.
+        slot_s: total time of the ended attempts whose handlers waited.
+        freed: set when a slot was freed, so that the consumer can claim again.
+        low: when only this many jobs are left in the buffer, `freed` is set even if no slot was
+            freed.
         attempts: the attempts whose handlers wait for something.
     """
 
@@ -150,10 +151,10 @@ class Runner:
         try:
             while self._buffer:
                 began = time.monotonic()
-                # Also after the whole process has stood still: others may own these jobs by now.
+                # The process may have been stopped meanwhile: others may own these jobs by now.
                 if began > turn_ends:
                     pulse.job = None
-                    # Handlers that never wait end no coroutine that could report it.
+                    # While handlers never wait, no coroutine ends that could set `freed`.
                     if len(self._buffer) <= self.low:
                         self.freed.set()
                     await asyncio.sleep(0)
@@ -181,7 +182,7 @@ class Runner:
                     # Drop references to the job before checking what can reach the task.
                     del waits, driven, happened
                     attempt = None
-                # A suspect was in addition to the limit.
+                # A suspect does not count towards the limit.
                 if job.crashes or reach(me) != alone:
                     return
         finally:
@@ -211,7 +212,8 @@ class Runner:
     def _keeps_slot(self, attempt: Attempt) -> bool:
         """Return whether this coroutine continues in the slot of an attempt that has ended.
 
-        It saves the next job a turn of the loop, which raises the rate of short waits by 9 %.
+        If it does, the next job starts a turn of the loop earlier, which raises the rate of short
+        waits by 9 %.
         """
         keeps = (
             not attempt.abandoned
@@ -477,8 +479,9 @@ class Runner:
 def _jobs_per_slot(queue: str, registry: Registry) -> int:
     """Return how many jobs to claim per free slot.
 
-    It is the size of a batch in a queue with batches only. In other queues batches are collected
-    from smaller claims, so that other jobs are not claimed by the hundred for a few slots.
+    If the queue has only batch tasks, it is the size of a batch. In other queues, batches are
+    collected from smaller claims, so that jobs of other tasks are not claimed by the hundred for a
+    few slots.
     """
     tasks = [task for task in registry if task.queue == queue]
     if any(task.kind is not HandlerKind.BATCH for task in tasks):

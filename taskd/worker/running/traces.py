@@ -50,7 +50,7 @@ class Traces:
         self._unsubscribe = events.subscribe(self._on_event)
 
     async def close(self) -> None:
-        """Stop watching for ends of attempts; end the open spans without an outcome.
+        """Stop handling ends of attempts; end the open spans without an outcome.
 
         Sends the spans that wait for export: a process that still has threads of handlers exits
         without flushing them.

@@ -1,9 +1,9 @@
 """Handlers with transaction=: their work on `ctx.conn` and the completion commit together.
 
 If the lease was lost or the job has another fence, the completion finds no row, and nothing
-commits. When the connection breaks at the commit, the usual write of an outcome finds out: the
-transaction locks the row while it is undecided; the row is gone if it has committed, and running
-otherwise.
+commits. If the connection breaks at the commit, the acker's write of the outcome shows what
+happened: while the transaction is undecided it locks the row; after its commit the row is gone;
+otherwise the job is still running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONFLICT_DELAY_S = (0.05, 0.5)
 
 
 class TransactionEnded(Exception):
-    """A handler has ended the transaction that taskd was to commit, or its connection broke."""
+    """The handler has ended the transaction that taskd should commit, or the connection broke."""
 
 
 class TransactionAttemptContext(AttemptContext):
@@ -89,7 +89,8 @@ class TransactionCall(HandlerCall):
             raise
         ending = _own(self._end(transaction, value), "transaction-end")
         while not ending.done():
-            # A sent commit is awaited to its end, which is limited.
+            # A COMMIT that was sent is awaited even if the attempt is cancelled; the statement has
+            # a timeout.
             try:
                 await asyncio.wait({ending})
             except asyncio.CancelledError:

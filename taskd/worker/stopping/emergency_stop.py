@@ -1,10 +1,10 @@
 """The emergency stop: another thread writes what it can for a worker whose loop is blocked.
 
 It is the last phase of an ordinary stop: it writes unwritten outcomes, releases claimed jobs that
-have not started, abandons running attempts, and closes the worker's row. The loop may come back to
-life at any moment and write the same. That is harmless, as every statement is guarded: one of the
-two changes the row, the other changes nothing. An abandoned job is due again in five seconds and
-this process has ended in three, so the job does not run twice at a time.
+have not started, abandons running attempts, and closes the worker's row. The loop may run again at
+any moment and write the same outcomes. That is harmless, because every statement is guarded: only
+one of the two writes changes a row. An abandoned job is due again after five seconds, and this
+process ends within three, so the job does not run twice at the same time.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class EmergencyStop:
         return found
 
     async def _write(self, done: list[Job], acks: list[Ack]) -> None:
-        # There is no time to wait for rows that somebody has locked, such as the blocked loop
-        # itself, and one failed statement must not prevent the others.
+        # There is no time to wait for rows that another session has locked, such as that of the
+        # blocked loop. One failed statement must not prevent the others.
         lane = Lane(self._database, "emergency_stop", lock_timeout=LOCK_TIMEOUT_MS)
         locked: set[int] = set()
         with suppress(Exception):

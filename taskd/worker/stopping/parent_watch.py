@@ -1,4 +1,4 @@
-"""The view that a worker process has of its siblings: its index, and whether its parent lives."""
+"""The view a worker process has of its siblings: its index, and whether its parent is alive."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ProcessIndex:
 
 
 class ParentWatch:
-    """Ends this process when its parent has ended in any way: the kernel then closes the pipe.
+    """Ends this process when its parent has exited or was killed: the kernel then closes the pipe.
 
     A thread reads the pipe. At its end the thread sends this process a SIGTERM in place of the
     parent, which also works while a handler blocks the loop (signals.py).

@@ -32,7 +32,8 @@ from taskd.config import Settings
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-# After drain and cancel. A loop that still answers may take longer, as it is not blocked.
+# How long a stop may take after drain and cancel before the loop is checked: if the loop answers,
+# it is not blocked and gets more time.
 MARGIN_S = 1.0
 ANSWER_S = 2.0
 LEAVE_S = 3.0
@@ -143,7 +144,7 @@ class Signals:
             threading.Thread(target=self._watch, name="taskd-signals", daemon=True).start()
 
     def _listen(self) -> None:
-        """Put the pipe in the place of the loop's socket, and keep the socket to pass signals on.
+        """Replace the loop's wake-up socket by the pipe; signals are passed on over that socket.
 
         Repeated every second: a loop that was stopped and runs again makes a new socket, which
         works without the thread until then.
@@ -176,7 +177,7 @@ class Signals:
             os.close(self._write)  # which ends the thread
 
     def disown(self) -> None:
-        """Undo everything in a process forked by a handler: its signals are not for this worker."""
+        """Undo everything in a process forked by a handler: its signals are not for the worker."""
         signal.set_wakeup_fd(-1)
         for number in self._handlers:
             signal.signal(number, signal.SIG_DFL)
@@ -184,7 +185,7 @@ class Signals:
             os.close(fd)
 
     def _watch(self) -> None:
-        """Pass signals on and see that a requested stop ends. Runs in the thread."""
+        """In the thread: pass signals on, and end the process if a requested stop hangs."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         phase, ends = StopPhase.NONE, float("inf")
@@ -221,7 +222,7 @@ class Signals:
         return any(answered.wait(0.1) for _ in range(int(ANSWER_S / 0.1)))
 
     def _end(self) -> None:
-        """End the process without waiting for the main thread, nor long for the database."""
+        """End the process; wait neither for the main thread nor long for the database."""
         # In a thread, as even a log line can hang when its pipe is full.
         leaving = threading.Thread(target=self._leave, name="taskd-leave", daemon=True)
         with suppress(RuntimeError):

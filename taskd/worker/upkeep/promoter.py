@@ -19,7 +19,8 @@ from taskd.worker.service import Loop, Wakeup, jittered_s
 
 PROMOTE_BATCH = 1000
 PROMOTE_AT_MOST_EVERY_S = 0.05
-# Most notifications are for jobs that can be claimed at once; the due times are not read for each.
+# Most notifications are for jobs that can be claimed at once, so the due times are not read for
+# each.
 CHECK_AT_MOST_EVERY_S = 0.5
 # The rescuer also reads the due times, far more often than this.
 TIMER_S_MAX = 30.0
@@ -31,7 +32,7 @@ class Promoter(Loop):
 
     Args:
         consumers: the consumers of the queues served here; a promotion also notifies other workers.
-            While one of them polls continuously, future jobs may not be notified.
+            While one of them polls continuously, producers may not notify for future jobs.
         suspects: the wake-up of the quarantine.
     """
 
@@ -47,15 +48,15 @@ class Promoter(Loop):
     def notified(self) -> None:
         """Read the due times soon: a notification may announce a job that will be due.
 
-        Nearly all notifications announce a job to claim. If a consumer then finds none, it sets the
-        wake-up.
+        Nearly all notifications announce a job to claim. If a consumer then finds no job, it sets
+        the wake-up of this service.
         """
         if self._check_timer is None:
             wait_s = max(0.0, self._checked_at + CHECK_AT_MOST_EVERY_S - time.monotonic())
             self._check_timer = asyncio.get_running_loop().call_later(wait_s, self.wakeup.set)
 
     def expect(self, due: DueIn) -> None:
-        """Wake up if something is due before the timer ends, by due times read elsewhere.
+        """Wake up if a job is due before the timer ends; the rescuer has read the due times.
 
         This covers lost notifications, so the promoter itself reads the due times only twice a
         minute.
@@ -75,7 +76,7 @@ class Promoter(Loop):
             wait_s = await self._promote()
         except StoreUnavailable:
             wait_s = 1.0
-        # Every enqueue may notify; the due times are not read for each.
+        # Every enqueue may notify, but the due times are not read for each notification.
         pause_s = min(wait_s or PROMOTE_AT_MOST_EVERY_S, PROMOTE_AT_MOST_EVERY_S)
         await asyncio.sleep(pause_s)
         busy = any(
@@ -87,7 +88,7 @@ class Promoter(Loop):
         return timer_s
 
     async def _promote(self) -> float:
-        """Promote due jobs; return the seconds until there is something to do again."""
+        """Promote due jobs; return the seconds until the next due time."""
         due = await jobs.next_due(self._lane)
         while due.job_s is not None and due.job_s <= 0:
             moved = await jobs.promote(self._lane, PROMOTE_BATCH)

@@ -23,15 +23,15 @@ IDLE_CHECK_EVERY_S = 15.0
 
 
 class Reconciler(Loop):
-    """Service: compares the jobs that this worker has in the database with those it runs.
+    """Service: compares the jobs of this worker in the database with the jobs that it runs.
 
     It releases jobs that the worker never received because the reply to a claim was lost, and
     cancels jobs whose cancellation was requested. An idle worker that lost no reply compares
     rarely.
 
     Args:
-        claims: the lanes of the claims. No claim is in flight while the rows are read, except one
-            whose reply was given up.
+        claims: the lanes of the claims. While the rows are read, no claim is in flight, except a
+            claim whose reply the worker no longer waits for.
     """
 
     name = "reconciler"
@@ -46,7 +46,7 @@ class Reconciler(Loop):
     ) -> None:
         super().__init__(RECONCILE_EVERY_S)
         self._claims, self._lease, self._acker, self._runners = claims, lease, acker, runners
-        # A claim whose reply was given up may still run on the server.
+        # A claim whose reply the worker no longer waits for may still run on the server.
         self._grace_s = statement_timeout_s + 5.0
         self._claim_lost_at: float | None = None
         self._checked_at = time.monotonic()
@@ -69,8 +69,8 @@ class Reconciler(Loop):
         self._checked_at = now
         if self._claim_lost_at is not None and now - self._claim_lost_at > 2 * self._grace_s:
             self._claim_lost_at = None
-        # Jobs known before or after: one that ended meanwhile was still running when the rows were
-        # read.
+        # Jobs that are known before or after the read: a job that ended meanwhile was still running
+        # when the rows were read.
         here |= self._job_ids()
         missing = [row for row in rows if row.id not in here and row.age_s > self._grace_s]
         for row in missing:

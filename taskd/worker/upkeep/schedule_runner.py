@@ -1,7 +1,7 @@
 """The schedule runner: enqueues the jobs of due ticks, on a timer set to the next tick.
 
-Every worker does so; a row lock decides which worker enqueues a tick (sql/queries/schedules.sql).
-All times are the database's. This module only computes which tick follows the due ones.
+Every worker runs it; a row lock decides which worker fires a tick (sql/queries/schedules.sql). All
+times are the database's. This module only computes which tick follows the due ones.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ScheduleRunner(Loop):
         self._next_check_at = 0.0
 
     def expect(self, ticks: TicksIn) -> None:
-        """Wake up if a tick, read elsewhere, comes before the timer ends."""
+        """Wake up if the next tick, which the rescuer has read, comes before the timer ends."""
         tick_s = self._mine(ticks)
         if tick_s is not None and time.monotonic() + tick_s < self._next_check_at - AGAIN_S / 10:
             self.wakeup.set()
@@ -72,7 +72,8 @@ class ScheduleRunner(Loop):
         if due:
             async with self._firing_lane() as lane:
                 done = [await self._one(lane, each) for each in due]
-            # If another worker fires them all, wait longer; otherwise more may be due at once.
+            # If another worker has fired all due schedules, wait longer; otherwise more may be due
+            # at once.
             least_s = AT_MOST_EVERY_S if any(done) else AGAIN_S
         next_s = self._mine(await schedules.next_ticks(self._lane))
         return NOTHING_S if next_s is None else min(max(next_s, least_s), TIMER_S_MAX)
@@ -81,8 +82,8 @@ class ScheduleRunner(Loop):
         try:
             return await fire(lane, read)
         except HeldUp as error:
-            # Go on with the others: a lock on a job that it would cancel may delay this one for
-            # long.
+            # Continue with the other schedules: a lock on a job that this one would cancel may
+            # delay it for long.
             events.schedule_delayed(read.name, read.next_at, str(error))
             return False
 

@@ -1,4 +1,4 @@
-"""The timer: timeouts of attempts, the pulse of the loop, and the self-fence."""
+"""The timer: timeouts of attempts, the ticks of the loop, and the check of the own lease."""
 
 from __future__ import annotations
 
