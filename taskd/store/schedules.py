@@ -42,7 +42,7 @@ class DueSchedule(NamedTuple):
     now: datetime
 
     def when(self) -> When:
-        """Return its times.
+        """Return the rule for its ticks.
 
         Raises:
             InvalidSchedule: it was made by SQL, with a cron expression that is not valid.
@@ -51,7 +51,7 @@ class DueSchedule(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """The outcome of a tick: `fired`, `skipped`, `failed`, `moved`; None: another worker did it."""
+    """The outcome of a tick: `fired`, `skipped`, `failed` or `moved`; None: another worker's."""
 
     outcome: str | None
     jobs: int
@@ -59,10 +59,10 @@ class Fired(NamedTuple):
 
 
 def rhythm(every_s: float | None, cron: str | None, timezone: str, starts_at: datetime) -> When:
-    """Return the times that the columns of a schedule describe.
+    """Return the rule for ticks that the columns of a schedule describe.
 
     Raises:
-        InvalidSchedule: the columns do not describe any.
+        InvalidSchedule: the columns do not describe a valid rule.
     """
     return Every(every_s, starts_at) if every_s is not None else Cron(cron or "", timezone)
 
@@ -70,7 +70,7 @@ def rhythm(every_s: float | None, cron: str | None, timezone: str, starts_at: da
 async def set_(
     on: Fetches, schedules: Sequence[Schedule], app: str | None = None
 ) -> dict[str, str]:
-    """Make or change schedules, by hand or as an app's code declares them; return what happened.
+    """Make or change schedules, by hand or for an app that declares them; return what happened.
 
     `created`, `changed`, `unchanged`, or `taken`: it belongs to another app.
 

@@ -48,13 +48,13 @@ class Surroundings(NamedTuple):
 
     Attributes:
         others: the other workers that count as alive.
-        orphans: a running job has no live owner.
+        orphans: whether a running job has no live owner.
         uncounted: the depth of a queue with a depth limit must be counted.
         expired: the deadline of a waiting job has passed.
         paused: names of paused tasks.
-        resumed: names of tasks that have parked jobs which this worker can run.
-        elsewhere: by queue, the tasks that another live worker of the queue has and this one has
-            not; and the newest version of their arguments that the other one reads.
+        resumed: names of tasks with parked jobs that this worker can run.
+        elsewhere: by queue, the tasks that another live worker of the queue can run and this worker
+            cannot, each with the newest version of its arguments that the other worker reads.
         limits: concurrency of queues for which an operator has set it.
     """
 
@@ -80,7 +80,7 @@ class RunningJob(NamedTuple):
 
 
 class Connections(NamedTuple):
-    """Connections that the server allows, reserves for superusers, and has."""
+    """The server's connections: allowed, reserved for superusers, in use."""
 
     allowed: int
     reserved: int
@@ -131,13 +131,13 @@ async def register(
 
 
 async def renew_lease(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -> int | None:
-    """Renew the lease; return the oldest code that the schema works with. None: declared dead."""
+    """Renew the lease; return the oldest code that works with the schema. None: declared dead."""
     rows = await on.fetch("renew_lease", worker_id, lease_s, draining)
     return rows[0][0] if rows else None
 
 
 async def retire(on: Fetches, worker_id: int) -> None:
-    """Record that this worker has ended; after the last live one, producers need not notify."""
+    """Record that this worker has ended; if it was the last live one, producers need not notify."""
     await on.fetch("retire_worker", worker_id)
     await on.fetch("turn_enqueue_checks_off")
 

@@ -30,7 +30,7 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
         jobs: the jobs of the plan's nodes, each with its queue.
 
     Raises:
-        QueueFull: a queue has no room for the jobs that wait for no other; nothing was written.
+        QueueFull: a queue has no room for the jobs without parents; nothing was written.
     """
     with refusals():
         rows = await on.fetch(
@@ -93,7 +93,7 @@ async def jobs_to_cancel(on: Fetches, workflow_id: int) -> list[int]:
 
 
 async def jobs_to_retry(on: Fetches, workflow_id: int) -> list[int]:
-    """Return the failed and cancelled jobs of a workflow, oldest first; without unneeded ones."""
+    """Return the failed and cancelled jobs, oldest first, without callbacks that are not needed."""
     return [row[0] for row in await on.fetch("workflow_jobs_to_retry", workflow_id)]
 
 

@@ -1,14 +1,14 @@
 """The caller's own connection, so that a job is enqueued in the caller's own transaction.
 
-It is a connection of a driver (asyncpg, psycopg, psycopg2), of SQLAlchemy or of Django. Statements
-run on it as they are: taskd begins, commits and rolls back no transaction on it, beyond what driver
-or framework do at any statement (most begin one unless they are in autocommit). taskd uses the
+It is a connection of a driver (asyncpg, psycopg, psycopg2), of SQLAlchemy or of Django. taskd only
+runs statements on it, and begins, commits and rolls back no transaction. (Most drivers and
+frameworks begin a transaction at any statement, unless they are in autocommit.) taskd uses the
 objects of SQLAlchemy and Django and never their drivers' connections, which may not be in the
 framework's transaction yet.
 
-Errors of asyncpg are translated as everywhere. Errors of the others stay as they are: the caller's
-code and its transaction blocks expect them. Only KeyHeld, which the caller has asked for, and
-QueueFull are raised over all of them.
+Errors of asyncpg are translated as everywhere. Errors of the other drivers and frameworks are not
+translated: the caller's code and its transaction blocks expect them. Only KeyHeld, which the caller
+has requested by `on_conflict`, and QueueFull are raised over all kinds of connections.
 
 This module imports none of these libraries: an object of a library exists only where the library is
 loaded.
@@ -231,7 +231,7 @@ def _spoken(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
     )
 
 
-# The module of the class, and what runs statements on its objects.
+# By module and name of the connection's class: what runs statements on such a connection.
 _ASYNC: Mapping[tuple[str, str], Callable[[Any], Fetches]] = {
     ("psycopg", "AsyncConnection"): _AsyncPsycopg,
     ("sqlalchemy.ext.asyncio", "AsyncConnection"): _AsyncSqlAlchemy,

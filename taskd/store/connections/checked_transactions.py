@@ -1,4 +1,4 @@
-"""Transactions that can be checked after a COMMIT without an answer."""
+"""Transactions whose status can be looked up after a COMMIT got no reply."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Explain why a database cannot be reached: where it is, why the connection failed, what to do.
 
 The message says where and why in one line, for logs and people. What to do next is in the error's
-notes (PEP 678), which a traceback shows and the command line prints. A worker that retries every
-second need not log it each time.
+notes (PEP 678), which a traceback shows and the command line prints. So a worker that retries every
+second does not log the advice each time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from taskd.store.connections.error_translation import (
 
 CLOSED = "the server closed the connection before it answered"
 MEND_CLOSED = "Check that PostgreSQL listens there, and read its log."
-# What asyncpg raises also for an answer that does not come from PostgreSQL.
+# Errors that asyncpg also raises for a reply that does not come from PostgreSQL.
 NO_SSL = "rejected SSL upgrade"
 ASKS_FOR_SSL = re.compile(r"sslmode=(require|verify-ca|verify-full)")
 NAME_UNKNOWN = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
@@ -41,7 +41,7 @@ class Target(NamedTuple):
     """Where a database is; never with a password.
 
     Attributes:
-        where: host and port, or all of them.
+        where: the host and port, or those of all hosts.
         database: the name of the database.
         wants_ssl: taskd refuses a connection without SSL.
     """
@@ -55,7 +55,7 @@ class Target(NamedTuple):
 
 
 def target_of(connect_args: Mapping[str, Any]) -> Target:
-    """Return where the driver's arguments lead, with libpq's variables and defaults."""
+    """Return the target of the driver's arguments, with libpq's variables and defaults."""
     dsn = str(connect_args.get("dsn") or "postgresql://")
     parts = urlsplit(dsn)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -102,7 +102,7 @@ def _hosts(given: str, ports: str) -> str:
 
 @contextlib.contextmanager
 def reaching(target: Target, limit_s: float) -> Iterator[None]:
-    """Raise a failed connection as an error that says where, why and what to do.
+    """Raise the error of a failed connection with its address, the reason, and what to do.
 
     Args:
         limit_s: seconds within which one host had to answer.
@@ -172,7 +172,7 @@ def _why(
 
 
 def _why_not_connected(cause: BaseException, target: Target) -> tuple[str, str]:
-    """Return the reason of an error of the system, or of the TLS handshake."""
+    """Return the reason for an error of the operating system, or of the TLS handshake."""
     if NO_SSL in str(cause):
         return _no_ssl(target)
     if isinstance(cause, ConnectionResetError):

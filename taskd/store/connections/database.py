@@ -26,10 +26,11 @@ from taskd.store.connections.statements import statement
 CONNECT_TIMEOUT_S = 5.0
 # Wait this much longer than the server's own timeout: its error usually arrives.
 SILENCE_AFTER_S = 2.0
-# Find a dead peer in 10 + 3 * 5 s; the kernel's default takes 2 h 11 min.
+# TCP keepalive finds a dead peer within 10 + 3 * 5 s; with the kernel's defaults it takes 2 h 11
+# min.
 TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 TCP_USER_TIMEOUT_MS = 20_000
-# A fence has room for a billion of the largest strides.
+# The largest stride; a fence has room for a billion of them.
 STRIDE_MAX = 2**30
 
 
@@ -43,8 +44,8 @@ class Database:
         revive: restarts the embedded server when it does not answer; blocks.
 
     Attributes:
-        pooled: whether a pooler lends a session per transaction, so that taskd cannot rely on
-            session state; None: not connected yet.
+        pooled: whether the database is behind a pooler that assigns a session to each transaction,
+            so that taskd cannot rely on session state; None: not connected yet.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Database:
 
     @property
     def silence_s(self) -> float:
-        """Seconds without an answer after which the client gives up."""
+        """Seconds without a reply after which the client gives up."""
         return self.statement_timeout_s + SILENCE_AFTER_S
 
     async def connect(
@@ -72,7 +73,8 @@ class Database:
         """Open a connection whose `application_name` is `taskd <purpose>`.
 
         Args:
-            watched: the caller checks silence_s itself; through a pooler asyncpg does.
+            watched: the caller itself checks for replies that take longer than silence_s; without
+                this, and behind a pooler, asyncpg checks.
             settings: server settings in addition to the usual ones.
 
         Raises:
@@ -90,7 +92,7 @@ class Database:
         return connection
 
     async def connect_plain(self, purpose: str) -> asyncpg.Connection:
-        """Open a connection for statements of the app: the session has its user's own settings.
+        """Open a connection for statements of the app; the session keeps the settings of its user.
 
         Call it after another connection, which has found out whether there is a pooler.
 
@@ -132,7 +134,7 @@ class Database:
         args: tuple[Any, ...],
         settings: dict[str, str],
     ) -> list[asyncpg.Record]:
-        """In a transaction of its own."""
+        """Run the statement in a transaction of its own, with the settings."""
         await self.begin(connection, **settings)
         try:
             rows: list[asyncpg.Record] = await connection.fetch(text, *args)
@@ -179,7 +181,7 @@ class Database:
     async def _connect_directly_or_not(
         self, purpose: str, settings: Mapping[str, str], watched: bool
     ) -> asyncpg.Connection:
-        """Connect with the settings; through a pooler, which rejects them, without."""
+        """Connect with the settings; without them if a pooler rejects them."""
         name = {"application_name": f"taskd {purpose}"}
         if not self.pooled:
             isolation = {"default_transaction_isolation": "read committed"}
@@ -218,7 +220,8 @@ class Database:
                 known_error = translate(error)
                 if not isinstance(known_error, StoreUnavailable):
                     raise
-                # A host that is down proves nothing while another one cannot be reached.
+                # If one host is down and another one cannot be reached, the database may still be
+                # up.
                 unsure = unsure or (None if isinstance(known_error, Down) else error)
                 if number == len(addresses):
                     raise unsure or error from None
@@ -252,7 +255,7 @@ async def _is_pooled(connection: asyncpg.Connection) -> bool:
 
 
 async def close(connection: asyncpg.Connection) -> None:
-    """Close politely within a second, else drop the socket."""
+    """Close the connection in order within a second, otherwise drop the socket."""
     try:
         await connection.close(timeout=1.0)
     except Exception:  # noqa: BLE001 - it is going away either way
@@ -276,9 +279,9 @@ def _keep_alive(connection: asyncpg.Connection) -> None:
 class Lane:
     """One connection for one purpose, opened at first use and reopened after it broke.
 
-    A sent statement is awaited to its end even if the caller is cancelled: otherwise a claim or an
-    ack could change rows without anyone knowing the result. One statement runs at a time; callers
-    queue.
+    A statement that was sent is awaited to its end even if the caller is cancelled: otherwise a
+    claim or an ack could change rows, and the worker would not know the result. One statement runs
+    at a time; the other callers wait.
 
     Attributes:
         stride: by how much a claim over this lane increases fences: 1; after the connection broke,
@@ -316,7 +319,7 @@ class Lane:
 
     @contextlib.asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
-        """Wait until no statement runs, and keep others waiting meanwhile."""
+        """Wait until no statement runs, and let no other statement start during the block."""
         async with self._lock:
             yield
 
@@ -379,7 +382,7 @@ class Lane:
             self._draw_stride()
 
     async def close(self) -> None:
-        """Close politely; with a running statement, at once: its caller gets an error."""
+        """Close in order; a running statement is cut off, and its caller gets an error."""
         connection, self._connection = self._connection, None
         self._times_closed += 1
         if self._connecting is not None:

@@ -25,10 +25,10 @@ from taskd.errors import (
     TaskdError,
 )
 
-# What a pooler that lends a session per transaction answers for a statement that was prepared in
-# another session, or by another client under the same name.
+# Errors behind a pooler that assigns a session to each transaction, for a statement that was
+# prepared in another session, or by another client under the same name.
 STRAYED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-# The connection or the server is gone, or is going; the statement may have run.
+# The connection or the server has ended, or is ending; the statement may have run.
 _GONE = (
     asyncpg.PostgresConnectionError,
     asyncpg.InternalClientError,
@@ -37,7 +37,7 @@ _GONE = (
     OSError,
     *STRAYED,
 )
-# No server accepts connections there, or none that accepts writes.
+# At this address, no server accepts connections, or none accepts writes.
 _DOWN = (
     ConnectionRefusedError,
     FileNotFoundError,
@@ -48,7 +48,7 @@ _DOWN = (
     asyncpg.exceptions.TargetServerAttributeNotMatched,
 )
 _WAITED_TOO_LONG = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
-# The server answers, but cannot run it now: deadlocks, no room, a full NOTIFY queue.
+# The server answers, but cannot run the statement now: deadlocks, no room, a full NOTIFY queue.
 _BUSY = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.TransactionRollbackError,
@@ -88,7 +88,7 @@ class Down(StoreUnavailable):
 
 
 class HeldUp(StoreUnavailable):
-    """The server gave the statement up after its time limit, or after waiting for a lock.
+    """The server cancelled the statement after its timeout, or after waiting for a lock.
 
     Nothing of it was written. A smaller statement may succeed.
     """
@@ -110,7 +110,7 @@ class StatementRefused(TaskdError):
 
 
 def unknown_refusal(error: BaseException) -> StatementRefused | None:
-    """Return the error for an answer of the server that translate() does not know, if it is one."""
+    """Return an error for a refusal that translate() does not know; None for other errors."""
     if isinstance(error, asyncpg.PostgresError) and translate(error) is None:
         return StatementRefused(f"PostgreSQL: {first_line(error)}")
     return None
@@ -149,7 +149,7 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
 
 
 def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> TaskdError | None:
-    """Return an error that a person must fix: DSN, right or schema; None for any other."""
+    """Return an error whose cause a person must fix (DSN, right, schema); None for any other."""
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
         return PermissionDenied(f"PostgreSQL refuses the login: {message}")
     if isinstance(error, asyncpg.ClientConfigurationError):
@@ -205,17 +205,17 @@ def first_line(error: BaseException) -> str:
 
 
 def _broken_constraint(error: BaseException) -> str | None:
-    """As asyncpg, or psycopg and psycopg2, provide it."""
+    """Return the name of the broken constraint, as asyncpg, psycopg or psycopg2 provides it."""
     fields = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
     name: str | None = getattr(fields, "constraint_name", None)
     return name
 
 
 class refusals:  # noqa: N801 - as translated, and for the same reason no generator
-    """Raise refusals of the enqueue functions as errors of taskd.
+    """Raise refusals of the enqueue functions as errors of taskd, whatever the driver.
 
     Raises:
-        KeyHeld, QueueFull: whatever driver or framework raised.
+        KeyHeld, QueueFull: a function has refused a job.
     """
 
     __slots__ = ()

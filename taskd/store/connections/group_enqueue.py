@@ -1,14 +1,14 @@
 """Group enqueue: jobs that coroutines of one loop enqueue at the same time share a transaction.
 
-A server lets concurrent commits share a flush in the same way. Without it, ten coroutines that
-enqueue single jobs reach about 0.6 of the rate of plain inserts, with it nearly the same rate
-(`python -m tests.bench enqueue --peers plain`).
+PostgreSQL's group commit works in the same way: concurrent commits share a flush. Without group
+enqueue, ten coroutines that enqueue single jobs reach about 0.6 of the rate of plain inserts; with
+it, they reach nearly the same rate (`python -m tests.bench enqueue --peers plain`).
 
-A job is sent at once while fewer than two statements are running, or more where a commit is slow.
-Otherwise it waits until a statement has ended, or for at most 2 ms while a connection is free, and
-is sent with all jobs of its queue that wait by then. Each job is written or refused as if it had
-been sent alone: when the server refuses a statement, nothing of it was written, and its halves are
-tried.
+A job is sent at once while fewer than two statements are running; where commits are slow, while
+fewer than a larger number are running. Otherwise it waits until a statement has ended, or for at
+most 2 ms while a connection is free. Then it is sent together with all waiting jobs of its queue.
+Each job is written or refused as if it had been sent alone: when the server refuses a statement,
+nothing of it was written, and its halves are tried.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Enqueued
 from taskd.errors import EnqueueError
 
-# With one, each job would wait for a flush in progress; with ten, no two jobs would share one.
+# Statements at a time. With one, each job would wait for a flush in progress; with ten, no two jobs
+# would share a flush.
 ABREAST = 2
-# While a statement waits for a slow flush or for a distant server, the CPU is free for others. This
-# share of a statement's time is work; another statement can run for each such share.
+# While a statement waits for a slow flush or for a distant server, the CPU is free for other
+# statements. This much of a statement's time is work on the CPU; for each such period in its
+# duration, another statement can run.
 WORK_S = 0.0002
-# The shortest of the last statements is taken as the time without waiting; it grows by this factor
-# with each statement, so that an old one is forgotten.
+# The shortest duration of recent statements counts as the duration without waiting. It grows by
+# this factor with each statement, so that an old one is forgotten.
 FORGETS = 1.02
 # The longest wait for other statements, also where the server is distant.
 WAIT_S = 0.002
@@ -90,7 +92,7 @@ class Group:
         return int(min(self._shortest_s / WORK_S, self._statements_max))
 
     def ended(self, began: float | None = None) -> None:
-        """Note that a statement has ended: waiting jobs are sent.
+        """Record that a statement has ended, and send waiting jobs.
 
         Args:
             began: result of begin(); None: the statement had several jobs.

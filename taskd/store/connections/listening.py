@@ -1,11 +1,11 @@
 """LISTEN: one connection of the process receives the notifications of all queues.
 
-The connection is dedicated and never in a transaction: in one it would receive nothing, and would
-hold up the server's queue of all notifications. There is one for all queues, not one per queue:
-PostgreSQL wakes every listening session of a database for each NOTIFY, whatever its channel, and
-each then begins a transaction to look.
+The connection is used for nothing else and is never in a transaction: during a transaction it would
+receive nothing, and the server could not remove notifications from its queue. There is one
+connection for all queues, because PostgreSQL wakes every listening session of a database for each
+NOTIFY, whatever its channel, and each session then begins a transaction to look.
 
-A half-open connection reports nothing, so it is probed, with a time limit for the answer.
+A half-open connection raises no error, so it is probed, with a timeout for the reply.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ ALL_WORKERS = "taskd"
 
 
 class Pooled(StoreUnavailable):
-    """Through a pooler LISTEN succeeds, but no notification ever arrives."""
+    """The connection leads through a pooler: LISTEN succeeds, but no notification ever arrives."""
 
 
 class Listening:
     """A listening connection.
 
     Args:
-        channels: names, and functions that are called with the payload of each notification. A
-            NOTIFY is a hint that any user can forge.
+        channels: by name, the function that is called with the payload of each notification. Any
+            user can forge a notification, so it is only a hint.
         lost: called once if the connection ends by itself.
     """
 

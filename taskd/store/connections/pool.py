@@ -1,9 +1,9 @@
 """A producer's connections: opened when needed, shared by the coroutines of one event loop.
 
-asyncpg's own pool would take several times the client's CPU time per job. It does more than is
-needed here: no caller holds a connection over several statements, and taskd's statements leave no
-session state to reset. This pool also checks for silent statements twice a second, where asyncpg
-sets a timer per statement.
+With asyncpg's own pool, the client would need several times its CPU time per job. That pool does
+more than is needed here: no caller holds a connection over several statements, and taskd's
+statements leave no session state to reset. This pool checks twice a second for statements that got
+no reply, while asyncpg sets a timer per statement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pool:
     Belongs to the event loop that uses it. A connection is closed after five idle minutes.
 
     Attributes:
-        group: enqueues single jobs together; made with the first one.
+        group: enqueues concurrent single jobs together; created with the first job.
     """
 
     def __init__(self, database: Database, *, size_max: int = 10, purpose: str = "client") -> None:
@@ -44,9 +44,11 @@ class Pool:
         self._purpose = purpose
         # How many connections can still be opened; an open or opening connection takes one.
         self._free_slots = size_max
-        # With the time.monotonic() of their last use; the last used one is used next.
+        # Idle connections, with the time.monotonic() of their last use; the last used one is used
+        # next.
         self._idle: list[tuple[asyncpg.Connection, float]] = []
-        # With the time.monotonic() of their start, in that order.
+        # Connections with a running statement, with the time.monotonic() of its start, in that
+        # order.
         self._busy: dict[asyncpg.Connection, float] = {}
         self._waiting: deque[asyncio.Future[asyncpg.Connection | None]] = deque()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -85,7 +87,7 @@ class Pool:
         """Keep a connection whose statement has failed, or drop it.
 
         Raises:
-            TimeoutError: the connection was silent.
+            TimeoutError: the server did not reply in time.
         """
         self._database.failed(connection, error)
         since = self._busy.pop(connection)
@@ -99,7 +101,8 @@ class Pool:
         else:
             leaving = self._drop(connection)
             if isinstance(error, asyncio.CancelledError):
-                # A caller that continues here can rely on nothing being written any more.
+                # From here on, the caller can rely on it that the statement no longer writes
+                # anything.
                 await asyncio.wait({leaving}, timeout=CANCEL_S)
         if silent and isinstance(error, Exception):
             raise TimeoutError from error
@@ -145,7 +148,7 @@ class Pool:
         return None
 
     async def _awaited(self) -> asyncpg.Connection:
-        """Open a connection; or wait for one that is returned, if there are enough."""
+        """Open a connection, or, if `size_max` are open, wait until one is free."""
         self._check_open()
         if self._free_slots > 0:
             self._free_slots -= 1
@@ -177,7 +180,7 @@ class Pool:
             raise asyncpg.InterfaceError("the client has been closed")
 
     def _give(self, connection: asyncpg.Connection | None) -> None:
-        """Give a connection, or the right to open one, to the first waiting caller; or keep it."""
+        """Give a connection, or the right to open one, to the first waiting caller, if any."""
         if self._closed and connection is not None:
             self._drop(connection)
             return
@@ -224,9 +227,9 @@ class Pool:
         self._silence_timer = loop.call_later(CHECK_SILENCE_EVERY_S, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Give up statements without an answer for too long; the server has ended them."""
+        """Give up statements that got no reply for too long; the server has cancelled them."""
         self._silence_timer = None
-        # Through a pooler asyncpg sets timers: one of our statements is three there.
+        # Behind a pooler asyncpg sets timers, because there each of taskd's statements is three.
         if not self._database.pooled:
             for connection, since in self._busy.items():
                 if since >= self._too_long_ago():

@@ -1,8 +1,9 @@
 """Read sql/queries/*.sql into Statements, and check them.
 
 The header line `-- name: claim_jobs(worker_id bigint, queue text, batch integer)` is the signature.
-The text says `$1, $2, $3`, so it runs in psql as it stands. `-- moves: a -> b` says which states it
-changes, and `-- roles: worker, admin` whose members are allowed to run it (sql/roles.sql).
+The text uses `$1, $2, $3`, so it also runs in psql. `-- moves: a -> b` says which states the
+statement changes, and `-- roles: worker, admin` says which roles are allowed to run it
+(sql/roles.sql).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Connections for handlers with transaction=: each is lent to one attempt, in an open transaction.
 
-They are separate from all others, and few: a handler can hold one for long. Their sessions have the
-settings of the DSN's user, without taskd's search path and time limits.
+They are separate from taskd's own connections, because a handler can hold one for long. Their
+sessions have the settings of the DSN's user, without taskd's search path and timeouts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from taskd.core.tasks.handler_kind import Isolation
 from taskd.store.connections.database import Database, close
 from taskd.store.connections.error_translation import is_gone, translated
 
-# PostgreSQL's own limits for the session: a little longer than the attempt's, which comes first.
+# The server's timeouts for the session are this much longer than the attempt's timeout, which
+# applies first.
 MARGIN_S = 2.0
 CLEAN_S = 2.0
 CLOSE_S = 2.0
@@ -47,7 +48,7 @@ class Transaction:
         return not self.conn.is_closed() and bool(self.conn.is_in_transaction())
 
     async def commit(self) -> bool:
-        """Commit; False: the answer was lost, and it is unknown whether it was committed.
+        """Commit; return False if the reply was lost, so it is unknown whether it was committed.
 
         Raises:
             Exception: PostgreSQL refused, and has rolled it back.

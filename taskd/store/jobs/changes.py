@@ -15,7 +15,7 @@ READ_MAX = 5000
 async def change(
     on: Fetches, ids: Sequence[int], new: Change, args: str | None = None
 ) -> dict[int, ChangeOutcome]:
-    """Change those of these jobs that wait; return the outcome of each.
+    """Change those of the jobs that wait; return the outcome for each job.
 
     Args:
         args: the JSON text of `args`, or of `update_args`.
@@ -39,7 +39,7 @@ async def change(
 
 
 async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
-    """Return the tasks of the waiting ones of these jobs."""
+    """Return the tasks of those of the jobs that wait."""
     return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
 
 

@@ -54,7 +54,7 @@ class Read(NamedTuple):
 
     @property
     def only_urgent(self) -> bool:
-        """Return whether it has an upper end."""
+        """Return whether it ends before a job."""
         return self.up_to_priority < PRIORITY_MAX
 
 
@@ -64,7 +64,7 @@ NONE_REFUSED: Mapping[str, int] = {}
 
 
 class DueIn(NamedTuple):
-    """When next_due says something is due, in seconds; None: nothing is.
+    """In how many seconds something is due, as read by next_due; None: nothing is.
 
     Attributes:
         job_s: the next scheduled job.
@@ -80,7 +80,7 @@ class DueIn(NamedTuple):
 
 
 def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
-    """The columns of `enqueue_jobs`; every job has a queue by now."""
+    """Return the arguments of `enqueue_jobs`, one column each; every job must have a queue."""
     return (
         [job.task for job in jobs],
         [job.queue for job in jobs],
@@ -118,7 +118,7 @@ _NO_OPTIONS = (None,) * 9
 
 
 def _are_usual(jobs: Sequence[NewJob]) -> bool:
-    """Return whether the jobs have only arguments, and are alike in everything else."""
+    """Return whether the jobs have no options, and the same task, queue and priority."""
     alike = len({(job.task, job.queue, job.priority) for job in jobs}) == 1
     return alike and all(_OPTIONS(job) == _NO_OPTIONS for job in jobs)
 
@@ -146,7 +146,7 @@ async def enqueue(
     """Insert jobs; return their ids, or those of the jobs that hold their keys, in order.
 
     Args:
-        collected: do not wait for other jobs; otherwise a single job does, as Group says.
+        collected: the jobs need not wait for others to share their statement; see Group.
 
     Raises:
         KeyHeld: another job holds a key with on_conflict `raise`; nothing was written.
@@ -243,19 +243,19 @@ async def claim_suspect(
 
 
 async def poll(on: Fetches, queues: Iterable[str]) -> set[str]:
-    """Which of these queues have a queued job and are not paused."""
+    """Return those of these queues that have a queued job and are not paused."""
     return {row[0] for row in await on.fetch("poll_queues", list(queues))}
 
 
 async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int]) -> int:
-    """Write plain successes, ids sorted; how many rows were still this worker's."""
+    """Write plain successes, ids sorted; return how many rows this worker still owned."""
     rows = await on.fetch("ack_done", worker_id, ids, fences)
     written: int = rows[0][0]
     return written
 
 
 async def ack_outcomes(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[int, JobState]:
-    """Write any other outcomes, sorted by id; where each job that was still ours went."""
+    """Write other outcomes, sorted by id; return the new state of each job still owned."""
     rows = await on.fetch(
         "ack_outcomes",
         worker_id,
@@ -277,27 +277,27 @@ async def ack_outcomes(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict
 async def check_acks(
     on: Fetches, worker_id: int, ids: list[int], fences: list[int]
 ) -> dict[int, str]:
-    """What became of acks that matched no row: `running`, `acked`, `absent` or `lost`."""
+    """Return why acks matched no row: `running`, `acked`, `absent` or `lost`."""
     return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}
 
 
 async def locked(on: Fetches, ids: Sequence[int]) -> list[int]:
-    """Which of these jobs' rows somebody else's transaction has locked."""
+    """Return those of these jobs whose rows another transaction has locked."""
     return [row[0] for row in await on.fetch("locked_jobs", list(ids))]
 
 
 async def promote(on: Fetches, batch: int) -> dict[str, int]:
-    """Move due jobs to `queued`; how many, by queue."""
+    """Move due jobs to `queued`; return how many, by queue."""
     return {row[0]: row[1] for row in await on.fetch("promote_jobs", batch)}
 
 
 async def next_due(on: Fetches) -> DueIn:
-    """When the next promotion and the next suspect are due."""
+    """Return when the next promotion, suspect and check of limits are due."""
     return DueIn(*(await on.fetch("next_due"))[0])
 
 
 async def rescue(on: Fetches, batch: int, max_crashes: int) -> dict[int, JobState]:
-    """Take back jobs that no live worker owns; where each went."""
+    """Take back jobs that no live worker owns; return the new state of each."""
     rows = await on.fetch("rescue_jobs", batch, max_crashes)
     return {row[0]: JobState(row[1]) for row in rows}
 
@@ -305,7 +305,7 @@ async def rescue(on: Fetches, batch: int, max_crashes: int) -> dict[int, JobStat
 async def cancel(
     on: Fetches, ids: Sequence[int], reason: str, states: Sequence[str] = ()
 ) -> dict[int, JobState]:
-    """Cancel waiting jobs, ask for running ones; others are missing in the answer.
+    """Cancel waiting jobs, and request it for running ones; other jobs are not in the result.
 
     Args:
         states: only jobs that are in one of these; none: in any.
@@ -320,6 +320,6 @@ async def retry(
     run_at: datetime | None = None,
     delay_s: float | None = None,
 ) -> list[int]:
-    """Bring failed and cancelled jobs back, now or at a later time; the ids of those that came."""
+    """Retry failed and cancelled jobs, now or later; return the ids of the retried ones."""
     rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s)
     return sorted(row[0] for row in rows)

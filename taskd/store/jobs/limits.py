@@ -82,7 +82,7 @@ def _json(value: Any) -> str:
 
 
 async def admit(on: Fetches, batch: int) -> Admitted:
-    """Admit blocked jobs: check new arrivals, and keys whose time to be re-checked has come."""
+    """Admit blocked jobs: check jobs that have just arrived, and keys that are due for a check."""
     checked, queues = (await on.fetch("admit_jobs", batch))[0]
     return Admitted(checked, Counter(queues))
 
@@ -95,7 +95,7 @@ async def claim(
     stride: int = 1,
     refused: Mapping[str, int] = NONE_REFUSED,
 ) -> Claimed:
-    """Claim up to `batch` jobs of a limited queue, as many as it has room for; see jobs.claim."""
+    """Claim up to `batch` jobs of a limited queue, as its limits allow; see jobs.claim."""
     left_out = (list(refused), list(refused.values()))
     rows = await on.fetch("claim_limited_jobs", worker_id, queue, batch, stride, *left_out)
     claimed = sorted((row for row in rows if row[0] is not None), key=URGENCY)
@@ -109,7 +109,7 @@ async def count_depths(on: Fetches) -> None:
 
 
 async def prune_buckets(on: Fetches) -> None:
-    """Delete buckets that are full of tokens."""
+    """Delete token buckets that are full."""
     await on.fetch("prune_buckets")
 
 
@@ -136,7 +136,7 @@ async def set_limit(
 
 
 async def clear(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Remove what was set by hand; return the names of the changed limits."""
+    """Remove the bounds that were set by hand; return the names of the changed limits."""
     return [row[0] for row in await on.fetch("clear_limits", list(names))]
 
 

@@ -1,4 +1,4 @@
-"""What `taskd bench` reads, and how it removes what it made."""
+"""Statements of `taskd bench`: read facts about the database, and remove its own rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from taskd.store.connections.statements import Fetches
 
-# An ordinary queue does not have such a name.
+# Names of the benchmark's queues and tasks; an ordinary queue does not have such a name.
 NAME = r"^taskd-bench-[0-9]+-[0-9a-f]{6}$"
 
 LIVE_COUNTED_MAX = 10_000

@@ -16,8 +16,8 @@ from taskd.store.reading import reports
 Row = dict[str, Any]
 
 PAGE_ROWS = 50
-# Rows that one statement reads for a page, live and finished jobs each: some 20 ms, and 30 if
-# arguments are searched.
+# Rows that one statement reads for a page, of live and of finished jobs each. That takes some 20
+# ms, and 30 ms if arguments are searched.
 READ_MAX = 5000
 # Failed and cancelled jobs have an index of their own.
 ENDS_READ_MAX = 500
@@ -41,7 +41,8 @@ class Found(NamedTuple):
 
     Attributes:
         next: where the next page begins; None: this is the last.
-        more: whether the next page surely has jobs; if not, reading has stopped on the way to them.
+        more: whether the next page is known to have jobs; otherwise the row limit ended the read
+            first.
     """
 
     jobs: list[Row]
@@ -75,7 +76,7 @@ class JobSearch:
 
     @property
     def reads(self) -> int:
-        """Return how many rows are read; without a filter, no more than are shown."""
+        """Return how many rows are read; without a filter, only the rows that are shown."""
         chosen = self.filter
         if self.searches_args or chosen.queue or chosen.task or chosen.error:
             return READ_MAX
@@ -141,9 +142,9 @@ async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
 async def finished_recently(
     on: Fetches, *, window_s: float, steps: int, queue: str | None = None
 ) -> list[Row]:
-    """Return recently finished jobs, in steps; a row without a step if none finished.
+    """Return recently finished jobs by steps of time; one row without a step if none finished.
 
-    `since` and `until` in each row are the covered window, which can be shorter than requested.
+    `since` and `until` in each row are the covered period, which can be shorter than requested.
     """
     rows = await on.fetch("web_finished", queue, window_s, steps, CHART_BLOCKS_MAX)
     return [dict(row) for row in rows]

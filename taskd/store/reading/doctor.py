@@ -19,7 +19,8 @@ from taskd.store.schema.migrations import all_migrations
 
 # The most rows of a kind, and the most counted jobs.
 BATCH = COUNTED_MAX
-# Read the first rows of an index, and do not sort it all, whatever the statistics say.
+# With these settings, a plan reads the first rows of an index and does not sort all rows, whatever
+# the statistics say.
 PLANS = {
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
@@ -119,7 +120,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
 
 
 async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Database, Lane]:
-    """Yield a lane to the database, to a host that accepts writes or to one that does not.
+    """Yield a lane to the database; if no host accepts writes, to one that does not.
 
     Args:
         timeout_s: seconds that one statement may take.

@@ -1,8 +1,9 @@
 """Apply migrations to a database that is in use; migrations.py says which.
 
 Each migration runs in one transaction together with its record, and one process migrates at a time.
-A migration waits for a lock only for a moment, because everyone behind it waits as well, and then
-tries again. A migration for which live workers are too old is postponed until they have ended.
+A migration waits for a lock only for a moment, because statements of other sessions queue behind
+it, and then tries again. A migration for which live workers are too old is postponed until they
+have ended.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Runner:
         return bool(missing([migration], found))
 
     async def has_outgrown_nobody(self, migration: Migration, drain: bool, wait_s: float) -> bool:
-        """Return whether no live worker is too old for it; wait for such workers if they drain.
+        """Return whether no live worker is too old; with `drain`, wait for the end of such workers.
 
         False: the migration has to wait, and this code works without it.
 
@@ -191,7 +192,7 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def _alone(self, connection: asyncpg.Connection) -> AsyncIterator[None]:
-        """Begin a transaction, as soon as no other process migrates.
+        """Begin a transaction as soon as no other process migrates this database.
 
         Raises:
             MigrationFailed: another process migrates for too long.

@@ -1,4 +1,4 @@
-"""The history of migrations, and who blocks a migration."""
+"""The history of migrations, and the sessions that block a migration."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def outgrown(on: Fetches, works_with: int) -> list[OldWorker]:
 
 
 async def holders(on: Fetches, tables: Sequence[str]) -> list[Holder]:
-    """Return who holds locks on these tables; without tables, who holds an old snapshot."""
+    """Return the sessions that lock these tables; without tables, those with an old snapshot."""
     return [Holder(*row) for row in await on.fetch("lock_holders", list(tables), HOLDERS_MAX)]
 
 
