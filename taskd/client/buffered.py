@@ -3,8 +3,8 @@
 A batch is one transaction of up to a thousand jobs. The buffer retries a failed batch until it is
 written or the block ends; it never drops a job silently. When the connection breaks at a COMMIT,
 the buffer asks the server whether that transaction committed, so no batch is written twice. A
-server that crashed knows the answer. A standby that took over without the transaction does not
-know it; the transaction is lost there, and the buffer writes the batch again.
+server that has crashed still knows the answer after its restart. After a failover to a standby that
+never received the transaction, the transaction is lost, and the buffer writes the batch again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Buffered:
         self._max_wait_s, self._flush_s = max_wait_s, flush_s
         self._waiting: deque[Pending] = deque()
         self._in_flight: list[Pending] = []
-        # How many of the first jobs in flight one transaction writes, and whether it is in doubt.
+        # How many of the first jobs in flight the current transaction contains, and whether it is
+        # unknown if that transaction committed.
         self._batch_jobs = 0
         self._in_doubt = False
         self._refused: list[tuple[NewJob, Exception]] = []
@@ -136,7 +137,7 @@ class Buffered:
         return receipt
 
     async def enqueue_waiting(self, job: NewJob) -> Receipt:
-        """Do as enqueue() does, but wait while the buffer is full.
+        """Accept a job like enqueue(), but wait while the buffer is full.
 
         Raises:
             RuntimeError: used outside of its block, or the block has ended.

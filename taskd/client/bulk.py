@@ -14,8 +14,8 @@ from taskd.store.jobs import changes, jobs
 BATCH_JOBS = 1000
 SAMPLE_JOBS = 10
 
-# Acts on the jobs with these ids, in this order; returns the ids of the jobs that it acted on, as a
-# job may have changed since it was found.
+# Acts on the jobs with these ids, in this order. Returns the ids of the jobs that it acted on,
+# because a job may have changed since it was found.
 Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
 
 

@@ -178,7 +178,7 @@ class Client(ClientControl):
         Raises:
             JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
             JobNotFound: the job was never committed, or is no longer stored.
-            TimeoutError: the job has not ended in time. The job goes on.
+            TimeoutError: the job has not ended in time. It is not cancelled.
             PermissionDenied: this user is not allowed to read results.
         """
         await self._pool()

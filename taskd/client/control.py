@@ -26,9 +26,10 @@ class ClientControl(ClientConnections):
     async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
         """Cancel waiting jobs and ask running ones to stop; return the state of each by id.
 
-        `cancelled`: the job was waiting. `running`: its handler learns of the request at once, or
-        within two seconds, and the reason is kept. Finished and unknown jobs are not in the result.
-        Jobs of a workflow that cannot run without a cancelled job are cancelled with it.
+        `cancelled`: the job was waiting. `running`: the job is running; its worker gets the request
+        at once, or within two seconds if a notification is lost, and cancels the handler. The
+        reason is stored with the job. Finished and unknown jobs are not in the result. Jobs of a
+        workflow that cannot run without a cancelled job are cancelled with it.
         """
         return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
 

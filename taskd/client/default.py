@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from taskd.client.client import Client
     from taskd.config import Settings
 
-# Empty until the first use, so that declaring tasks imports no driver. setdefault() gives threads
-# that come at the same time the same client without a lock, which a fork could leave held.
+# Empty until the first use, so that declaring tasks imports no driver. With setdefault(),
+# concurrent threads get the same client without a lock; a fork could leave a lock held.
 _current: dict[str, Client] = {}
 
 
@@ -28,7 +28,8 @@ def _new(dsn: str | None = None, settings: Settings | None = None) -> Client:
 def default_client() -> Client:
     """Return the client that tasks enqueue with.
 
-    Unless it was set, it reads the settings at its first use: a wrong setting shows there.
+    Unless it was set, it reads the settings at its first use, which can therefore raise
+    ConfigError.
     """
     return _current.get("client") or _current.setdefault("client", _new())
 

@@ -28,7 +28,7 @@ BATCH_JOBS = 1000
 BATCH_CHARACTERS = 8 * 1024 * 1024
 MESSAGE_CHARACTERS = 300
 
-# Returns the tasks that serve while no worker has published one of the name; called only then.
+# Returns the built-in tasks; called only if no worker has published a task of the name.
 BuiltIns = Callable[[], Sequence[Task[..., Any]]]
 
 
@@ -42,8 +42,8 @@ def enqueue_job(
 ) -> Coroutine[Any, Any, Enqueued]:
     """Enqueue one job as enqueue_jobs() does; await the result for its id.
 
-    A complete job without a key and without a trace goes straight to the store: that saves the
-    lists and five coroutines of the general way, which are a third of the time in Python.
+    A complete job without a key and without a trace is passed to the store directly: that saves the
+    lists and five coroutines of enqueue_jobs(), a third of the time in Python.
     """
     if is_complete(job) and job.unique is None and traces.tracer() is None:
         return stored_jobs.enqueue_one(on, job)
@@ -121,7 +121,7 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     tasks.update(published)
     complete = []
     for job in jobs:
-        # The named queue can be that of an app's own task that has the name of a built-in one.
+        # The queue can belong to a task of an app that has the same name as a built-in task.
         if job.queue is not None and (job.checked or job.task not in published):
             complete.append(job)
         elif job.task in tasks:
@@ -163,8 +163,8 @@ def check_args(task: str, text: str, args_schema: str, redact: Collection[str] =
     """Check the JSON text of arguments against the published schema.
 
     Raises:
-        InvalidArgs: they do not fit. The message does not quote the value; of a hidden argument
-            it has the name only.
+        InvalidArgs: they do not fit. The message does not quote the value; for a hidden argument it
+            contains only the name.
     """
     from jsonschema.exceptions import best_match
 
@@ -186,7 +186,7 @@ def check_args(task: str, text: str, args_schema: str, redact: Collection[str] =
 
 
 def _takes(odd: ValidationError) -> str:
-    """Return the list of arguments, for a name that is missing or wrong."""
+    """Return a text with all arguments of the task, for an error about a missing or unknown one."""
     if odd.validator not in ("required", "additionalProperties"):
         return ""
     schema: Any = odd.schema

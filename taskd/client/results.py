@@ -1,9 +1,9 @@
 """Wait for the results of jobs; one LISTEN connection serves all callers on an event loop.
 
 A waiting caller marks the job's row, and the statement that ends a marked job sends a NOTIFY. A
-notification can get lost (a broken connection, a pooler), so the waiter polls as well: after 50 ms,
-then up to every second while it does not listen, every few seconds while it does. One statement
-polls many jobs.
+notification can get lost (a broken connection, a pooler), so the waiter polls as well. While it
+does not listen, it polls after 50 ms, and then at growing intervals of up to a second; while it
+listens, it polls at intervals of 2 to 20 s. One statement polls many jobs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from taskd.store.jobs import results
 from taskd.store.jobs.results import Outcome
 
 POLL_JOBS_MAX = 1000
-# While the waiter does not listen. Each delay of a job is 1.5 times the one before.
+# Delays between polls of a job, while the waiter does not listen and while it does. Each is 1.5
+# times the one before.
 POLL_S, POLL_S_MAX = 0.05, 1.0
 LISTENED_S, LISTENED_S_MAX = 2.0, 20.0
 # The connection is closed after this time without a waiting caller.
@@ -63,7 +64,7 @@ class ResultWaiter:
         self._listener: asyncio.Task[None] | None = None
 
     async def ended(self, job_id: int, timeout_s: float | None) -> Outcome:
-        """Wait until a job has ended; return how.
+        """Wait until a job has ended; return its outcome.
 
         Raises:
             JobNotFound: no job has this id.

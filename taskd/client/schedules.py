@@ -15,8 +15,8 @@ from taskd.store.connections.statements import Fetches
 class Schedules:
     """The schedules of a database: `client.schedules`.
 
-    A change made here stays in force when an app that declares the schedule starts again. To return
-    to what the app's code says, delete the schedule and start the app.
+    A change stays in force when an app that declares the schedule starts again. To return to the
+    declaration in the app's code, delete the schedule and start the app.
 
     Args:
         pool: returns a connection pool.
@@ -28,7 +28,7 @@ class Schedules:
     async def set(self, schedule: Schedule) -> str:
         """Make or change a schedule; return `created`, `changed` or `unchanged`.
 
-        Its next tick moves only if its times change; a pause stays.
+        The next tick moves only if the period or cron expression changes. A pause stays in force.
 
         Raises:
             InvalidJob: PostgreSQL refuses a value; its task is not published and it names no

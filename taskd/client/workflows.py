@@ -282,7 +282,7 @@ class Pipeline(Startable):
     ) -> Started:
         """Start a run: enqueue the first stage with these arguments.
 
-        The run keeps the plan: a later deploy does not change the stages of a started run.
+        The plan is stored with the run: a later deploy does not change the stages of a started run.
 
         Args:
             args: arguments of the first stage's handler, as are `kwargs`.

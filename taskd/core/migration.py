@@ -1,7 +1,8 @@
 """Migrations as facts, and the handshake: which code and which schema work with each other.
 
-The number of a migration is the version of the schema that it leads to, and of the code that brings
-it. A migration describes itself in comment lines:
+A migration has a number. The version of a schema is the number of its newest applied migration, and
+the version of the code is the number of the newest migration that it contains. A migration
+describes itself in comment lines:
 
 ```
 step: expand        it adds what its code needs; or `contract`: it removes what its code no longer
@@ -91,7 +92,7 @@ class Migration:
 
     @property
     def digest(self) -> str:
-        """Return a hash of its SQL, which tells an edited migration from the applied one.
+        """Return a hash of its SQL; it shows whether the migration was edited after it was applied.
 
         Comment lines do not count: they can be corrected.
         """
@@ -106,7 +107,7 @@ class Migration:
 
     @property
     def is_needed(self) -> bool:
-        """Return whether the code that brings it needs it."""
+        """Return whether the code that contains it needs it to be applied."""
         return bool(_STEP.findall(self.text)[0] == EXPAND)
 
     @property
@@ -123,7 +124,7 @@ class Migration:
 
     @property
     def what(self) -> str:
-        """Return what it does in one line: the first sentence of its comment."""
+        """Return its purpose in one line: the first sentence of its comment."""
         prose = _PROSE.sub("", self.text.partition("\n\n")[0])
         sentence = re.split(r"(?<=[.!?])\s", prose.strip(), maxsplit=1)[0]
         return " ".join(sentence.split()).rstrip(".")
@@ -169,14 +170,14 @@ class CodeRange(NamedTuple):
 def code_range(known: Sequence[Migration]) -> CodeRange:
     """Return the schema versions that code with these migrations works with.
 
-    A newer schema works as well if it says so.
+    A newer schema also works if its migrations declare that (`works with`).
     """
     needed = [each.number for each in known if each.is_needed]
     return CodeRange(max(needed, default=0), known[-1].number)
 
 
 def floor_of(ledger: Sequence[Entry]) -> int:
-    """Return the oldest code that works with a schema, announced migrations included."""
+    """Return the oldest code that works with a schema once its announced migrations are applied."""
     return max((entry.works_with for entry in ledger), default=0)
 
 

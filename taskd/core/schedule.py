@@ -1,9 +1,10 @@
-"""Schedules as values: what they make, when their ticks are, and which ticks are due.
+"""Schedules as values: the jobs they enqueue, when their ticks are, and which ticks are due.
 
-No clock is read here: all moments come from the database. A period is added up. Cron follows the
-wall clock of a time zone, as Debian's does. A time that a clock change skips comes right after the
-gap. A repeated time comes only the first time. Rules that repeat within the hour or every hour (`*`
-or `*/n` as minute or hour) follow elapsed time.
+No clock is read here: the current time always comes from the database. The ticks of a period are
+its multiples. Cron follows the wall clock of a time zone, as Debian's cron does: if a clock change
+skips a time, its tick comes right after the gap; if a clock change repeats a time, it has only one
+tick, at the first occurrence. Rules that repeat within the hour or every hour (`*` or `*/n` as
+minute or hour) follow elapsed time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class CatchUp(StrEnum):
-    """Which missed ticks are made up for: none, the last one, or all."""
+    """Which missed ticks are fired later: none, the last one, or all."""
 
     NONE = "none"
     LAST = "last"
@@ -45,7 +46,7 @@ class CatchUp(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What a tick does while a job of the schedule is live: add one, skip, or cancel the other."""
+    """What a tick does while a job of the schedule is live: enqueue another, skip, or cancel it."""
 
     ALLOW = "allow"
     SKIP = "skip"
@@ -79,7 +80,7 @@ class Every:
     def ticks(self, after: datetime) -> Iterator[datetime]:
         """Yield the ticks that follow one of its ticks, without end."""
         period = timedelta(seconds=self.period_s)
-        # Computed from the first tick, so that errors do not add up.
+        # Each tick is computed from the first one, so that rounding errors do not add up.
         for n in range(1, 1 << 62):
             yield after + n * period
 
@@ -118,8 +119,8 @@ class Cron:
         """Yield the ticks after a moment, in UTC, for the fifty years that cronsim looks ahead."""
         zone = _zone(self.timezone)
         last = after.astimezone(UTC)
-        # cronsim computes in wall clock times: a clock that is set back has some of them twice, and
-        # one that is set forward maps several to one.
+        # cronsim computes wall clock times. When a clock is set back, some of these occur twice;
+        # when it is set forward, several map to one moment.
         for tick in CronSim(self.expression, after.astimezone(zone)):
             moment = tick.astimezone(UTC)
             if moment > last:
@@ -150,13 +151,14 @@ class Schedule:
 
     Attributes:
         name: 1 to 200 printable bytes, unique in the database.
-        job: the job of a tick, with all options of a job except `run_at`, `delay_s` and `unique`.
+        job: the job that a tick enqueues; it can have all options except `run_at`, `delay_s` and
+            `unique`.
         when: every(...) or cron(...).
-        query: make a job for each row of this SELECT; its columns are additional arguments of
-            `job`. It names tables with their schema, and can use `$1` for the tick. At most 100,000
-            rows.
-        catch_up: which missed ticks are made up for: `none`, `last` or `all`.
-        catch_up_max: with `all`, the most ticks, the newest ones; 1 to 1000.
+        query: a SELECT; a tick enqueues a job for each row, and the columns are additional
+            arguments of `job`. The query must name tables with their schema, and can use `$1` for
+            the tick. At most 100,000 rows.
+        catch_up: which missed ticks are fired later: `none`, `last` or `all`.
+        catch_up_max: with `all`, fire at most this many ticks, the newest ones; 1 to 1000.
         overlap: what a tick does while a job of the schedule is live: `allow`, `skip` or `cancel`.
         jitter_s: a tick's job is due up to this many seconds after the tick.
         deadline_s: a job that has not started this many seconds after its tick expires.

@@ -26,7 +26,7 @@ class Target:
     Attributes:
         database: how to connect to it.
         dsn: the DSN for psql and other clients; it includes the password and must not be logged.
-        embedded: the embedded server, if it is one; used until close().
+        embedded: the embedded server, if that is the database; this process uses it until close().
     """
 
     database: Database
@@ -84,7 +84,8 @@ async def _embedded(settings: Settings) -> Target:
     database = Database(
         server.connect_args(),
         statement_timeout_s=settings.statement_timeout_s,
-        # A killed server is started again by the first user that needs it; its address stays.
+        # If the server was killed, the first program that needs it starts it again, at the same
+        # address.
         revive=lambda: _start(settings).close(),
     )
     try:

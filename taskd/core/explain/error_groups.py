@@ -33,9 +33,9 @@ _UUID = re.compile(
     r"(?<![0-9A-Za-z])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9A-Za-z])",
     re.IGNORECASE,
 )
-# With a digit, as otherwise it is a word, and with a letter, as otherwise it is a number. Of these:
-# hexadecimal, long, or with letters between digits; and everything behind a `#`. Letters before one
-# number are a name, as in utf8, and letters behind it a unit, as in 30ms.
+# An id has a digit, otherwise it is a word, and a letter, otherwise it is a number. It is
+# hexadecimal, long, or has letters between digits; and everything behind a `#` is an id. Letters
+# only before a number are a name, as in utf8; letters only behind it are a unit, as in 30ms.
 _ID = re.compile(
     r"(?<![0-9a-z])(?:0x[0-9a-f]+|(?<=#)[a-z]*\d[0-9a-z]*"
     r"|(?=[a-z]*\d)(?=\d*[a-z])(?:[0-9a-f]{4,}|[0-9a-z]{12,}|[a-z]*\d+[a-z]+\d[0-9a-z]*))"
@@ -54,7 +54,7 @@ def pattern(text: str) -> str:
     """
     lines = text.strip().splitlines() or [""]
     line = " ".join(lines[0].split())
-    # A replacement can leave something to replace: a quote after a number that is `#` now.
+    # A replacement can make another one possible: a quote after a number that is now `#`.
     for _ in range(PASSES_MAX):
         before, line = line, _replaced(line)
         if line == before:

@@ -19,7 +19,7 @@ AHEAD_MAX = 10_000
 
 
 class Server(msgspec.Struct, frozen=True):
-    """A worker that serves the job's queue, or did.
+    """A worker that serves or has served the job's queue.
 
     Attributes:
         state: `live`, `late` (its lease renewal is), `draining`, `silent` (its lease has expired)
@@ -66,21 +66,23 @@ class Facts(msgspec.Struct, frozen=True):
             task is not published.
         error_type, error_message: the error of the last failed attempt.
         task_app: the app that has published its task.
-        schedule: the schedule that made it, or None. `tick`: the time that it was made for.
+        schedule: the schedule that enqueued it, or None. `tick`: the tick for which it was
+            enqueued.
         deadline: no attempt starts after it; None: it has none.
         args_version: the version of its arguments.
         task_args_version: the published task's version; None: the task is not published.
-        key_holder: of a failed or cancelled job, the id of the job that holds its unique key now,
-            by a window of time or as a newer version.
-        task_paused_at: since when its task is paused, None if it is not; the others as for the
-            queue.
+        key_holder: for a failed or cancelled job, the id of the job that holds its unique key now,
+            also if it holds the key only by `for_s` or as a newer version.
+        task_paused_at: since when its task is paused, None if it is not; the other fields of the
+            pause are as for the queue.
         paused_at: since when its queue is paused, None if it is not.
         paused_until: None: until someone resumes it.
         limit_name: the limit of its task; `limit_*` are its bounds.
         limit_known: the limit is published, or was set by hand.
-        gate: where it waits while its limit blocks it, `parked` or `next`; None: not checked yet.
+        gate: what it waits for while its limit blocks it: `parked` (a slot or token of its key),
+            `next` (a slot among all keys); None: it was not checked yet.
         parked: whether it is parked: its task was paused, or no worker of its queue could run it.
-        limit_holders: some of the jobs that have the slots of its key, while it is blocked.
+        limit_holders: while it is blocked, some of the jobs that have the slots of its key.
         limit_queued: admitted jobs of its key that have not started, if the key has a rate.
         limit_opens_s: seconds until its limit checks the key again, if that is scheduled.
         queue_max_running: the limit of its queue, as `queue_rate`.
@@ -91,10 +93,10 @@ class Facts(msgspec.Struct, frozen=True):
         living: number of live workers of any queue.
         serving: number of those that serve the queue.
         knowing: number of those that also know the task.
-        ahead: number of jobs of its queue before it, counted up to AHEAD_MAX + 1; of a suspect, of
-            suspects; None if it is not queued.
-        servers: some of the workers that serve the queue or did, live ones first.
-        parents: some of the jobs that it waits for; `parents_left`: how many there are.
+        ahead: number of jobs of its queue before it, counted up to AHEAD_MAX + 1; for a suspect,
+            the number of suspects before it; None if it is not queued.
+        servers: some of the workers that serve or have served the queue, live ones first.
+        parents: some of the jobs that it waits for; `parents_left`: the number of all of them.
     """
 
     id: int
@@ -260,7 +262,7 @@ def _later(facts: Facts) -> Iterator[Reason]:
     if not facts.parked:
         yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
     elif facts.task_paused_at is None:
-        # It comes back with its task, whatever its due time is.
+        # It is queued again when its task is resumed, whatever its due time is.
         yield Reason(Why.SCHEDULED)
 
 
@@ -292,7 +294,7 @@ def _blocked(facts: Facts) -> Reason:
         return Reason(Why.LIMIT_UNKNOWN, needs_action=True)
     if facts.gate is None:
         return Reason(Why.DUE)
-    # While a whole burst has not started, no token helps.
+    # While a whole burst is admitted and has not started, a new token admits no further job.
     stalls = (facts.limit_queued or 0) >= (facts.limit_burst or 1)
     if facts.limit_rate is not None and facts.limit_opens_s is not None and not stalls:
         return Reason(Why.LIMIT_CLOSED)

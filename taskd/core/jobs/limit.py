@@ -1,4 +1,4 @@
-"""Limits: how many jobs run at the same time, and how many start per time."""
+"""Limits: how many jobs run at the same time, and how many start in a period of time."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Limit:
         concurrency: the most running jobs per key, 1 to 10,000.
         by: the argument whose value is the key, or several of them; none: all jobs have one key.
         concurrency_in_all: the most running jobs of all keys, 1 to 10,000.
-        rate: the most jobs per key that start within `per_s` seconds.
+        rate: how many jobs per key can start within `per_s` seconds, on average.
         per_s: the period of the rate in seconds, up to 30 days.
-        burst: the most jobs that can start at once after a pause, 1 to 10,000; by default as many
-            as the rate allows in one second, at least one.
+        burst: the most jobs that can start at once after a pause, 1 to 10,000; by default the rate
+            per second, rounded up.
         name: by default the task's name; tasks whose limits have the same name share one limit.
 
     Raises:

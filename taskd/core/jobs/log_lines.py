@@ -1,7 +1,8 @@
 """Log lines of handlers: which ones are kept, and how much of them.
 
-A handler can log a million lines, or one line of a gigabyte, with its arguments in it. So each line
-is made small and safe at once, by the rules for errors; of many lines the first and the last stay.
+A handler can log a million lines, or one line of a gigabyte, and a line can contain its arguments.
+So each line is shortened and cleaned at once, by the rules for errors. If there are many lines, the
+first and the last ones are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NAME_BYTES_MAX = 100
 
 
 class KeepLogs(StrEnum):
-    """Of which attempts log lines are kept."""
+    """The attempts whose log lines are kept."""
 
     OFF = "off"
     FAILED = "failed"
@@ -167,18 +168,18 @@ class Lines:
 
     @property
     def first(self) -> int:
-        """Return how many lines come before the omitted ones."""
+        """Return the number of lines before the omitted ones."""
         return len(self._first)
 
     @property
     def size(self) -> int:
-        """Return how many bytes they take."""
+        """Return the size of the lines in bytes."""
         return self._first_bytes + self._bytes
 
     def each(self) -> list[str]:
-        """Yield all of them, each as JSON."""
+        """Yield each line as JSON."""
         return [line.decode() for line in (*self._first, *(self._last or ()))]
 
     def to_json(self) -> str:
-        """Return all of them as a JSON array."""
+        """Return the lines as a JSON array."""
         return "[" + b",".join((*self._first, *(self._last or ()))).decode() + "]"

@@ -1,4 +1,4 @@
-"""Unique keys: at most one job of a task holds a key; a rule decides about the next one."""
+"""Unique keys: at most one job of a task holds a key; a rule decides about the next job."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Enqueued(int):
         Raises:
             JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
             JobNotFound: its transaction was not committed, or the job is no longer stored.
-            TimeoutError: the job has not ended in time. The job goes on.
+            TimeoutError: the job has not ended in time. It is not cancelled.
             RuntimeError: this value does not come from a client: it was copied or unpickled.
         """
         return await self._client().result(int(self), timeout_s)
@@ -111,14 +111,14 @@ class Enqueued(int):
 
     @classmethod
     def instead(cls, job_id: int, outcome: str) -> Self:
-        """Return the id of the job that has the key, with this outcome."""
+        """Return the id of the job that holds the key, with this outcome."""
         enqueued = cls(job_id)
         enqueued.outcome = outcome
         return enqueued
 
 
 def to_json_type(value: object) -> int:
-    """Use as msgspec's `enc_hook`: msgspec does not encode subclasses of int."""
+    """Encode an Enqueued; for msgspec's `enc_hook`, as msgspec encodes no subclasses of int."""
     if isinstance(value, Enqueued):
         return int(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
@@ -136,7 +136,8 @@ class Unique:
         for_s: hold the key for at least this many seconds, even if the job has ended; at most a
             year.
         on_conflict: what happens if another job holds the key; a value of OnConflict.
-        debounce_max_s: with `debounce`, the longest postponement in total.
+        debounce_max_s: with `debounce`, the latest new due time, in seconds after the job that
+            holds the key was enqueued.
         version: the version of the data that the job works on; the newest one wins. It cannot be
             combined with `scope`, `for_s` and `on_conflict`. Until 30 days after the last version
             of a key was enqueued, a version that is not newer is ignored.

@@ -73,7 +73,7 @@ class StillRuns:
 
 @dataclass(frozen=True, slots=True)
 class IdTaken:
-    """Claimed, but another job with this id runs here, which a failover has lost: released."""
+    """Claimed and released: another job with this id, which a failover has lost, runs here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,9 @@ AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker
 def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
     """Return the end of each job of a batch, given the end of its handler.
 
-    None is success for all. A list has one entry per job: an exception or a verdict counts as
-    raised, anything else is the job's result. An exception that the handler raises counts for all.
+    None means that all jobs succeeded. A list has one entry per job: an exception or a verdict
+    counts as raised, anything else is the job's result. An exception that the handler raises counts
+    for all jobs.
     """
     if not isinstance(happened, Returned) or happened.value is None:
         return [happened] * count

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from taskd.core.tasks.task import Task
 
 RESULT_BYTES_MAX = 256 * 1024
-# Of a job with a paused task. The first worker that notices the resume brings such jobs back at
-# once; without one, they are due again after this time.
+# When a job of a paused task is due again. The first worker that notices the end of the pause
+# queues such jobs at once; without such a worker, they are due after this time.
 PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
 
@@ -73,15 +73,16 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):
-            # It may still run here: the attempt counts, and the job waits until this process is
-            # gone.
+            # The handler may still run here: the attempt counts, and the job waits until this
+            # process has ended.
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
         case CancelRequested(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=reason)
         case StillRuns():
-            # It counts: a handler that never ends must not bring its job back without limit.
+            # The attempt counts: otherwise a handler that never ends would make its job run without
+            # limit.
             text = "an earlier attempt of it was abandoned and still runs in this worker"
             delay_s = max(
                 ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
@@ -109,14 +110,15 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
     """Return the number of the job's last attempt.
 
-    Attempts that ended with a crash of their worker are added: crashes have a budget of their own
-    (rescue fails a job after three), and half of the jobs that a kill leaves behind never started.
+    Attempts that ended with a crash of their worker are added, because crashes have a limit of
+    their own (rescue fails a job after three), and half of the jobs of a killed worker had not
+    started.
     """
     return (job.max_attempts or (task.max_attempts if task else 1)) + job.crashes
 
 
 def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
-    """Return whether this attempt comes after the job's last one, which the first never does."""
+    """Return whether this attempt exceeds the limit of attempts; the first attempt never does."""
     return job.attempt > 1 and job.attempt > attempts_limit(job, task)
 
 
@@ -144,7 +146,7 @@ def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
 def _result_json(value: Any) -> str:
     """Return the JSON of a result; a result that cannot be stored is described instead.
 
-    The work is done: an odd result must not make it run again.
+    The work is done, so a result that cannot be stored must not make the job run again.
     """
     try:
         text = msgspec.json.encode(value, enc_hook=_in_json).decode()
@@ -225,7 +227,7 @@ def _again(
 
 
 def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
-    """Return the policy's delay; a custom policy that raises is replaced by the default."""
+    """Return the delay of the task's backoff; if a custom one raises, that of the default."""
     try:
         return policy.delay_s(job.attempt)
     except Exception:  # noqa: BLE001 - user code; its fault must not cost the job

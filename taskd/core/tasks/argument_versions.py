@@ -1,8 +1,8 @@
 """Versions of a task's arguments: upgrade older ones, former names, hidden arguments.
 
-Jobs outlive code. A job from before a deploy has the arguments of that time, and a version number
-says so. Older arguments are upgraded step by step before they are decoded; a job with newer ones
-waits for a worker with newer code.
+Jobs outlive code: a job that was enqueued before a deploy has arguments of that time, and their
+version number. Older arguments are upgraded step by step before they are decoded. A job with newer
+arguments waits for a worker with newer code.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from taskd.errors import InvalidArgs
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 HIDDEN = "***"
-# A shorter value occurs in too many unrelated texts.
+# Shorter values are not hidden, because they occur in too many unrelated texts.
 SECRET_CHARS_MIN = 4
 _UNCHANGED = re.compile(r"[ !#-&(-\[\]-~]+")
 
 
 class ArgsVersions:
-    """The present version of a task's arguments, and how older ones become it.
+    """The present version of a task's arguments, and the steps that upgrade older arguments.
 
     Attributes:
         args_version: the present version.
@@ -61,7 +61,7 @@ class ArgsVersions:
         return (args_version or 1) > self.args_version
 
     def lift(self, args: str, args_version: int) -> str:
-        """Return the JSON text of older arguments in the present version.
+        """Return older arguments, upgraded to the present version, as JSON text.
 
         Raises:
             InvalidArgs: there is no step from their version, or a step failed.
@@ -121,7 +121,7 @@ def check_redact(
 
     Args:
         fields: the arguments of the present version.
-        older: there are older versions, whose arguments can have other names.
+        older: whether there are older versions, whose arguments can have other names.
 
     Raises:
         TypeError: it is one text, or names an argument that the task does not have.

@@ -67,7 +67,8 @@ class Task(Generic[P, R]):
         backoff: the delay after each failed attempt.
         on_error: maps exception classes to a verdict or to a backoff of their own.
         unique: the unique key of its jobs, or the arguments that make one; see Unique.
-        limit: how many of its jobs can run at the same time or start per time; see Limit.
+        limit: how many of its jobs can run at the same time, or start in a period of time; see
+            Limit.
         process: True runs a plain `def` in a separate process, which taskd can stop and kill.
         batch: the most jobs that the handler gets in one call, as a list of Items.
         max_wait_s: how long the first job of a batch waits for further jobs, 0 to 3 seconds.
@@ -159,7 +160,7 @@ class Task(Generic[P, R]):
         check_context(self.name, self.kind, takes_context=self.takes_context)
         self._item: type | None = None
         if self.kind is HandlerKind.BATCH:
-            # Its one parameter is the list; a job has one item's arguments instead.
+            # The handler's only parameter is a list of items; a job has the arguments of one item.
             self._item = item_class(self.name, handler, self._signature)
             self.takes_context = True
             fields = batches.args_fields(self._item)

@@ -1,9 +1,10 @@
-"""`taskd tail`: decide from successive polls which jobs to read, and what their rows tell.
+"""`taskd tail`: decide from successive polls which jobs to read, and which events they had.
 
-A poll returns the sets of ids that live, and that run. A job that lived at the last poll and lives
-no more has ended, in whatever order transactions commit. Only a job that came and went between two
-polls is found by its id. Ids can be drawn long before they are committed: a missing id is searched
-until every transaction that was open then has ended.
+A poll returns the ids of the live jobs and of the running jobs. A job that was live at the last
+poll and is not live now has ended, in whatever order transactions commit. Only a job that was
+enqueued and ended between two polls must be found by its id. An id can be drawn long before its job
+is committed, so a missing id is searched until every transaction that was open at the time has
+ended.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from taskd.core.jobs.job import FINISHED, JobState
 # Ids per mask.
 BLOCK = 64
 FULL = (1 << BLOCK) - 1
-# The most missing ids that are searched, the newest ones; they may still be committed.
+# The most missing ids that are searched, the newest ones; their jobs may still be committed.
 MISSING_MAX = 1000
-# A transaction draws an id a moment before it shows among the open ones.
+# A transaction draws an id a moment before the server lists it as open.
 MISSING_FOR = timedelta(seconds=10)
 
 # Block -> a bit for each of its ids.
@@ -52,11 +53,11 @@ def _has(ids: Ids, one: int) -> bool:
 
 
 class Poll(NamedTuple):
-    """Live jobs, and finished ones born after `after_id`; all of one snapshot.
+    """Live jobs, and finished jobs with ids after `after_id`, all read in one snapshot.
 
     Attributes:
-        oldest_xid: every transaction before this one is over.
-        next_xid: every transaction that was open is before this one.
+        oldest_xid: every transaction before this one has ended.
+        next_xid: every transaction that was open at the poll is before this one.
     """
 
     now: datetime
@@ -83,7 +84,7 @@ class Changes(NamedTuple):
     ended: set[int]
 
     def all(self) -> list[int]:
-        """Return each id once, in the order of their births."""
+        """Return each id once, in ascending order."""
         return sorted(self.born | self.claimed | self.stopped | self.ended)
 
 
@@ -103,7 +104,7 @@ class Watch:
     def compare(self, poll: Poll) -> tuple[Changes, Watch]:
         """Return what has changed, and the state with which to compare the next poll.
 
-        This object stays as it is: a caller that cannot read the rows of the changes compares
+        This object does not change: a caller that cannot read the rows of the changes compares
         again.
         """
         last, following = self._last, Watch()
@@ -267,7 +268,7 @@ class Reporter:
             recent = [event for event in events_of(job) if event.at > self._start]
             events += recent
             if job.state in FINISHED:
-                # It may have lived at the first poll, which came before this.
+                # The job may have been live at the first poll, which came earlier.
                 self._ended.add(job.id)
             else:
                 self._remember(job, recent)

@@ -1,8 +1,8 @@
 """`taskd top`: compute rates from two polls, and percentiles from recently ended jobs.
 
-Arrivals are counted by ids. Departures are arrivals minus the growth of the live jobs. None of that
-reads the history. Percentiles are those of the ended jobs that were found, which are not all if
-there are many: enough to see where the time goes.
+Arrivals are counted by ids. Departures are arrivals minus the growth of the number of live jobs.
+Neither needs the history. Percentiles are computed from a sample of the ended jobs if there are
+many, which is enough to see where the time goes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ RATE_S = 10.0
 LATE_S = 60.0
 # The most ended jobs that are kept, the last ones.
 ENDED_MAX = 5000
-# The most new jobs that are counted by queue at a poll; above it their shares are known.
+# The most new jobs that are counted by queue at a poll; of more jobs, only the shares of the queues
+# are known.
 BORN_MAX = 5000
 
 
@@ -118,7 +119,7 @@ class Ended(msgspec.Struct):
 
 
 class Task(msgspec.Struct):
-    """Ended jobs of a task within the last minute, as far as they were found."""
+    """Ended jobs of a task within the last minute, as far as they are in the sample."""
 
     task: str
     queue: str
@@ -230,7 +231,7 @@ class Top:
             name = queue.queue
             came = last.came[name] - first.came[name]
             made.in_per_s = came / past_s
-            # A job that was retried by hand arrived without a new id.
+            # A job that was retried by hand has no new id, so it was not counted as an arrival.
             made.out_per_s = max(0, came - last.live[name] + first.live[name]) / past_s
         made.wait_p50_s, made.wait_p95_s = _p50_p95(each.wait_s for each in mine)
         made.run_p50_s, made.run_p95_s = _p50_p95(each.run_s for each in mine)
@@ -246,7 +247,7 @@ class Top:
 
 
 def _tasks(ended: Iterable[Ended]) -> list[Task]:
-    """Sort by task and queue: failing ones first, then the slowest."""
+    """Group by task and queue; failing tasks come first, then the slowest."""
     grouped: dict[tuple[str, str], list[Ended]] = {}
     for each in ended:
         grouped.setdefault((each.task, each.queue), []).append(each)

@@ -15,7 +15,7 @@ from taskd.errors import InvalidWorkflow
 JOBS_MAX = 20_000
 DEPENDENCIES_MAX = 100_000
 ARGS_CHARACTERS_MAX = 16 * 1024 * 1024
-# The most bytes of results that a job can read from the jobs before it.
+# The most bytes of results that a job can read from its parents.
 RESULTS_BYTES_MAX = 8 * 1024 * 1024
 NAME_BYTES_MAX = 100
 # Brackets are reserved for the members of groups: `send[17]`.
@@ -23,15 +23,15 @@ NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
 class OnFailed(StrEnum):
-    """What happens to a job when one that it waits for has failed or was cancelled."""
+    """What happens to a job when one of its parents has failed or was cancelled."""
 
-    # It is cancelled as well, with the reason `dependency`.
+    # The job is cancelled, too, with the reason `dependency`.
     CANCEL = "cancel"
-    # It waits until that job is retried and done.
+    # The job waits until the parent is retried and done.
     WAIT = "wait"
-    # It continues, as if that job were done.
+    # The job continues as if the parent were done.
     CONTINUE = "continue"
-    # It starts then, and only then: when all are done, it is cancelled.
+    # The job starts only in this case: if all parents are done, it is cancelled.
     ONLY = "only"
 
 
