@@ -89,7 +89,7 @@ CREATE TABLE taskd.job (
     started_at timestamptz,                 -- start of the current or last attempt
     timeout_s double precision,             -- NULL: the task's option applies
     deadline timestamptz,                   -- no attempt starts after it: the job expires
-    tick timestamptz,                       -- the planned time of its schedule that it was made for
+    tick timestamptz,                       -- the tick of its schedule for which it was enqueued
     workflow_id bigint,
     fence bigint NOT NULL DEFAULT 0,        -- fencing token: grows at every claim and never shrinks
     state taskd.job_state NOT NULL DEFAULT 'queued',
@@ -109,14 +109,14 @@ CREATE TABLE taskd.job (
     errors jsonb NOT NULL DEFAULT '[]',     -- the first and the last 19 failed attempts
     key_scope taskd.key_scope,
     unique_key text,
-    version bigint,                         -- of the data that the job works on; newer wins
+    version bigint,                         -- version of the data that the job works on; the newer version wins
     follower jsonb,                         -- the job of a newer version that was enqueued while this one ran
     cancel_reason text,                     -- why its cancellation was requested while it ran
     node text,                              -- its name in its workflow, or its stage
     limit_name text,                        -- the limit that applies to it, and its key (tenant, host) within that limit
     limit_key text,
     schedule text,                          -- the schedule that made it
-    metadata jsonb                          -- the context of its trace, tags; it decides nothing
+    metadata jsonb                          -- its trace context and tags; taskd does not act on them
 ) WITH (
     -- Rows live for milliseconds: vacuum by the number of dead rows, not by their share of the table.
     autovacuum_vacuum_scale_factor = 0.01,

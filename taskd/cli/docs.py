@@ -23,7 +23,7 @@ FOLDERS = ("", "howto", "reference", "explanation", "moving")
 EXIT_NOT_FOUND = 3
 WIDTH_MAX = 100
 UNBROKEN, UNBROKEN_MAX = "\x1f", 40
-# Parts that a reader does not see: markers of blocks, and blocks that only a test runs.
+# Parts that are not shown: markers of blocks, and blocks that only a test runs.
 COMMENT = re.compile(r"^ *<!--.*?-->\n\n?", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]*)\)")
 EMPHASIS = re.compile(r"(\*{1,2})(\S.*?)\1")

@@ -113,7 +113,7 @@ def _versions_text(versions: Row) -> str:
 
 
 def _with_its_process(row: Row) -> Row:
-    """Return the row; its state is `gone` if the process has ended: a lease outlives its worker."""
+    """Return the row; the state is `gone` if the process has ended, and only its lease lives on."""
     from taskd.store.workers import Other
     from taskd.worker.lease.process_identity import is_gone
 

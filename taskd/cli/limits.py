@@ -1,4 +1,4 @@
-"""`taskd limits`: how many jobs of a limit run at a time, and how many start per time."""
+"""`taskd limits`: how many jobs run at the same time, and how many start in a period of time."""
 
 from __future__ import annotations
 
@@ -110,12 +110,14 @@ KEY_COLUMNS = {
 }
 
 rate_option = click.option(
-    "--rate", type=OrNone(Rate()), help="Jobs that can start per time: 100/s, 30/m, 5/h; or none."
+    "--rate",
+    type=OrNone(Rate()),
+    help="Jobs that can start per second, minute or hour: 100/s, 30/m, 5/h; `none`: no limit.",
 )
 burst_option = click.option(
     "--burst",
     type=click.IntRange(1, BURST_MAX),
-    help="Jobs that can start at once after a pause; by default the jobs of one second.",
+    help="Jobs that can start at once after a pause; by default the rate per second, rounded up.",
 )
 
 
@@ -173,10 +175,15 @@ def show(session: Session, name: str, keys_max: int, as_json: bool) -> None:
 @limits.command("set")
 @click.argument("name")
 @click.option(
-    "--concurrency", type=number(CONCURRENCY_MAX), help="Most running jobs per key; or none."
+    "--concurrency",
+    type=number(CONCURRENCY_MAX),
+    help="Most running jobs per key; `none`: no limit.",
 )
 @click.option(
-    "--in-all", "in_all", type=number(CONCURRENCY_MAX), help="Most running jobs in total; or none."
+    "--in-all",
+    "in_all",
+    type=number(CONCURRENCY_MAX),
+    help="Most running jobs of all keys; `none`: no limit.",
 )
 @rate_option
 @burst_option
@@ -191,9 +198,10 @@ def set_(
     burst: int | None,
     as_json: bool,
 ) -> None:
-    """Change a limit, also across restarts of the app. Bounds that are not given stay.
+    """Change a limit. Bounds that are not given do not change.
 
-    Running jobs go on. Blocked jobs are admitted at once if the new bounds have room for them.
+    The new bounds stay in force when the app restarts. Running jobs continue. Blocked jobs are
+    admitted at once if the new bounds allow it.
     """
     from taskd.core.jobs.job import check_task_name
     from taskd.store.jobs import limits as store

@@ -90,9 +90,9 @@ def pause(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Stop claiming from queues. Running jobs go on; workers need no restart.
+    """Stop claiming from queues. Running jobs continue; workers need no restart.
 
-    A queue can be paused before it has jobs or workers; the answer then calls it new.
+    A queue can be paused before it has jobs or workers; the command then says that it is new.
     """
     from taskd.store import queues as store
     from taskd.store.reading import reports
@@ -132,27 +132,29 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--concurrency",
     type=number(CONCURRENCY_MAX, word="default"),
-    help="Concurrent attempts per worker process; `default`: its own setting.",
+    help="Concurrent attempts per worker process; `default`: as the process is configured.",
 )
 @click.option(
-    "--max-running", type=number(RUNNING_MAX), help="Most running jobs of all workers; or none."
+    "--max-running",
+    type=number(RUNNING_MAX),
+    help="Most running jobs, of all workers together; `none`: no limit.",
 )
 @click.option(
     "--max-depth",
     type=number(DEPTH_MAX),
-    help="Most waiting jobs; a further enqueue fails; or none.",
+    help="Most waiting jobs; with more, enqueueing fails. `none`: no limit.",
 )
 @rate_option
 @burst_option
 @json_option
 @pass_session
 def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
-    """Limit a queue. Limits that are not given stay.
+    """Limit a queue. Limits that are not given do not change.
 
     `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000` applies to all workers
-    together. --concurrency applies to each worker process, to running ones within seconds and to
-    later ones from their start, and replaces their own setting. Running attempts go on to their
-    end.
+    together. --concurrency applies to each worker process and overrides its own setting: running
+    workers use the new number within seconds, later ones from their start. Running attempts
+    continue.
     """
     from taskd.store.jobs import limits
 

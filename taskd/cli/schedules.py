@@ -207,11 +207,11 @@ def set_(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Make a schedule, or change the one of that name.
+    """Make a schedule, or change the schedule of that name.
 
     taskd schedules set nightly report of=sales --cron '0 3 * * *' --timezone Europe/Berlin
 
-    Options that are not given get their defaults, also when the schedule exists. A pause stays.
+    Options that are not given get their defaults, even if the schedule exists. A pause stays.
     """
     every_s, cron = options.pop("every_s"), options.pop("cron")
     starts_at, timezone = options.pop("starts_at"), options.pop("timezone")
@@ -258,7 +258,7 @@ def pause(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Pause schedules until they are resumed, or for a time. Missed ticks are not made up for."""
+    """Pause schedules until they are resumed, or for a time. Ticks during a pause are skipped."""
     from taskd.store import schedules as store
 
     paused = session.run(lambda lane: store.pause(lane, names, for_s, reason))

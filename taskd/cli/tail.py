@@ -34,7 +34,7 @@ from taskd.errors import JobNotFound
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
-# Of --since: the most jobs that are shown, those with the latest events.
+# The most jobs that --since shows: those with the latest events.
 PAST_MAX = 10_000
 COLOURS = {
     "done": "green",
@@ -90,7 +90,7 @@ class Full(Exception):
 
 
 class Lines:
-    """Print the events that the options choose."""
+    """Prints the events that match the options."""
 
     def __init__(
         self,
@@ -172,14 +172,15 @@ async def _tail(
                 await tail.follow(job_id)
             else:
                 began = await tail.begin(since_s)
-                # Without this line, a quiet database would look like a command that hangs.
+                # Without this line, a user could not tell a quiet database from a command that
+                # hangs.
                 if sys.stderr.isatty():
                     session.echo(f"taskd: following events, times in {zone(began)}; Ctrl-C ends it")
                 await tail.go_on()
 
 
 class Tail:
-    """Poll the database, and print what has changed."""
+    """Polls the database, and prints the events since the last poll."""
 
     def __init__(self, session: Session, lane: Lane, lines: Lines, interval_s: float) -> None:
         self._session, self._lane, self._lines = session, lane, lines
@@ -220,7 +221,8 @@ class Tail:
         poll = await store.poll(self._lane, self._watch.after_id, list(self._watch.missing))
         changes, going = self._watch.compare(poll)
         rows = await store.jobs(self._lane, changes.all())
-        # Both statements were answered: an outage between them repeats both, and misses no event.
+        # Only now, after both statements were answered: an outage between them repeats both, and no
+        # event is missed.
         self._watch = going
         return self._reporter.report(rows, changes, poll.now)
 

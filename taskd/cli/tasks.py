@@ -85,9 +85,10 @@ def pause(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Stop starting jobs of these tasks. Running jobs go on; waiting jobs lose no attempt.
+    """Stop starting jobs of these tasks. Running jobs continue; waiting jobs lose no attempt.
 
-    Workers learn of it at once, or within five seconds. Former names are paused with the task.
+    Workers are notified at once; without notifications, they stop within about six seconds. The
+    former names of a task are paused with it.
     """
     from taskd.store import tasks as store
 

@@ -12,7 +12,8 @@ import click
 from taskd.cli.shared.session import OfSetting, Session, pass_session, run
 from taskd.errors import ConfigError
 
-# The longest time for a page; after it the page says that the database did not answer.
+# The longest time that a page waits for the database; then it says that the database did not
+# answer.
 PAGE_S = 10.0
 
 
@@ -33,9 +34,9 @@ PAGE_S = 10.0
 def web(session: Session, /, hash_password: bool, **flags: Any) -> None:
     """Serve the dashboard: queues, jobs, workflows, schedules and workers in a browser.
 
-    With a password (TASKD_WEB_PASSWORD, or the file TASKD_WEB_PASSWORD_FILE) it asks for a login,
-    and logged-in users can act: retry, cancel, pause, run a schedule. Without a password it only
-    shows, and listens on this machine only.
+    With a password (TASKD_WEB_PASSWORD, or the file TASKD_WEB_PASSWORD_FILE) it requires a login,
+    and users who are logged in can retry and cancel jobs, pause queues and run schedules. Without a
+    password it is read-only, and only this machine can connect.
     """
     from taskd.web import check_installed
 

@@ -142,7 +142,7 @@ def _tail(line: Line) -> str:
 def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> None:
     """Cancel a workflow: waiting jobs end now, running jobs are asked to stop.
 
-    No further stage of a pipeline starts. To bring a workflow back: taskd workflows retry.
+    No further stage of a pipeline starts. To continue the workflow later: taskd workflows retry.
     """
 
     async def work(lane: Lane) -> tuple[int, int]:

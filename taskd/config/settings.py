@@ -87,10 +87,12 @@ class Settings:
         names,
     )
     concurrency: int = setting(
-        100, "Concurrent attempts, per queue and process.", whole_number(1, 10_000)
+        100, "Concurrent attempts per queue, in each worker process.", whole_number(1, 10_000)
     )
     processes: int = setting(
-        1, "Worker processes, 64 at most; more than one run under a parent.", whole_number(1, 64)
+        1,
+        "Worker processes, at most 64. If there are several, a parent process starts them.",
+        whole_number(1, 64),
     )
     threads: int = setting(
         16, "Threads for plain `def` handlers, per process.", whole_number(1, 1000)
@@ -123,7 +125,7 @@ class Settings:
     )
     poll_s: float = setting(
         5.0,
-        "Longest interval between polls of an idle queue without notifications.",
+        "Longest interval between two polls of an idle queue; it varies by a fifth.",
         seconds(0.1, 60.0),
     )
     statement_timeout_s: float = setting(
@@ -131,7 +133,7 @@ class Settings:
     )
     job_lines_per_s: int = setting(
         10,
-        "Most successes logged individually per second; one line counts the others.",
+        "Most successes per second that are logged individually; one line counts the others.",
         whole_number(0, 100_000),
     )
     keep_logs: str = setting(

@@ -28,7 +28,7 @@ def job_retried(job: Job, ack: Ack, duration_s: float) -> None:
 
 
 def job_failed(job: Job, ack: Ack, duration_s: float) -> None:
-    """A job failed for good."""
+    """A job failed, and has no further attempt."""
     emit("job.failed", "error", **job_fields(job, duration_s), reason=ack.reason, error=_error(ack))
 
 

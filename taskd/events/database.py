@@ -35,7 +35,7 @@ def listener_connected(channels: int) -> None:
 
 
 def listener_lost(channels: int, error: str, delay_s: float) -> None:
-    """The LISTEN connection broke; polling goes on, and the connection is opened again."""
+    """The LISTEN connection broke; the worker polls, and opens the connection again."""
     emit("listener.lost", "warning", channels=channels, error=error, delay_s=round(delay_s, 2))
 
 
@@ -67,7 +67,7 @@ def acks_written(count: int, ack_s: float) -> None:
 
 
 def claims_delayed(queue: str, error: str) -> None:
-    """A queue cannot be claimed from now; logged once, and retried until it can."""
+    """A claim failed; it is retried until it succeeds, and this is logged once."""
     emit("claims.delayed", "warning", queue=queue, error=error)
 
 
@@ -85,7 +85,7 @@ def jobs_rescued(states: Mapping[int, str]) -> None:
 
 
 def connections_short(needed: int, free: int) -> None:
-    """The server has fewer free connections than this worker may need; the worker goes on."""
+    """The server has fewer free connections than the worker can need; the worker still starts."""
     emit("connections.short", "warning", needed=needed, free=free)
 
 
@@ -129,7 +129,7 @@ def schedule_skipped(schedule: str, tick: datetime) -> None:
 
 
 def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
-    """Ticks were due while no worker fired them; `caught_up` of them are made up for now."""
+    """Ticks were due while no worker fired them; `caught_up` of them are fired now."""
     since_text = since and since.isoformat()
     emit("schedule.missed", "warning", schedule=schedule, since=since_text, caught_up=caught_up)
 

@@ -52,12 +52,12 @@ def worker_reloaded(limits: Mapping[str, int]) -> None:
 
 
 def worker_declared_dead(worker_id: int) -> None:
-    """Another worker declared this one dead while it lived; it drops its jobs and restarts."""
+    """Another worker declared this live one dead; it drops its jobs and registers again."""
     emit("worker.declared_dead", "error", worker_id=str(worker_id))
 
 
 def worker_fenced(silent_s: float) -> None:
-    """PostgreSQL did not answer for too long: attempts are cancelled before others rescue jobs."""
+    """The lease was not renewed in time: attempts are cancelled before others rescue the jobs."""
     emit("worker.fenced", "error", silent_s=round(silent_s, 1))
 
 

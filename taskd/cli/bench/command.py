@@ -139,7 +139,7 @@ async def _clear_left(session: Session, lane: Lane) -> None:
 
 
 async def _checked(lane: Lane, with_live_jobs: bool) -> stored.Environment:
-    """Return what the database looks like before the benchmark.
+    """Return the facts about the database before the benchmark.
 
     Raises:
         Occupied: the database has live jobs.
@@ -195,7 +195,7 @@ async def _clear(session: Session, lane: Lane, name: str) -> None:
 def _interruptible() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C and SIGTERM cancel this task: first the measurements, then the clean-up.
 
-    A worker handles the signals while it runs; the yielded function takes them back.
+    A worker handles the signals while it runs; the yielded function installs these handlers again.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -230,7 +230,7 @@ def _progress(session: Session) -> Iterator[Report]:
     ) as bar:
 
         def report(step: str, share: float) -> None:
-            # Frequent drawing would be measured as well.
+            # Drawing more often would affect the measurement.
             nonlocal shown_at
             now = time.monotonic()
             if now - shown_at >= SHOW_EVERY_S:

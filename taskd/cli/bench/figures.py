@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from taskd.cli.shared.output import Columns, Row
 
-# Above this CPU share the worker's process is the limit, not the server.
+# If the worker's process uses more than this share of a core, it is the limit, and not the server.
 CPU_FULL = 0.85
 
 
@@ -23,7 +23,7 @@ class Times:
 
     @classmethod
     def of(cls, spans_s: Sequence[float]) -> Self:
-        """Compute them from at least one duration in seconds."""
+        """Return the percentiles of these durations in seconds, of which there is at least one."""
         at_99 = sorted(spans_s)[math.ceil(len(spans_s) * 0.99) - 1]
         return cls(round(median(spans_s) * 1000, 3), round(at_99 * 1000, 3))
 
@@ -134,5 +134,5 @@ def _drain_limit(figures: Figures) -> str:
 
 
 def _ms(milliseconds: float) -> str:
-    """Return three digits in the customary unit."""
+    """Return a duration with three digits in a suitable unit."""
     return f"{milliseconds:,.0f} ms" if milliseconds >= 100 else f"{milliseconds:.3g} ms"

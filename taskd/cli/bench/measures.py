@@ -1,4 +1,4 @@
-"""How `taskd bench` measures: with the ordinary client and the ordinary worker."""
+"""The measurements of `taskd bench`; they use the ordinary client and the ordinary worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ APP = "taskd-bench"
 CALLS_MAX = 5000
 CLIENTS = 10
 BULK_JOBS = 1000
-# Single jobs, and the jobs of the ten clients, are each at most this share of all jobs.
+# The single jobs are at most this share of all jobs, and so are the jobs of the ten clients.
 SHARE_MAX = 4
 # Measured after a drain, when the worker is idle.
 CALM_S = 1.0
@@ -51,7 +51,7 @@ class Plan:
     Attributes:
         jobs: jobs to enqueue, in all three ways together, and then to drain.
         wake_ups: jobs to give to an idle worker, one after another.
-        each_s: longest time of each other measurement, in seconds.
+        each_s: longest time of each of the other measurements, in seconds.
     """
 
     jobs: int
@@ -68,8 +68,8 @@ class Measures:
 
     Args:
         name: the name of the queue and of the task.
-        regain: called when the worker has ended: the worker handles the signals while it runs, and
-            does not restore earlier handlers.
+        regain: called when the worker has ended, to install the signal handlers again: the worker
+            handles the signals while it runs, and does not restore earlier handlers.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Measures:
         self._working.result()
 
     async def _drain(self, live: Callable[[], Awaitable[int]]) -> tuple[float, float]:
-        """Return seconds, and CPU seconds of this process, from the first start to the last ack."""
+        """Return seconds from the first start to the last ack, and CPU seconds of this process."""
         await self._until_started(self._plan.jobs, "drain")
         ends = time.monotonic() + STALLED_S
         while await live():
@@ -198,7 +198,7 @@ class Measures:
         return time.perf_counter() - starts.first_at, time.process_time() - starts.first_cpu_s
 
     async def _wake_ups(self, client: Client) -> list[float]:
-        """Return seconds from the commit of each job to the start of its handler, worker idle."""
+        """Return seconds from the commit of each job to its start in an idle worker."""
         await asyncio.sleep(CALM_S)
         spans: list[float] = []
         for number in range(1, self._plan.wake_ups + 1):
@@ -226,7 +226,7 @@ class Measures:
                 self._report(step, starts.count / count)
 
     def _go_on_until(self, ends: float) -> None:
-        """Do nothing, unless the worker has ended or the deadline has passed."""
+        """Raise an error if the worker has ended or the deadline has passed."""
         if self._working.done():
             self._working.result()
         if time.monotonic() > ends:

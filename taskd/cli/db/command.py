@@ -198,7 +198,7 @@ def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
 def start(session: Session, as_json: bool) -> None:
     """Start the embedded PostgreSQL, and keep it running until `taskd db stop`.
 
-    Without this command it stops soon after its last user has left.
+    Without this command, the server stops soon after its last client has disconnected.
     """
     from taskd import embedded
     from taskd.store.connections.database import Database
@@ -252,7 +252,8 @@ def status(session: Session, as_json: bool) -> None:
 def dsn(session: Session, show_password: bool, as_json: bool) -> None:
     """Print only the DSN, without its password.
 
-    It is that of the configured database, or of the embedded one, which is started if necessary.
+    The DSN is that of the configured database. Without one, it is that of the embedded PostgreSQL,
+    which is started if necessary.
     """
     loaded = session.load()
     if loaded.settings.dsn is not None:
@@ -298,8 +299,9 @@ def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
         environ = dict(os.environ) | ({"PGPASSWORD": password} if password else {})
         os.execve(psql, [psql, *psql_options, "--dbname", bare], environ)  # noqa: S606 - no shell wanted
     server = embedded.start(settings=_own(session))
-    # psql handles Ctrl-C, to drop the line or the statement; this process only holds the server.
-    # The handler must not be SIG_IGN, which psql would inherit.
+    # psql handles Ctrl-C: it cancels the line or the statement. This process only keeps the server
+    # running, so it does nothing at Ctrl-C. The handler must not be SIG_IGN, which psql would
+    # inherit.
     handler = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         done = subprocess.run(  # noqa: S603 - no shell, psql as it was looked up
@@ -321,7 +323,7 @@ def split_password(dsn: str) -> tuple[str, str | None]:
 
 
 def _own(session: Session) -> Settings:
-    """Return the settings, if they mean the embedded PostgreSQL.
+    """Return the settings, if they select the embedded PostgreSQL.
 
     Raises:
         ConfigError: another database is configured, or the embedded one is switched off.

@@ -95,7 +95,7 @@ def _print_event(session: Session, name: str, fields: Mapping[str, Any]) -> None
 
 
 def show_plan(session: Session, above: int | None, *, as_json: bool) -> None:
-    """Print what is missing, what it locks, and which workers can go on."""
+    """Print the missing migrations, what they lock, and which workers can continue."""
     missing_ones, old = _missing(session, above)
     if as_json:
         for each in missing_ones:
@@ -141,7 +141,7 @@ def _workers(each: Migration, old: Sequence[OldWorker]) -> str:
 
 
 def print_sql(session: Session, above: int | None) -> None:
-    """Print what is missing as a script for psql."""
+    """Print the missing migrations as a script for psql."""
     from taskd.store.schema.sql_script import script
 
     missing_ones, _ = _missing(session, above)
@@ -152,7 +152,7 @@ def print_sql(session: Session, above: int | None) -> None:
 
 
 def check(session: Session, *, as_json: bool) -> int:
-    """Return an exit code: whether a migration is missing."""
+    """Return the exit code that says whether a migration is missing."""
     migrations_known = migrations.all_migrations()
 
     async def work() -> list[Entry]:

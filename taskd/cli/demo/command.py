@@ -122,7 +122,7 @@ async def _lane(target: Target) -> AsyncIterator[Lane]:
 
 
 def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Target) -> None:
-    """Refuse if real mails would end in the demo's folder."""
+    """Refuse to start if real mails would be delivered into the demo's folder."""
     own = sum(job.folder is None and job.task == "send_email" for job in left)
     if own and (target.embedded is None or settings.smtp_host is not None):
         raise ConfigError(
@@ -142,7 +142,7 @@ def _folder(given: Path | None, left: Sequence[LeftJob]) -> Folder:
 
 
 def _mails(count: int, folder: Path) -> Iterator[NewJob]:
-    """Return this many jobs, made from the shipped mails in turn."""
+    """Return `count` jobs, made from the shipped mails in turn."""
     shipped = MAILS.read_text(encoding="utf-8").splitlines()
     mark = str(folder).encode("ascii", "backslashreplace").decode()
     for number in range(1, count + 1):
@@ -243,7 +243,7 @@ class Run:
             self._session.echo("\nPostgreSQL answers again.")
 
     async def _show_progress(self) -> None:
-        """A progress line for terminals."""
+        """Show a progress line on a terminal."""
         while sys.stderr.isatty() and not self._session.quiet:
             done, retried = self._counts["job.done"], self._counts["job.retried"]
             line = f"\r{done:,} of {len(self.ids):,} delivered, {retried:,} retried"
@@ -252,7 +252,7 @@ class Run:
             await asyncio.sleep(PROGRESS_EVERY_S)
 
     async def _await_all(self, lane: Lane) -> None:
-        """Print the summary when all mails are delivered; the worker goes on."""
+        """Print the summary when all mails are delivered; the worker continues to run."""
         from taskd.errors import StoreUnavailable
         from taskd.store.reading import demo as stored
 

@@ -16,7 +16,8 @@ from taskd.errors import ConfigError
 
 HOST = "127.0.0.1"
 HEAD_BYTES = 16 * 1024
-# Lies in every folder of a demo. The demo uses a path from a database row only if it finds this.
+# The name of a file in every folder of a demo. The demo uses a path from a database row only if the
+# folder contains this file.
 MARKER = ".taskd-demo"
 BUSY = "451 4.3.2 The demo's mail server defers this mail (--fail-rate); try again"
 

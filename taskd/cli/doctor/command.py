@@ -134,7 +134,7 @@ async def _database(
     facts: Facts,
     refused: dict[str, str],
 ) -> tuple[str, int]:
-    """Add what the database says; return why it says nothing, and the exit code for that."""
+    """Add the facts of the database; if it cannot be read, return the reason and its exit code."""
     [setup] = facts["setup"]
     if not loaded.settings.dsn:
         if setup["embedded_off"]:
@@ -222,7 +222,7 @@ def now() -> datetime:
 
 
 async def _listening(listen_dsn: str, connect_args: Any) -> str:
-    """Return where listen_dsn leads: `direct`, `pooled`, `other` (database), or why it fails."""
+    """Return the kind of listen_dsn: `direct`, `pooled`, `other` (database), or why it fails."""
     from taskd.store.reading import doctor as store
 
     try:

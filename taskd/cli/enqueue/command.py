@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     "--debounce-max",
     "debounce_max_s",
     type=DURATION,
-    help="With debounce: the longest postponement.",
+    help="With debounce: longest time from the enqueue of the key's holder to its new due time.",
 )
 @click.option(
     "--version",
@@ -88,8 +88,8 @@ def enqueue(
 
     Prints the id of the job: taskd enqueue send_report to=ada@example.org n:=3
 
-    With a unique key, the task's own or --unique-key, the printed id can be that of another job,
-    which holds the key; stderr then says what happened to that job.
+    If the job has a unique key (by its task's rule, or by --unique-key), the printed id can be that
+    of another job that holds the key. Then stderr says what happened.
 
     With - as the task, stdin holds one JSON object per line. Only its task is required:
 
@@ -131,14 +131,14 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ends(deadline: datetime | float | None) -> tuple[datetime | None, float | None]:
-    """Return a deadline as a moment, or as seconds from now."""
+    """Return the deadline as an option: a moment, or seconds from now."""
     if isinstance(deadline, datetime):
         return deadline, None
     return None, deadline
 
 
 def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any], ids: bool) -> None:
-    """Enqueue the lines of stdin in chunks, and print how far it got."""
+    """Enqueue the lines of stdin in chunks, and print how many were enqueued."""
     progress = Progress()
     try:
         _enqueue_chunks(session, source, _given(options), ids, progress)
@@ -146,8 +146,8 @@ def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any],
         why = str(error).removesuffix(".")
         raise type(error)(progress.summary(why, isinstance(error, StoreUnavailable))) from error
     except (KeyboardInterrupt, BrokenPipeError) as error:
-        # The reader of --ids, such as `head`, has gone: stop without an error, but print how far it
-        # got.
+        # The reader of --ids, such as `head`, has closed the pipe: stop without an error, but print
+        # how many lines were enqueued.
         why = (
             "interrupted"
             if isinstance(error, KeyboardInterrupt)
@@ -193,8 +193,9 @@ async def _blame(
 ) -> tuple[int, EnqueueError]:
     """Return the first line of a refused chunk that PostgreSQL refuses, and why.
 
-    Only the database knows all reasons to refuse, so it is asked: the shortest refused prefix of
-    the chunk ends with that line. Accepted prefixes are rolled back.
+    Only the database knows all reasons to refuse a line, so it is asked: the line is the last one
+    of the shortest prefix of the chunk that the database refuses. Accepted prefixes are rolled
+    back.
     """
     good, bad = 0, len(chunk.jobs)
     async with session.target() as target, target.database.connection("cli") as connection:

@@ -1,4 +1,4 @@
-"""The stdin of `taskd enqueue -`: lines become jobs in chunks; and how far that got."""
+"""The stdin of `taskd enqueue -`: make jobs of the lines in chunks, and track the progress."""
 
 from __future__ import annotations
 
@@ -198,11 +198,11 @@ class Progress:
         self.sent = None
 
     def summary(self, why: str, doubtful: bool) -> str:
-        """Return what is enqueued, why it ended, and what is not enqueued.
+        """Return a text: what was enqueued, why the command ended, and what was not enqueued.
 
         Args:
             why: the reason why it ended.
-            doubtful: a chunk was being sent, and may have been written.
+            doubtful: whether a chunk was being sent, and may have been written.
         """
         begun = f"{self.enqueued:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""
         if doubtful and self.sent is not None:
@@ -220,7 +220,7 @@ class Progress:
 class Bar:
     """Show progress on a terminal: a bar for the bytes of a file, a running count for a pipe.
 
-    It shows nothing elsewhere, nor for typed lines: those are on the terminal already.
+    It shows nothing if stderr is no terminal, and nothing for lines that the user types.
     """
 
     def __init__(self, source: IO[bytes], quiet: bool) -> None:

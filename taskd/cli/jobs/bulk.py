@@ -93,7 +93,7 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
 
 
 def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
-    """Return the filter, if no ids were given.
+    """Return the filter; None if ids were given.
 
     Raises:
         UsageError: both ids and a filter were given, or neither.

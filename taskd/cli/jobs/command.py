@@ -39,7 +39,7 @@ def _attempts(row: Row) -> str:
 
 
 def _note(row: Row) -> str:
-    """Return what a reader wants to know next: why the job failed, or when it is due."""
+    """Return the text of the column NOTE: why the job failed, or when it is due."""
     if row["state"] == JobState.SCHEDULED:
         due = row["due_in_s"]
         when = f"in {span(due)}" if due > 0 else "due"

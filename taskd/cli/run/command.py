@@ -31,7 +31,7 @@ LEFT_WORDS = {
     "later_retries": "retried in more than 60 s",
 }
 OUTCOMES = ("done", "failed", "cancelled")
-# `released` is left out: these jobs were given back before they ran.
+# Without `released`: these jobs were returned to their queues before they ran.
 TRIED = {
     "retried": "failed and {were} retried",
     "snoozed": "snoozed by their handlers",
@@ -141,7 +141,8 @@ def run(
 def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
     """Run the worker on its own event loop.
 
-    asyncio stops the loop when a task of a handler raises SystemExit; the worker then goes on.
+    asyncio stops the loop if an asyncio task of a handler raises SystemExit; then the loop is run
+    again.
     """
     import uvloop
 
@@ -288,14 +289,16 @@ async def _run_processes(
 
 
 def _ignore_stops() -> None:
-    # The signals have done their work. With the default action, a signal that is sent twice would
-    # kill the process in its last milliseconds, and its exit code would be -15.
+    # The worker has stopped, so signals are ignored from now on. With the default action, a signal
+    # that is sent twice would kill the process in its last milliseconds, and its exit code would be
+    # -15.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(target: Target) -> None:
-    # For process 1 of a container, the exit kills the server: let it stop cleanly first.
+    # If this is process 1 of a container, its exit kills the embedded server, so let that stop
+    # first.
     target.close(wait_s=5.0 if os.getpid() == 1 else 0.0)
 
 
@@ -319,7 +322,8 @@ async def _nothing_is_left() -> bool:
 def summary(jobs: dict[str, int], left: dict[str, int]) -> str:
     """Return the last line of `--until-empty`: jobs by outcome, other attempts, remaining jobs.
 
-    A job can be retried several times, so attempts that ended no job are counted as attempts.
+    A job can be retried several times, so attempts that did not end their job are counted
+    separately.
     """
     parts = [f"{jobs[what]:,} {what}" for what in OUTCOMES if jobs.get(what)]
     tried = [

@@ -28,12 +28,12 @@ SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 STOPPING = {signal.SIGTERM, signal.SIGINT}
 AWAITED = STOPPING | {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGCHLD}
 
-# Of each file: its modification time in ns, and its size.
+# The modification time in ns and the size of each file.
 Seen = dict[str, tuple[int, int]]
 
 
 def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
-    """Return in a new process, at once and after every change of the code.
+    """Return in a new process: once at the start, and again after every change of the code.
 
     Args:
         settings: the settings, which name the app.
@@ -43,7 +43,8 @@ def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
         SystemExit: in the calling process, when it is stopped and the worker has ended.
         ConfigError: there are too many files to watch.
     """
-    # A .pyc stores the second of its source: a second edit within one second would not be run.
+    # A .pyc stores the time of its source in seconds, so a second edit within one second would not
+    # be noticed.
     sys.dont_write_bytecode = True
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     parent_pipe, held = os.pipe()
@@ -53,7 +54,7 @@ def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
     os.close(held)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # Not in the parent: modules that it imports are never read again.
+    # Not in the parent: modules that the parent has imported would never be read again.
     from taskd.worker.stopping.parent_watch import ParentWatch
 
     ParentWatch(parent_pipe)
@@ -72,7 +73,7 @@ class _Parent:
 
     def forks(self) -> bool:
         """Start a worker; return True in the process of the worker."""
-        # Before the fork, so that a change during the worker's import counts.
+        # Scan before the fork, so that a change during the worker's import is noticed.
         self._seen = scan(self._folders)
         self._draining = False
         self._worker = os.fork()

@@ -26,7 +26,7 @@ def ask_named(
     task: str | None = None,
     empty: Callable[[T], bool] = operator.not_,
 ) -> T:
-    """Do as Session.run does; if the answer is empty, write to stderr which names are unknown.
+    """Run `work` like Session.run; if the result is empty, write to stderr which names are unknown.
 
     Raises:
         StoreUnavailable, ConfigError, SchemaError: for the same reasons as Session.run().

@@ -82,7 +82,7 @@ def _cut(cell: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Return text that stays within its cell: any producer can choose names and messages."""
+    """Return text without control characters: any producer can choose names and messages."""
     return text if text.isprintable() else printable(text.replace("\n", " ").replace("\t", " "))
 
 

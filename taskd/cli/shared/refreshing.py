@@ -63,7 +63,7 @@ class Asking:
         self._pending = False
 
     async def __call__(self, query: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the answer; or None after a wait, if there was none: `error` says why."""
+        """Return the answer; without one return None after a wait, and `error` says why."""
         self._queried_at, self._pending = time.monotonic(), True
         try:
             answer = await query()

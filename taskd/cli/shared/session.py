@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# A report can read a long history, which no statement of a worker does.
+# A report can read a long history, so it gets more time than the statements of a worker.
 REPORT_TIMEOUT_S = 60.0
 # A hundred years, which PostgreSQL can still add to the current time.
 DURATION_S_MAX = 36_500 * 86_400.0
@@ -55,12 +55,12 @@ class Session:
             click.echo(typed(message), err=True)
 
     def warn(self, loaded: config.Loaded) -> None:
-        """Write warnings about settings that are odd but no errors."""
+        """Write warnings about settings that are allowed but probably wrong."""
         for sentence in loaded.ignored:
             self.echo(f"taskd: {sentence}")
 
     def dsn_told(self) -> str:
-        """Return where the DSN comes from, for somebody who has to check it."""
+        """Return the source of the DSN, for a message to a user who has to check it."""
         try:
             source = self.load().sources["dsn"]
         except ConfigError:

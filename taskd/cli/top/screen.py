@@ -38,7 +38,7 @@ NOTES = (
 
 
 class Ui(NamedTuple):
-    """What the user has chosen to see.
+    """The user's choices: queue, sort order, and whether the screen is held.
 
     Attributes:
         status: state of the connection, and its style.
@@ -237,7 +237,8 @@ def _widths(section: Section, rows: Sequence[Any], width: int) -> tuple[list[Col
         columns.remove(min(going, key=lambda each: each.keep))
     sizes = [least(each) for each in columns]
     left = width - sum(sizes) - len(columns) + 1
-    # Give a cell to each column that needs one, in turns: no long name takes the room of an error.
+    # Give cells to the columns that need them in turns, so that a long name does not use up the
+    # space of an error.
     wanted_sizes = [natural(each) for each in columns]
     while left > 0 and (growing := [n for n, size in enumerate(sizes) if size < wanted_sizes[n]]):
         for each in growing[:left]:

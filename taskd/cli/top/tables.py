@@ -15,7 +15,7 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        keep: columns with the lowest number go first if there is no room; 0 stays.
+        keep: if there is no room, columns with the lowest number are dropped first; 0: never.
         least: the fewest cells that it takes. A column with `wide` gives up the cells above this if
             there is no room; the last such column takes the remaining cells.
     """
