@@ -3,8 +3,8 @@
 Each way of enqueueing (one client, 10 clients, 1,000 per call) is measured on a quiet server, and
 while a worker drains the enqueued jobs. The floors are plain inserts without NOTIFY: `plain`
 inserts the same rows into taskd's own table, `raw` of the harness into its own smaller one. A busy
-worker gets one job or notification every 5 ms besides (see harness.bell), so that all share the
-machine with a worker that works.
+worker also gets one job or notification every 5 ms (see harness.notifications), so that all ways
+are measured beside a worker that works.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ async def _one(
         if busy:
             workers = await stack.enter_async_context(harness.worker(name))
             if name in {"taskd", "plain"}:
-                await stack.enter_async_context(harness.bell(harness.TASKD_RING))
+                await stack.enter_async_context(harness.notifications(harness.NOTIFY_TASKD))
             elif not options.get("notify", True):
-                await stack.enter_async_context(harness.bell(harness.RAW_RING))
+                await stack.enter_async_context(harness.notifications(harness.NOTIFY_RAW))
         told = await asyncio.to_thread(
             harness.run().call, harness.peer(name), harness.DATABASE, "enqueue", asked, 60
         )

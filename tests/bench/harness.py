@@ -32,10 +32,10 @@ T = TypeVar("T")
 CHECKOUT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 DATABASE = "scenario"
-BELL_EVERY_S = 0.005
+NOTIFY_EVERY_S = 0.005
 # Statements that notify a peer's workers of jobs that were inserted without the peer.
-TASKD_RING = """SELECT taskd.enqueue('noop', '{"i":1}', queue => 'bench')"""
-RAW_RING = "NOTIFY jobs"
+NOTIFY_TASKD = """SELECT taskd.enqueue('noop', '{"i":1}', queue => 'bench')"""
+NOTIFY_RAW = "NOTIFY jobs"
 
 
 @cache
@@ -129,28 +129,27 @@ async def worker(name: str, count: int = 1, **options: Any) -> AsyncIterator[lis
 
 
 @asynccontextmanager
-async def bell(ring: str) -> AsyncIterator[None]:
-    """Run this statement every 5 ms on a connection of its own.
+async def notifications(statement: str) -> AsyncIterator[None]:
+    """Run this statement, which notifies workers, every 5 ms on a connection of its own.
 
     Plain inserts send no NOTIFY: a worker whose claim was empty would sleep until its next poll,
-    and
-    the inserts would be measured on an idle machine. So taskd's workers get one job every 5 ms by
-    taskd.enqueue, which notifies, or does not, as for every producer. taskd's own enqueueing is
-    measured with the same addition, so that the conditions are equal.
+    and the inserts would be measured on an idle machine. So taskd's workers get one job every 5 ms
+    by taskd.enqueue, which notifies under the same conditions as for every producer. taskd's own
+    enqueueing is measured with these jobs in addition, so that the conditions are equal.
     """
     connection = await connect()
 
-    async def ring_on() -> None:
+    async def notify() -> None:
         while True:
-            await connection.execute(ring)
-            await asyncio.sleep(BELL_EVERY_S)
+            await connection.execute(statement)
+            await asyncio.sleep(NOTIFY_EVERY_S)
 
-    ringing = asyncio.create_task(ring_on(), name="bell")
+    notifying = asyncio.create_task(notify(), name="notifications")
     try:
         yield
     finally:
-        ringing.cancel()
-        await asyncio.wait({ringing})
+        notifying.cancel()
+        await asyncio.wait({notifying})
         await connection.close()
 
 

@@ -109,7 +109,7 @@ class Producer:
 
     async def feed(self, secs: float) -> None:
         """Enqueue until cancelled; `secs` bounds one call."""
-        ring = harness.RAW_RING if self._name.startswith("raw") else None
+        notify = harness.NOTIFY_RAW if self._name.startswith("raw") else None
         connection = await harness.connect()
         try:
             while True:
@@ -123,7 +123,7 @@ class Producer:
                     {"n": count}, secs + 60,
                 )  # fmt: skip
                 self.enqueued += count
-                if ring:  # its bulk insert sends no NOTIFY
-                    await connection.execute(ring)
+                if notify:  # its bulk insert sends no NOTIFY
+                    await connection.execute(notify)
         finally:
             await connection.close()

@@ -144,7 +144,7 @@ def _s8(rows: Rows, axes: Any) -> None:
 
 def _label(name: str) -> str:
     if name.startswith("raw"):
-        return f"hand-written ({name})"
+        return "hand-written SQL"
     return name.replace("_", " ")
 
 

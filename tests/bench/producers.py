@@ -12,8 +12,8 @@ second, with one worker on the queue, and with three more idle ones:
 
 A plain INSERT sends no NOTIFY. Left alone, its worker would sleep until the next poll, and the
 clients would have the machine to themselves. So `plain`, `function` and `taskd` have one more
-client, which calls taskd.enqueue every 5 ms (harness.bell). It notifies in the same cases, and the
-workers do the same work in all three; `drained_per_s` shows whether they did.
+client, which calls taskd.enqueue every 5 ms (harness.notifications). It notifies in the same cases,
+and the workers do the same work in all three; `drained_per_s` shows whether they did.
 
 The server counts the claims: each one is a scan of the index job_claim, so the workers run
 unchanged. A session reports its scans when it has ended, so they are read after the workers were
@@ -51,19 +51,19 @@ KINDS: dict[str, tuple[str, str, str | None]] = {
     "plain": (
         """INSERT INTO taskd.job (queue, task, args) VALUES ('bench', 'noop', '{"i":1}');""",
         "taskd",
-        harness.TASKD_RING,
+        harness.NOTIFY_TASKD,
     ),
     "function": (
         """SELECT insert_job('bench', 'noop', '{"i":1}');""",
         "taskd",
-        harness.TASKD_RING,
+        harness.NOTIFY_TASKD,
     ),
     "taskd": (
         """SELECT taskd.enqueue('noop', '{"i":1}', queue => 'bench');""",
         "taskd",
-        harness.TASKD_RING,
+        harness.NOTIFY_TASKD,
     ),
-    "raw_insert": (f"{RAW_INSERT};", RAW, harness.RAW_RING),
+    "raw_insert": (f"{RAW_INSERT};", RAW, harness.NOTIFY_RAW),
     "raw_notify": (
         f"WITH i AS ({RAW_INSERT} RETURNING id) SELECT id, pg_notify('jobs', 'default') FROM i;",
         RAW,
@@ -99,9 +99,9 @@ async def _one(kind: str, idle: int, secs: float) -> dict[str, Any]:
         if kind == "function":
             await observer.execute(FUNCTION)
         async with harness.worker(name, 1 + idle) as workers:
-            async with AsyncExitStack() as ringing:
+            async with AsyncExitStack() as notifying:
                 if notified:
-                    await ringing.enter_async_context(harness.bell(notified))
+                    await notifying.enter_async_context(harness.notifications(notified))
                 await asyncio.sleep(SETTLE_S)
                 before = await harness.claims(observer)
                 tps = await asyncio.to_thread(_pgbench, script, secs)

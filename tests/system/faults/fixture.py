@@ -72,7 +72,7 @@ class Worker:
         self.process = process
         self.lines: list[dict[str, Any]] = []
         self.ended = False
-        self._heard = asyncio.Condition()
+        self._arrived = asyncio.Condition()
         self._log = log
         self._reader = asyncio.create_task(self._read(), name="worker-lines")
 
@@ -83,29 +83,29 @@ class Worker:
                 log.write(line)
                 log.flush()
                 with suppress(ValueError):
-                    said = json.loads(line)
-                    async with self._heard:
-                        self.lines.append(said)
-                        self._heard.notify_all()
-        async with self._heard:
+                    event = json.loads(line)
+                    async with self._arrived:
+                        self.lines.append(event)
+                        self._arrived.notify_all()
+        async with self._arrived:
             self.ended = True
-            self._heard.notify_all()
+            self._arrived.notify_all()
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def said(self, event: str) -> list[dict[str, Any]]:
-        """Its lines of one event."""
-        return [line for line in self.lines if line.get("event") == event]
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The logged events of this name."""
+        return [line for line in self.lines if line.get("event") == name]
 
-    async def heard(self, event: str, count: int = 1, within_s: float = WITHIN_S) -> None:
-        """Wait for `count` events of a name."""
+    async def wait_for(self, name: str, count: int = 1, within_s: float = WITHIN_S) -> None:
+        """Wait until `count` events of this name were logged."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(within_s), self._heard:
-                await self._heard.wait_for(lambda: len(self.said(event)) >= count or self.ended)
-        assert len(self.said(event)) >= count, (
-            f"no {event} x {count}; {self._log}: {self._log.read_text()[-2000:]}"
+            async with asyncio.timeout(within_s), self._arrived:
+                await self._arrived.wait_for(lambda: len(self.events(name)) >= count or self.ended)
+        assert len(self.events(name)) >= count, (
+            f"no {name} x {count}; {self._log}: {self._log.read_text()[-2000:]}"
         )
 
     async def drained(self) -> int:
@@ -133,7 +133,7 @@ class Scene:
         settings: of the workers, as in taskd.config.
 
     Attributes:
-        told: ids that the database has confirmed.
+        confirmed: ids of jobs whose enqueue the database has confirmed.
         refused: how often the feeder could not enqueue.
         leaving: awaited between the end of the workers and the check of the history.
     """
@@ -144,7 +144,7 @@ class Scene:
         self.home, self.dsn = home, dsn
         self.judge = Judge(dsn)
         self.workers: list[Worker] = []
-        self.told: list[int] = []
+        self.confirmed: list[int] = []
         self.figures: dict[str, Any] = {}
         self.refused = 0
         self.leaving: list[Callable[[], Awaitable[None]]] = []
@@ -182,7 +182,7 @@ class Scene:
         made = Worker(process, self.home / f"worker-{process.pid}.log")
         self.workers.append(made)
         if ready:
-            await made.heard("worker.ready")
+            await made.wait_for("worker.ready")
         return made
 
     # The load.
@@ -204,7 +204,7 @@ class Scene:
     async def enqueue(self, made: list[NewJob]) -> list[int]:
         """Enqueue jobs; return their ids, each of which the judge will check."""
         ids = await jobs.enqueue(self._lane, made)
-        self.told += ids
+        self.confirmed += ids
         return ids
 
     def feed(self, jobs_per_s: int = 400) -> None:
@@ -307,17 +307,17 @@ class Scene:
         ]
         return sorted(rows, key=lambda row: row[0])
 
-    def said(self, event: str) -> list[dict[str, Any]]:
-        """The lines of all workers of one event."""
-        return [line for worker in self.workers for line in worker.said(event)]
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name that the workers have logged."""
+        return [line for worker in self.workers for line in worker.events(name)]
 
     # The end.
 
-    async def finish(self, name: str, *, within_s: float = WITHIN_S, **told: Any) -> Outcome:
+    async def finish(self, name: str, *, within_s: float = WITHIN_S, **checks: Any) -> Outcome:
         """Finish all jobs, drain the workers, and check the history.
 
         Args:
-            told: for `Judge.check`.
+            checks: arguments of `Judge.check`.
         """
         await self.starve()
         await self._lane.close()
@@ -331,7 +331,7 @@ class Scene:
         assert self._sql is not None
         await self._sql.executemany(RECORD, rows, timeout=120)
         await self._sql.close()
-        verdict = await self.judge.check(**({"enqueued": self.told} | told))
+        verdict = await self.judge.check(**({"enqueued": self.confirmed} | checks))
         return Outcome(name, verdict, self.figures)
 
     async def _empty(self) -> bool:
@@ -360,10 +360,10 @@ RECORD = (
 
 
 @asynccontextmanager
-async def scene(dsn: str, **told: Any) -> AsyncIterator[Scene]:
+async def scene(dsn: str, **settings: Any) -> AsyncIterator[Scene]:
     """A scene for the length of a block."""
     home = Path(tempfile.mkdtemp(prefix="taskd-scene-", dir="/tmp"))
-    made = Scene(home, dsn, **told)
+    made = Scene(home, dsn, **settings)
     try:
         await made.open()
         yield made

@@ -78,9 +78,9 @@ async def _failover(
     known = {row[0] for row in await standby.ask("SELECT DISTINCT job FROM judge.event")}
     ended = {row[0] for row in await standby.ask("SELECT job FROM judge.event WHERE kind = 'kept'")}
     unacked = {row[1] for row in made.records() if row[5] != "start"} - ended
-    gone = [job for job in made.told if job not in known]
-    made.told = [job for job in made.told if job in known]
-    before_it = set(made.told)
+    gone = [job for job in made.confirmed if job not in known]
+    made.confirmed = [job for job in made.confirmed if job in known]
+    before_it = set(made.confirmed)
     made.feed(200)
     made.figures |= {
         "promoted_after_kill_s": promoted - killed,
@@ -92,15 +92,15 @@ async def _failover(
     gate.touch()
     unclaimed = await _ran_without_a_claim(made, standby, promoted + UNSTARTED_S)
     made.figures["claims_lost_with_the_wal"] = len(unclaimed)
-    made.figures["declared_dead"] = len(made.said("workers.declared_dead")) + len(
-        made.said("worker.declared_dead")
+    made.figures["declared_dead"] = len(made.events("workers.declared_dead")) + len(
+        made.events("worker.declared_dead")
     )
-    made.figures["fenced"] = len(made.said("worker.fenced"))
+    made.figures["fenced"] = len(made.events("worker.fenced"))
     name = "failover_synchronous" if synchronous else "failover_asynchronous"
     # Abandoned attempts of lost jobs run beside the jobs that got their ids.
     outcome = await made.finish(name, rolled_back=unclaimed | unacked, left_behind=unclaimed)
     ran = {row[1] for row in made.records() if row[5] == "start" and row[0] > promoted}
-    outcome.figures["confirmed_and_never_run"] = len(set(made.told) - before_it - ran)
+    outcome.figures["confirmed_and_never_run"] = len(set(made.confirmed) - before_it - ran)
     return outcome
 
 
@@ -128,7 +128,7 @@ async def claims_undone() -> Outcome:
                 await _until(primary, REPLICATING, 1)
                 worker = await made.worker()
                 worker.process.send_signal(signal.SIGTSTP)
-                await worker.heard("worker.quiet")
+                await worker.wait_for("worker.quiet")
                 gate = made.home / "gate"
                 held = await made.enqueue([app.holds.job(gate=str(gate))] * 5)
                 await _replayed(primary, standby)
@@ -141,7 +141,7 @@ async def claims_undone() -> Outcome:
                 await _until(standby, "SELECT count(*) FROM taskd.job WHERE state = 'running'", 5)
                 gate.touch()
                 outcome = await made.finish("claims_undone", rolled_back=held)
-                outcome.figures["crashes"] = len(worker.said("service.crashed"))
+                outcome.figures["crashes"] = len(worker.events("service.crashed"))
                 outcome.figures["starts"] = outcome.verdict.figures.starts
                 return outcome
         finally:
@@ -158,13 +158,13 @@ async def read_only(seconds: float = 3.0) -> Outcome:
         await cluster.ask("SELECT pg_reload_conf()")
         # Whichever comes first: while outcomes wait, nothing is claimed.
         async with asyncio.timeout(30):
-            while not (worker.said("acks.delayed") or worker.said("claims.delayed")):
+            while not (worker.events("acks.delayed") or worker.events("claims.delayed")):
                 await asyncio.sleep(0.05)
         await asyncio.sleep(seconds)
         await cluster.ask("ALTER SYSTEM RESET default_transaction_read_only")
         await cluster.ask("SELECT pg_reload_conf()")
         made.figures["first_claim_s"] = await made.first_claim_after(time.time())
-        made.figures["fenced"] = len(worker.said("worker.fenced"))
+        made.figures["fenced"] = len(worker.events("worker.fenced"))
         return await made.finish("read_only")
 
 

@@ -42,12 +42,12 @@ async def connections(workers: int = 5, away_s: float = 10.0) -> Outcome:
             for _ in range(workers):
                 await made.worker(ready=False)
             for worker in made.workers:
-                await worker.heard("connections.none")
+                await worker.wait_for("connections.none")
             for hog in hogs:
                 await hog.close()
             room = time.monotonic()
             for worker in made.workers:
-                await worker.heard("worker.ready")
+                await worker.wait_for("worker.ready")
             made.figures["all_ready_s"] = time.monotonic() - room
             made.feed(200)
             await made.ended(200)
@@ -75,12 +75,12 @@ async def _lose_connections(made: Scene, cluster: Cluster, away_s: float) -> Non
     )
     began = time.monotonic()
     for worker in made.workers:
-        await worker.heard("listener.lost")
+        await worker.wait_for("listener.lost")
     await asyncio.sleep(max(0.0, away_s - (time.monotonic() - began)))
     made.figures["knocks_per_s"] = (_knocks(cluster) - knocked) / (time.monotonic() - began)
     await cluster.ask("ALTER ROLE app CONNECTION LIMIT -1")
     made.figures["first_claim_s"] = await made.first_claim_after(time.time())
-    made.figures["declared_dead"] = len(made.said("workers.declared_dead"))
+    made.figures["declared_dead"] = len(made.events("workers.declared_dead"))
 
 
 def _knocks(cluster: Cluster) -> int:
@@ -116,7 +116,7 @@ async def lock(seconds: float = 5.0, before: int = 1500) -> Outcome:
             "worker.fenced",
             "service.crashed",
         ):
-            made.figures[event] = len(made.said(event))
+            made.figures[event] = len(made.events(event))
         outcome = await made.finish("lock")
         outcome.figures["repeated_runs"] = outcome.verdict.figures.repeated
         return outcome
@@ -162,7 +162,7 @@ async def disk_full(full_s: float = 10.0, *, wal: bool = False) -> Outcome:
             if wal:
                 await _use_up_the_log(cluster)
             gate.touch()
-            await worker.heard("acks.delayed", within_s=30)
+            await worker.wait_for("acks.delayed", within_s=30)
             await asyncio.sleep(full_s)
             made.figures["alive"] = worker.process.returncode is None
         made.figures["server_stopped"] = not cluster.runs
@@ -174,8 +174,8 @@ async def disk_full(full_s: float = 10.0, *, wal: bool = False) -> Outcome:
             await cluster.start()
         room = time.time()
         made.figures["first_claim_s"] = await made.first_claim_after(room)
-        made.figures["store_back_s"] = [line["outage_s"] for line in worker.said("store.back")]
-        made.figures["service.crashed"] = len(worker.said("service.crashed"))
+        made.figures["store_back_s"] = [line["outage_s"] for line in worker.events("store.back")]
+        made.figures["service.crashed"] = len(worker.events("service.crashed"))
         outcome = await made.finish("disk_full_wal" if wal else "disk_full")
         outcome.figures["repeated_runs"] = outcome.verdict.figures.repeated
         return outcome

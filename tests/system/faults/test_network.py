@@ -92,13 +92,13 @@ async def partition(outage_s: float = 60.0, lease_s: float = 30.0) -> Outcome:
         await made.ended(50)
         await made.judge.note_pause(worker.pid)
         proxy.set(Fault.BLACK_HOLE)
-        await worker.heard("worker.fenced", within_s=lease_s * 2)
+        await worker.wait_for("worker.fenced", within_s=lease_s * 2)
         await asyncio.sleep(outage_s - lease_s if outage_s > lease_s else 0)
         proxy.heal()
         back = time.time()
         made.figures["first_claim_s"] = await made.first_claim_after(back)
         await made.judge.note_return(worker.pid)
-        made.figures["fenced"] = len(worker.said("worker.fenced"))
+        made.figures["fenced"] = len(worker.events("worker.fenced"))
         return await made.finish("partition")
 
 
@@ -123,7 +123,7 @@ async def slow_and_cut(delay_s: float = 0.05, cuts: int = 20, lease_s: float = 3
             await renewed(proxy, purpose)
         proxy.delay_s = 0.0
         made.figures |= {"cuts": cuts, "delay_s": delay_s}
-        made.figures["crashes"] = len(worker.said("service.crashed"))
+        made.figures["crashes"] = len(worker.events("service.crashed"))
         return await made.finish("slow_and_cut")
 
 
@@ -143,11 +143,11 @@ async def lost_claims(times: int = 5, *, silently: bool = False) -> Outcome:
             await made.ended(50)
             await _ambush(proxy, "taskd claim", "claim_jobs", "UPDATE", silently=silently)
         await made.starve()
-        await worker.heard("jobs.reconciled")
+        await worker.wait_for("jobs.reconciled")
         outcome = await made.finish("lost_claims_silently" if silently else "lost_claims")
         outcome.figures["replies_lost"] = times
         outcome.figures["given_back"] = sum(
-            line["count"] for line in worker.said("jobs.reconciled")
+            line["count"] for line in worker.events("jobs.reconciled")
         )
         return outcome
 
@@ -162,11 +162,11 @@ async def lost_acks(times: int = 5, *, silently: bool = False) -> Outcome:
             await made.ended(50)
             name = ("ack_done", "ack_outcomes")[number % 2]
             await _ambush(proxy, "taskd ack", name, "SELECT", silently=silently)
-            await worker.heard("store.back", number + 1)
+            await worker.wait_for("store.back", number + 1)
         outcome = await made.finish("lost_acks_silently" if silently else "lost_acks")
         outcome.figures["replies_lost"] = times
         outcome.figures["repeated_runs"] = outcome.verdict.figures.repeated
-        outcome.figures["confirmed_lost"] = len(worker.said("job.lost"))
+        outcome.figures["confirmed_lost"] = len(worker.events("job.lost"))
         return outcome
 
 
@@ -199,7 +199,7 @@ async def link_down(statement_timeout_s: float = 5.0, down_s: float = 30.0) -> O
         await made.ended(50)
         await made.judge.note_pause(worker.pid)
         await _ip("link", "set", there, "down")
-        await worker.heard("worker.fenced")
+        await worker.wait_for("worker.fenced")
         await asyncio.sleep(down_s / 2)
         await _ip("link", "set", there, "up")
         made.figures["first_claim_s"] = await made.first_claim_after(time.time())

@@ -37,7 +37,7 @@ async def restarts(times: int = 20, jobs_between: int = 300) -> Outcome:
             await cluster.start()
             recovered_s.append(await made.first_claim_after(time.time()))
         made.figures |= {"restarts": times, "recovered_s": recovered_s}
-        made.figures["declared_dead"] = len(made.said("workers.declared_dead"))
+        made.figures["declared_dead"] = len(made.events("workers.declared_dead"))
         return await made.finish("restarts")
 
 
@@ -65,10 +65,10 @@ async def outage(outage_s: float = 90.0, lease_s: float = 30.0) -> Outcome:
             ACKED_FIRST, held[0], datetime.fromtimestamp(back, UTC)
         )
         gates[1].touch()
-        made.figures["declared_dead"] = len(made.said("workers.declared_dead")) + len(
-            made.said("worker.declared_dead")
+        made.figures["declared_dead"] = len(made.events("workers.declared_dead")) + len(
+            made.events("worker.declared_dead")
         )
-        made.figures["fenced"] = len(made.said("worker.fenced"))
+        made.figures["fenced"] = len(made.events("worker.fenced"))
         outcome = await made.finish("outage")
         runs = [row[1] for row in made.records() if row[5] == "start"]
         made.figures["long_jobs_run_once"] = all(runs.count(job) == 1 for job in held[0] + held[1])

@@ -89,7 +89,7 @@ async def drained_per_s(made: Scene, count: int) -> float:
     before = await made.ask("SELECT max(seq) FROM judge.event")
     for at in range(0, count, 500):
         await made.enqueue([app.instant.job()] * min(500, count - at))
-    ids = made.told[-count:]
+    ids = made.confirmed[-count:]
     took = "SELECT date_part('epoch', max(at) - min(at)) FROM judge.event WHERE seq > $1 AND "
 
     async def all_ended() -> bool:
@@ -110,10 +110,10 @@ async def start_latency_s(made: Scene, times: int = 5) -> list[float]:
     found = []
     for _ in range(times):
         [job] = await made.enqueue([app.instant.job()])
-        told = time.time()
+        enqueued_at = time.time()
         await made.running([job])
         [started] = [row[0] for row in made.records() if row[1] == job and row[5] == "start"]
-        found.append(started - told)
+        found.append(started - enqueued_at)
     return found
 
 
@@ -130,10 +130,10 @@ async def pooler(
             made.feed(300)
             await made.worker()
             await made.ended(load)
-            made.figures["said_pooled"] = len(made.said("store.pooled")) == 2
-            made.figures["said_polls"] = len(made.said("listeners.none"))
-            made.figures["crashes"] = len(made.said("service.crashed"))
-            made.figures["listening"] = len(worker.said("listener.connected"))
+            made.figures["pooled_events"] = len(made.events("store.pooled")) == 2
+            made.figures["polling_events"] = len(made.events("listeners.none"))
+            made.figures["crashes"] = len(made.events("service.crashed"))
+            made.figures["listening"] = len(worker.events("listener.connected"))
 
             async def leave() -> None:
                 # The pooler keeps its sessions under the names of their last clients.
@@ -160,8 +160,8 @@ async def test_a_worker_works_through_a_pooler_that_refuses_settings() -> None:
     outcome = await pooler(burst=500, load=100, looks=1)
     print(outcome)
     outcome.verdict.require()
-    assert outcome.figures["said_pooled"]
-    assert outcome.figures["said_polls"] == 2
+    assert outcome.figures["pooled_events"]
+    assert outcome.figures["polling_events"] == 2
     assert outcome.figures["crashes"] == outcome.figures["listening"] == 0
 
 
@@ -169,9 +169,9 @@ async def test_a_direct_listen_dsn_notifies_behind_a_pooler() -> None:
     outcome = await pooler(listens=True, burst=500, load=100, looks=3)
     print(outcome)
     outcome.verdict.require()
-    assert outcome.figures["said_pooled"]
+    assert outcome.figures["pooled_events"]
     assert outcome.figures["listening"] == 1
-    assert outcome.figures["said_polls"] == 0
+    assert outcome.figures["polling_events"] == 0
     assert outcome.figures["crashes"] == 0
 
 
@@ -179,7 +179,7 @@ async def test_a_pooler_that_swallows_settings_is_found_all_the_same() -> None:
     outcome = await pooler(ignored=REFUSES_NOTHING, burst=500, load=100, looks=1)
     print(outcome)
     outcome.verdict.require()
-    assert outcome.figures["said_pooled"]
+    assert outcome.figures["pooled_events"]
     assert outcome.figures["crashes"] == 0
 
 
