@@ -149,7 +149,7 @@ GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, t
 -- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), and cannot insert one.
 -- They read the columns of the history that check_acks needs, and can only insert into it; functions execute the DDL.
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
-GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, errors)
+GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, isolated, errors)
     ON taskd.job TO taskd_worker;
 GRANT SELECT (id, worker_id, fence, state, started_at, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
@@ -161,7 +161,7 @@ GRANT SELECT,
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
-GRANT SELECT, INSERT, DELETE, UPDATE (renewed_at, lease_until, draining, died_at) ON taskd.worker TO taskd_worker;
+GRANT SELECT, INSERT, DELETE, UPDATE (renewed_at, lease_until, draining, died_at, crashed, suspects) ON taskd.worker TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer), taskd.truncate_expired_partition(),
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),

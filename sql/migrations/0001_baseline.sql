@@ -98,10 +98,11 @@ CREATE TABLE taskd.job (
     attempt smallint NOT NULL DEFAULT 0,
     max_attempts smallint,                  -- NULL: the task's option applies
     args_version smallint,                  -- schema version of its arguments; NULL: 1
-    crashes smallint NOT NULL DEFAULT 0,    -- how often its worker died while running it
-    interrupts smallint NOT NULL DEFAULT 0, -- how often a stopping worker released it
+    crashes smallint NOT NULL DEFAULT 0,    -- how often it was charged with the crash of its worker; > 0: a suspect
+    interrupts smallint NOT NULL DEFAULT 0, -- how often a stopping worker released it, or its worker lost its lease
     waits_for integer,                      -- number of jobs that it still waits for; NULL: none
     parked boolean NOT NULL DEFAULT false,  -- released because its task is paused, or unknown to all workers of its queue
+    isolated boolean NOT NULL DEFAULT false, -- a suspect that quarantine starts alone, so that a crash proves its guilt
     awaited boolean,                        -- a client waits for its end, which notifies `taskd:ended`
     queue taskd.queue_name NOT NULL,
     task taskd.task_name NOT NULL,
@@ -375,6 +376,7 @@ CREATE TABLE taskd.worker (
     renewed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     lease_until timestamptz NOT NULL,
     died_at timestamptz,                    -- set once, never cleared
+    crashed boolean NOT NULL DEFAULT false, -- it is dead, and one of its jobs may have killed it
     pid integer NOT NULL,
     pid_started bigint NOT NULL,            -- start time of the process in clock ticks since boot
     draining boolean NOT NULL DEFAULT false,
@@ -387,6 +389,8 @@ CREATE TABLE taskd.worker (
     tasks text[] NOT NULL,
     -- The newest version of the arguments of each of these tasks that its code reads.
     args_versions smallint[] NOT NULL DEFAULT '{}',
+    -- The suspects that its quarantine has started last. If it crashes, these are charged with it.
+    suspects bigint[] NOT NULL DEFAULT '{}',
     -- The schema versions that its code works with, as numbers of migrations; 0: unknown.
     schema_oldest integer NOT NULL DEFAULT 0,
     schema_newest integer NOT NULL DEFAULT 0
@@ -3019,7 +3023,7 @@ $$;
 -- Take up to `wanted` free slots of a limited queue, and tokens for them. `opens_s` is the time in seconds until the next
 -- token, if tokens are missing. The lock of the queue is kept until the end of the transaction, so that the next caller
 -- counts the jobs that start now.
--- Called by: claim_limited(), claim_suspect.
+-- Called by: claim_limited(), claim_suspects.
 CREATE FUNCTION taskd.take_queue_slots(queue text, wanted bigint, OUT room bigint, OUT opens_s double precision)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

@@ -81,46 +81,72 @@ WHERE NOT EXISTS (
       AND (paused_until IS NULL OR paused_until > clock_timestamp())
 );
 
--- Quarantine. A suspect was running when its worker died, so it may have killed the worker. It is never queued: a process
--- claims suspects one at a time, beside its ordinary jobs, so that a second crash names the culprit.
+-- Quarantine. A suspect was running when its worker crashed, so it may have killed the worker. It is never queued: the
+-- quarantine of a worker starts suspects in small groups, and waits until all of a group have ended, or have run for longer
+-- than a job that kills at once. The row of the worker names the last group (`suspects`), so that a crash is charged to this
+-- group and not to everything that ran. An isolated suspect is a group of its own: a crash proves its guilt.
+--
+-- `slots`: how many suspects the worker can start in each of these queues. The youngest at the crash come first, as a job
+-- that kills at once was young. `clear`: the last group is over even if there is no next one.
 
--- name: claim_suspect(worker_id bigint, queues text[], tasks text[], stride bigint)
+-- name: claim_suspects(worker_id bigint, queues text[], slots integer[], tasks text[], stride bigint, batch bigint, isolated boolean, clear boolean)
 -- roles: worker
 -- moves: scheduled -> running
-UPDATE taskd.job AS job
-SET state = 'running',
-    worker_id = $1,
-    fence = job.fence + $4,
-    attempt = least(job.attempt, 32766) + 1,
-    gate = NULL,
-    started_at = clock_timestamp()
-WHERE job.ctid = ANY (ARRAY(
-      SELECT ctid
-      FROM taskd.job
-      WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 AND run_at <= now()
-        AND (limit_name IS NULL OR gate = 'admitted')
-        AND queue = ANY ($2::text[]) AND task = ANY ($3::text[])
-        AND EXISTS (
-            SELECT 1 FROM taskd.worker
-            WHERE id = $1 AND died_at IS NULL AND lease_until > clock_timestamp()
-        )
-        AND NOT EXISTS (
-            SELECT 1 FROM taskd.queue
-            WHERE name = job.queue AND paused_at IS NOT NULL
-              AND (paused_until IS NULL OR paused_until > clock_timestamp())
-        )
-        AND NOT EXISTS (
-            SELECT 1 FROM taskd.queue
-            WHERE name = job.queue AND (max_running IS NOT NULL OR rate IS NOT NULL)
-              AND (SELECT room FROM taskd.take_queue_slots(job.queue, 1)) < 1
-        )
-      ORDER BY run_at
-      LIMIT 1
-      FOR UPDATE SKIP LOCKED
-  ))
-RETURNING job.id, job.fence, job.task::text, job.args::jsonb, job.attempt, job.max_attempts::smallint,
-          job.timeout_s::double precision, job.priority, job.crashes,
-          date_part('epoch', job.started_at - job.run_at) AS wait_s,
-          date_part('epoch', job.run_at) AS due_at_s,
-          job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::jsonb AS metadata,
-          job.queue::text AS queue;
+WITH claimed AS (
+    UPDATE taskd.job AS job
+    SET state = 'running',
+        worker_id = $1,
+        fence = job.fence + $5,
+        attempt = least(job.attempt, 32766) + 1,
+        gate = NULL,
+        started_at = clock_timestamp()
+    WHERE job.ctid = ANY (ARRAY(
+          SELECT due.ctid
+          FROM unnest($2::text[], $3::integer[]) AS place (queue, slots)
+          LEFT JOIN taskd.queue AS setting ON setting.name = place.queue
+          CROSS JOIN LATERAL (
+              SELECT count(*) AS suspects
+              FROM (
+                  SELECT FROM taskd.job
+                  WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 AND run_at <= now()
+                    AND (limit_name IS NULL OR gate = 'admitted')
+                    AND queue = place.queue AND task = ANY ($4::text[]) AND isolated = $7
+                  LIMIT least(place.slots, $6::bigint)
+              ) AS first
+          ) AS waiting
+          CROSS JOIN LATERAL (
+              SELECT CASE WHEN setting.max_running IS NULL AND setting.rate IS NULL OR waiting.suspects = 0 THEN waiting.suspects
+                          ELSE (SELECT room FROM taskd.take_queue_slots(place.queue, waiting.suspects)) END AS suspects
+          ) AS startable
+          CROSS JOIN LATERAL (
+              SELECT ctid
+              FROM taskd.job
+              WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 AND run_at <= now()
+                AND (limit_name IS NULL OR gate = 'admitted')
+                AND queue = place.queue AND task = ANY ($4::text[]) AND isolated = $7
+              ORDER BY started_at DESC
+              LIMIT greatest(startable.suspects, 0)
+              FOR UPDATE SKIP LOCKED
+          ) AS due
+          WHERE (setting.paused_at IS NULL OR setting.paused_until <= clock_timestamp())
+            AND EXISTS (
+                SELECT 1 FROM taskd.worker
+                WHERE id = $1 AND died_at IS NULL AND lease_until > clock_timestamp()
+            )
+          LIMIT $6::bigint
+      ))
+    RETURNING job.*
+), last_group AS (
+    UPDATE taskd.worker AS worker
+    SET suspects = started.ids
+    FROM (SELECT coalesce(array_agg(id ORDER BY id), '{}') AS ids FROM claimed) AS started
+    WHERE worker.id = $1 AND worker.died_at IS NULL AND (cardinality(started.ids) > 0 OR $8) AND worker.suspects <> started.ids
+)
+SELECT job.id, job.fence, job.task::text, job.args::jsonb, job.attempt, job.max_attempts::smallint,
+       job.timeout_s::double precision, job.priority, job.crashes,
+       date_part('epoch', job.started_at - job.run_at) AS wait_s,
+       date_part('epoch', job.run_at) AS due_at_s,
+       job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::jsonb AS metadata,
+       job.queue::text
+FROM claimed AS job
+ORDER BY job.started_at, job.id;

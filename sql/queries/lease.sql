@@ -162,12 +162,22 @@ LEFT JOIN living AS other ON other.id <> $1;
 
 -- Declare workers dead, for ever. Either the death is proved, or the lease has run out, which is checked again here: the
 -- worker may have renewed it since it was listed. The busy marks of the worker are cleared.
+--
+-- `crashed`: one of its jobs may have killed it. A process that is gone may have been killed by a job. So may one whose lease
+-- has run out, if a worker of the same host and boot has started since in another pid namespace: its container was started
+-- again. Otherwise the host or its network is gone, or the process stands still, and a worker that was stopping was killed
+-- for its slowness: such a death says nothing about the jobs.
 
 -- name: declare_workers_dead(ids bigint[], proved boolean)
 -- roles: worker
 WITH dead AS (
-    UPDATE taskd.worker
-    SET died_at = clock_timestamp()
+    UPDATE taskd.worker AS worker
+    SET died_at = clock_timestamp(),
+        crashed = NOT draining AND ($2 OR EXISTS (
+            SELECT FROM taskd.worker AS next
+            WHERE next.died_at IS NULL AND next.host = worker.host AND next.boot_id = worker.boot_id AND next.boot_id <> ''
+              AND next.pid_namespace <> worker.pid_namespace AND next.started_at > worker.renewed_at
+        ))
     WHERE id = ANY ($1::bigint[]) AND died_at IS NULL AND ($2 OR lease_until < clock_timestamp())
     RETURNING id, host, pid, queues
 ), unmarked AS (
@@ -175,12 +185,21 @@ WITH dead AS (
 )
 SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 
--- Rescue jobs of dead workers. The first time a job comes back at once (a kill during a deploy should not delay work), later
--- with a growing delay, and after `max_crashes` deaths of its worker it fails. Attempts do not count here, because half of
--- the jobs that a kill leaves behind were claimed ahead and never started: crashes have a limit of their own. SKIP LOCKED
--- skips jobs whose ack is just being written, and taskd.jobs_with_locked_dependants() jobs that would end while another
--- transaction holds a dependant. Workers are notified even if the queue is polled continuously: the worker that polls it may
--- be running another suspect.
+-- Rescue jobs of dead workers.
+--
+-- After a death that says nothing about the jobs, they go back to their queues: no attempt counts. At the third such
+-- interruption of a job, the death is treated as a crash, because a job can take its whole host with it.
+--
+-- After a crash, each job becomes a suspect, which runs in quarantine (claim.sql), and comes back at once: a kill during a
+-- deploy should not delay work. Attempts do not count here, because half of the jobs that a kill leaves behind were claimed
+-- ahead and never started: charged crashes have a limit of their own, to which taskd/core/outcomes/policy.py adds them. The crash is charged to the last group of suspects, or, if
+-- there was none, to all suspects that ran. Who was charged in a group, or three times, is isolated from now on. An isolated
+-- suspect that was the whole group has killed the worker, and fails after `max_crashes` crashes; any job fails after
+-- `max_crashes_unproved`.
+--
+-- SKIP LOCKED skips jobs whose ack is just being written, and taskd.jobs_with_locked_dependants() jobs that would end while
+-- another transaction holds a dependant. Workers are notified even if the queue is polled continuously: the worker that polls
+-- it does not claim suspects with its ordinary claims.
 --
 -- First come the owners, along job_running with one probe for each; then the rows of the dead ones. So a sweep that finds
 -- nothing is cheap, whatever the backlog (`id + 0` leaves only job_running as the way to the rows: ordered by the primary
@@ -188,7 +207,7 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 -- snapshot does not show, has an owner that is not in this list; the condition "no live worker owns it", evaluated for the
 -- locked row, would be true for it.
 
--- name: rescue_jobs(batch bigint, max_crashes integer)
+-- name: rescue_jobs(batch bigint, max_crashes integer, max_crashes_unproved integer)
 -- roles: worker
 -- moves: running -> scheduled, running -> failed, running -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH RECURSIVE owner AS (
@@ -198,17 +217,33 @@ WITH RECURSIVE owner AS (
     FROM owner
     WHERE owner.id IS NOT NULL
 ), found AS MATERIALIZED (
-    SELECT job.id, job.workflow_id,
+    SELECT job.id, job.workflow_id, blame.crashed, blame.charged, blame.crashes, blame.isolated,
            CASE WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
-                WHEN job.crashes + 1 >= $2 THEN 'failed'
+                WHEN blame.charged AND (blame.crashes >= $3 OR blame.crashes >= $2 AND job.isolated AND blame.alone)
+                THEN 'failed'
                 ELSE 'scheduled' END AS state,
            coalesce(job.cancel_reason, 'crashed') AS reason,
            (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
                || jsonb_build_object(
                    'attempt', job.attempt, 'worker', job.worker_id::text, 'started', job.started_at,
                    'ended', clock_timestamp(), 'type', 'WorkerLost',
-                   'message', 'the worker that ran this attempt died or lost its lease') AS errors
+                   'message', CASE WHEN blame.crashed THEN 'the worker that ran this attempt crashed'
+                                   ELSE 'the worker that ran this attempt lost its lease, or was stopped' END) AS errors
     FROM taskd.job AS job
+    LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
+    CROSS JOIN LATERAL (
+        SELECT coalesce(worker.crashed, false) OR job.interrupts >= 2 AS crashed,
+               coalesce(job.id = ANY (worker.suspects), false) AS in_group,
+               coalesce(worker.suspects = ARRAY[job.id], false) AS alone,
+               coalesce(cardinality(worker.suspects), 0) = 0 OR job.crashes = 0 AS no_group
+    ) AS death
+    CROSS JOIN LATERAL (
+        SELECT death.crashed, death.alone, death.crashed AND (death.in_group OR death.no_group) AS charged
+    ) AS charge
+    CROSS JOIN LATERAL (
+        SELECT charge.*, job.crashes + charge.charged::integer AS crashes,
+               job.isolated OR charge.charged AND (death.in_group OR job.crashes >= 2) AS isolated
+    ) AS blame
     WHERE job.worker_id = ANY (ARRAY(
               SELECT owner.id
               FROM owner
@@ -225,14 +260,14 @@ WITH RECURSIVE owner AS (
     SELECT unnest(taskd.jobs_with_locked_dependants(array_agg(id))) AS id
     FROM found WHERE workflow_id IS NOT NULL AND state <> 'scheduled' HAVING count(*) > 0
 ), held AS MATERIALIZED (
-    SELECT id, state, reason, errors FROM found WHERE id NOT IN (SELECT id FROM held_up)
+    SELECT * FROM found WHERE id NOT IN (SELECT id FROM held_up)
 ), ended AS (
     DELETE FROM taskd.job AS job
     USING held
     WHERE job.id = held.id AND job.state = 'running' AND held.state <> 'scheduled'
     RETURNING job.id, job.worker_id, job.enqueued_at, job.run_at, job.started_at, job.timeout_s,
               job.fence, held.state, job.priority, job.attempt, job.max_attempts,
-              job.crashes + 1 AS crashes, job.interrupts, job.queue, job.task, job.args,
+              held.crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
               job.limit_name, job.limit_key, job.metadata, job.follower, job.awaited
@@ -258,8 +293,13 @@ WITH RECURSIVE owner AS (
 ), returned AS (
     UPDATE taskd.job AS job
     SET state = 'scheduled',
-        run_at = clock_timestamp() + make_interval(secs => CASE WHEN job.crashes = 0 THEN 0 ELSE least(600, 5 * 2 ^ job.crashes) END),
-        crashes = job.crashes + 1,
+        run_at = CASE WHEN held.crashed AND held.crashes > 2 THEN clock_timestamp() + make_interval(secs => least(600, 5 * 2 ^ (held.crashes - 1)))
+                      WHEN held.crashed THEN clock_timestamp()
+                      ELSE job.run_at END,
+        crashes = held.crashes,
+        isolated = held.isolated,
+        interrupts = job.interrupts + (NOT held.crashed)::integer,
+        attempt = job.attempt - (NOT held.charged)::integer,
         worker_id = NULL,
         parked = false,
         errors = held.errors

@@ -20,7 +20,7 @@ class JobRow:
         args: the arguments by name, in JSON's types, without omitted defaults.
         due_in_s: seconds from now until its due time; negative once it is due.
         attempt: number of attempts that have started and count.
-        crashes: number of workers that died while they ran the job.
+        crashes: number of crashes of workers that were charged to the job.
         error: type and message of its last failed attempt; empty: none.
         traceback: the traceback of that error.
         reason: why it was cancelled or failed.

@@ -207,14 +207,12 @@ class Assembly:
         self.quarantine = Quarantine(
             self.claims,
             lease,
-            self.acker,
             {runner.queue: runner for runner in self.runners},
             registry.names(),
             lambda: self.shared.paused,
             self.reconciler.claim_lost,
         )
         self.shared.suspect_ended = self.quarantine.wakeup.set
-        self.acker.on_written.append(self.quarantine.written)
         self.consumers: dict[str, Consumer] = {}
         self.promoter = Promoter(self.upkeep, self.consumers, self.quarantine.wakeup)
         for runner in self.runners:

@@ -86,7 +86,7 @@ def test_a_job_that_killed_its_workers_says_so(taskd, why):
     made = job(taskd)
     taskd.finish(made, "failed", reason="crashed", attempt=3)
     taskd.sql("UPDATE taskd.job_history SET crashes = 3")
-    assert "its worker died while it ran, 3 times\n" in why(made)[1]
+    assert "its worker crashed while it ran, 3 times\n" in why(made)[1]
 
 
 def test_a_job_that_was_cancelled_says_by_whom(taskd, why):
@@ -291,8 +291,8 @@ def test_a_suspect_waits_in_the_quarantine(taskd, why):
         )
     words, text = why(made[0])
     assert words == ["suspect"]
-    assert "Its worker died while it ran, 1 time, " in text
-    assert "runs one such job at a time.\n" in text
+    assert "Its worker crashed while it ran, 1 time, " in text
+    assert "starts such jobs in small groups.\n" in text
     assert ", and 1 suspect of its queue comes before it.\n" in why(made[1])[1]
 
 

@@ -93,7 +93,7 @@ async def test_every_end_notifies(
             await waits
         assert told.value.error["message"] == "too big"
     else:
-        await sql.execute("UPDATE taskd.worker SET died_at = now()")
+        await sql.execute("UPDATE taskd.worker SET died_at = now(), crashed = true")
         await jobs.rescue(worker, 10, 1)
         with pytest.raises(JobFailed, match="crashed"):
             await waits

@@ -46,9 +46,9 @@ PINS = (
     Pin("poll_queues", (["q1"],), "job_claim queue_pkey"),
     Pin("poll_queues", ([f"q{n}" for n in range(1000)],), "job_claim queue_pkey"),
     Pin(
-        "claim_suspect",
-        (ME, ["q0", "q1"], ["t"], 1),
-        "job_due queue_pkey queue_pkey tid job worker_alive",
+        "claim_suspects",
+        (ME, ["q0", "q1"], [5, 5], ["t"], 1, 32, "f", "t"),
+        "job_due job_due queue_pkey tid job worker_alive worker_alive",
     ),
     # A bitmap scan would lock rows in the order of the table, and two batches could deadlock.
     Pin("ack_done", (ME, [3], [1]), "job_pkey queue_keeps"),
@@ -79,14 +79,14 @@ PINS = (
     # The owners, and the rows of the dead ones, which are then written by primary key.
     Pin(
         "rescue_jobs",
-        (1000, 3),
-        "job_pkey job_pkey job_running job_running queue_pkey worker_alive",
+        (1000, 3, 10),
+        "job_pkey job_pkey job_running job_running queue_pkey worker_alive worker_pkey",
     ),
     Pin("running_jobs", (ME,), "job_running"),
     # Leases and busy marks.
     Pin("renew_lease", (ME, 30, "f"), "all migration worker_alive"),
     Pin("retire_worker", (ME,), "worker_alive"),
-    Pin("declare_workers_dead", ([1, 2], "t"), "worker_alive"),
+    Pin("declare_workers_dead", ([1, 2], "f"), "worker_alive worker_alive"),
     Pin("set_busy_mark", ("q1", ME, 1, True), "worker_alive"),
     # Every quarter of an hour.
     Pin("prune_workers", (3600,), "job_running worker_pkey"),

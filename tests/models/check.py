@@ -20,7 +20,8 @@ used older data.
 What the models leave out: time (a lease can run out at any step; the system tests in
 tests/system/faults measure that the self-fence stops handlers before other workers may start);
 batches, queues, limits, keys, workflows; retention (the history keeps everything); the refund of
-only ten interrupts; locks, deadlocks and plans; two servers that both act as the primary.
+only ten interrupts, and the crash that a third one counts as; locks, deadlocks and plans; two
+servers that both act as the primary.
 Notifications that another worker requests, and marks that expire because a worker hangs, only add
 wake-ups, and no worker is ever full. After a failover that has lost a claim, check_acks may answer
 `lost` or `acked` wrongly (the answer goes to the log only); the rows are checked all the same.
@@ -101,7 +102,7 @@ SCENES = (
     Scene(
         "lease", "pill",
         {"JOBS": 2},
-        ("BUDGET", "APART", "WRITTEN"),
+        ("BUDGET", "APART", "BLAME", "ISOLATE", "OUTLIVE"),
         {"LOST_CLAIMS": 1},
     ),
     Scene(

@@ -15,9 +15,11 @@
  *                   when its owner is declared dead
  *   RESCUE_GUARD    rescue_jobs: `worker_id = ANY (owners)` and `state = 'running'`, evaluated for the locked row
  *   OWNER_LIST      rescue_jobs: the owners are listed in the snapshot, and not looked up again under the lock
- *   BUDGET          rescue_jobs: `crashes + 1 >= $2 THEN 'failed'` (MAX_CRASHES)
- *   APART           promote_jobs: `crashes = 0`; suspects are left to claim_suspect (worker/claiming/quarantine.py)
- *   WRITTEN         quarantine.py: no next suspect before the outcome of the last one is written
+ *   BUDGET          rescue_jobs: `crashes >= $2 ... THEN 'failed'` (MAX_CRASHES)
+ *   BLAME           rescue_jobs: a crash is charged to the last group of suspects, and only who was alone in it fails
+ *   ISOLATE         claim_suspects: an isolated suspect is a group of its own
+ *   OUTLIVE         quarantine.py: the next group starts when the last one has ended, or has run for a while
+ *   APART           promote_jobs: `crashes = 0`; suspects are left to claim_suspects (worker/claiming/quarantine.py)
  *   RECONCILE       Reconciler: rows of this worker that it does not know are released
  *   GRACE           Reconciler._grace_s, and the connection that it shares with the claims: no claim is under way while it reads
  *   LOOKUP          acker.py, _unexplained: check_acks says why an ack has matched no row
@@ -94,6 +96,7 @@ typedef Row {
     byte fence;
     byte attempt;
     byte crashes;
+    bool isolated;
     byte started;        /* started_at: which claim was the last */
     byte lost_by, lost_started;        /* the last of `errors` is a WorkerLost of this worker, of that claim */
     bool cancel;         /* cancel_reason */
@@ -106,12 +109,14 @@ typedef Row {
 Row job[JOBS];
 bool registered[IDS], dead[IDS];       /* the rows of `worker`; dead: died_at is set */
 bool gone[IDS];                        /* the process of this worker has ended: its death can be proved */
+bool crashed[IDS];                     /* it is dead, and a job may have killed it */
+byte group[IDS];                       /* `suspects`: the last group of suspects, a bit each */
 
 /* A job that a process runs, or an outcome that its acker has. `outcome` 0: it runs. */
 typedef Held {
     byte outcome, worker, fence, body;
     byte g_run;
-    bool suspect, ask;
+    bool suspect, ask;   /* suspect: of the last group, and may still be about to kill */
 }
 typedef Place { Held at[JOBS] }
 Place runs[PROCESSES], acks[PROCESSES];
@@ -142,7 +147,7 @@ inline begin_incarnation(s) {          /* register_worker, under a fresh id of 6
     assert(ids < IDS); me[s] = ids; registered[ids] = true; ids++; told[s] = false
 }
 
-inline claim(j, worker, breaks) {      /* claim_jobs, claim_suspect: the row is locked and wanted */
+inline claim(j, worker, breaks) {      /* claim_jobs, claim_suspects: the row is locked and wanted */
     assert(!job[j].cancel);                                   /* a job whose cancellation was requested does not run again */
     assert(job[j].attempt == job[j].g_spent);                 /* no attempt was refunded twice, or not at all */
     job[j].was = job[j].state; job[j].was_fence = job[j].fence; job[j].was_started = job[j].started;
@@ -204,23 +209,38 @@ inline ack(j, how, mine) {          /* ack_done, ack_outcomes; `mine`: a row mat
 #define MAY_FAIL(j) true
 #endif
 
+#define IN_GROUP(j, w) ((group[w] >> j) & 1)
+byte w_; bool charged, guilty;         /* of rescue(), a single step */
+
 inline rescue(j) {                     /* rescue_jobs: what becomes of one row */
     assert(dead[job[j].owner]);                               /* nothing is taken from a worker that lives */
-    job[j].crashes++; job[j].g_spent++; job[j].lost_by = job[j].owner; job[j].lost_started = job[j].started;
-    job[j].g_run = 0;
+    w_ = job[j].owner;
+#ifdef BLAME
+    charged = crashed[w_] && (IN_GROUP(j, w_) || group[w_] == 0 || job[j].crashes == 0);
+    guilty = charged && job[j].isolated && group[w_] == (1 << j) && job[j].crashes + 1 >= MAX_CRASHES;
+#else
+    charged = crashed[w_];
+    guilty = charged && job[j].crashes + 1 >= MAX_CRASHES;
+#endif
+    job[j].isolated = job[j].isolated || (charged && (IN_GROUP(j, w_) || job[j].crashes >= 2));
+    job[j].crashes = job[j].crashes + charged;
+    if :: charged -> job[j].g_spent++ :: else -> job[j].attempt-- fi;
+    job[j].lost_by = w_; job[j].lost_started = job[j].started;
+    job[j].g_run = 0; w_ = 0; charged = false;
     if
 #ifdef HEED_CANCEL
     :: job[j].cancel -> finish(j, CANCELLED)
 #endif
 #ifdef BUDGET
-    :: MAY_FAIL(j) && job[j].crashes >= MAX_CRASHES ->
+    :: MAY_FAIL(j) && guilty ->
 #if JOBS > 1 && KILLS + SUSPICIONS == 0
         assert(j == PILL);                                    /* a pill fails nobody but itself */
 #endif
         finish(j, FAILED)
 #endif
     :: else -> job[j].state = SCHEDULED; job[j].owner = 0
-    fi
+    fi;
+    guilty = false
 }
 
 /* --- a worker process --- */
@@ -235,7 +255,7 @@ inline copy(to, from) {
     to.g_run = from.g_run; to.suspect = from.suspect; to.ask = false
 }
 
-inline say(s, j, how) {                /* Settler: the acker has the outcome; the handler is over */
+inline say(s, j, how) {                /* OutcomeRecorder: the acker has the outcome; the handler is over */
     copy(acks[s].at[j], runs[s].at[j]); acks[s].at[j].outcome = how; forget(runs[s].at[j])
 }
 
@@ -328,11 +348,18 @@ inline check(s, j) {                   /* check_acks */
 #endif
 #define HOT(j) (job[j].state == QUEUED)
 #define DUE_SUSPECT(j) (job[j].state == SCHEDULED && job[j].crashes > 0)
-#ifdef WRITTEN
-#define HERE_SUSPECT(j) (runs[s].at[j].suspect || acks[s].at[j].suspect)
+#ifdef ISOLATE
+#define ALONE(j) (job[j].isolated)
 #else
-#define HERE_SUSPECT(j) (runs[s].at[j].suspect)
+#define ALONE(j) false
 #endif
+#define DUE_IN_GROUP(j) (DUE_SUSPECT(j) && !ALONE(j))
+#ifdef OUTLIVE
+#define HERE_SUSPECT(j) (runs[s].at[j].suspect)
+#else
+#define HERE_SUSPECT(j) false
+#endif
+#define OUTLIVES(j) (runs[s].at[j].suspect && !(JOBS > 1 && j == PILL))       /* a pill kills at once */
 #define RUNS_HERE(j) (runs[s].at[j].g_run != 0 && !(JOBS > 1 && j == PILL) && acks[s].at[j].outcome == 0)
 #define HELD_HERE(j) (runs[s].at[j].g_run != 0 && acks[s].at[j].outcome == 0)
 /* IdTaken puts the job off for ten seconds, for which this process leaves it alone until its own handler has ended. */
@@ -351,11 +378,11 @@ inline check(s, j) {                   /* check_acks */
 #endif
 
 proctype Process(byte s) {
-    byte j, k; bool mine;
+    byte j, k; bool mine, together;
     atomic { begin_incarnation(s) }
 end:
     do
-    /* Consumer._claim, SlowLane.tick: the snapshot says whether this worker lives. */
+    /* Consumer._claim, Quarantine.tick: the snapshot says whether this worker lives. */
     :: d_step { lane[s] == FREE && !told[s] && !ANY(PUT_OFF_HERE) && ANY(HOT) ->
             lane[s] = SENT; slow[s] = false; saw[s] = !dead[me[s]] }
     :: d_step { lane[s] == FREE && !told[s] && !ANY(PUT_OFF_HERE) && ANY(DUE_SUSPECT) && !ANY(HERE_SUSPECT) ->
@@ -363,20 +390,26 @@ end:
     :: d_step { lane[s] == SENT && !saw[s] -> lane[s] = FREE; slow[s] = false; told[s] = true }
     :: atomic { lane[s] == SENT && saw[s] && lost_claims < LOST_CLAIMS && !stray_claim -> lost_claims++; drop_claim(s) }
     :: atomic { lane[s] == SENT && saw[s] ->
-            lane[s] = REPLIED; saw[s] = false; j = 0;
+            lane[s] = REPLIED; saw[s] = false; j = 0; together = ANY(DUE_IN_GROUP);
             do
             :: j < JOBS ->
                 if
-                :: (!slow[s] && HOT(j)) || (slow[s] && DUE_SUSPECT(j) && !ANY(CLAIMED_HERE)) ->
+                :: ((!slow[s] && HOT(j))
+                    || (slow[s] && (together -> DUE_IN_GROUP(j) : DUE_SUSPECT(j) && !ANY(CLAIMED_HERE)))) ->
                     claim(j, me[s], broken[s]);
                     reply[s].at[j].g_run = job[j].g_run; reply[s].at[j].worker = me[s];
                     reply[s].at[j].fence = job[j].fence; reply[s].at[j].body = job[j].body;
-                    reply[s].at[j].suspect = slow[s]
+                    reply[s].at[j].suspect = slow[s];
+                    if :: slow[s] -> k = k | (1 << j) :: else fi
+                /* A group may be smaller than what is due. */
+                :: slow[s] && together && DUE_IN_GROUP(j) && k != 0 -> skip
                 :: else
                 fi;
                 j++
             :: else -> break
-            od; j = 0 }
+            od; j = 0;
+            if :: k != 0 && !dead[me[s]] -> group[me[s]] = k :: else fi; k = 0; together = false }
+    :: atomic { ANY(OUTLIVES) -> PICK(OUTLIVES); runs[s].at[j].suspect = false; j = 0 }
     :: atomic { lane[s] == REPLIED && lost_claims < LOST_CLAIMS && ANY(CLAIMED_HERE) -> lost_claims++; drop_claim(s) }
     :: atomic { lane[s] == REPLIED && ALL(TAKEABLE) ->
             lane[s] = FREE; slow[s] = false; j = 0;
@@ -434,7 +467,8 @@ end:
             if
             :: stray_saw ->
                 if
-                :: ANY(STRAY_FITS) -> PICK(STRAY_FITS); claim(j, stray_worker, stray_broken)
+                :: ANY(STRAY_FITS) -> PICK(STRAY_FITS); claim(j, stray_worker, stray_broken);
+                    if :: stray_slow && !dead[stray_worker] -> group[stray_worker] = 1 << j :: else fi
                 :: skip
                 fi
             :: else
@@ -458,7 +492,7 @@ end:
                       || UNDECLARED(7) || UNDECLARED(8))
 
 inline declare_dead(w) {
-    dead[w] = true;
+    dead[w] = true; crashed[w] = gone[w];
 #ifndef LEVEL
     j = 0;
     do :: j < JOBS -> if :: job[j].state == RUNNING && job[j].owner == w -> rescue(j) :: else fi; j++
@@ -474,13 +508,13 @@ end:
     od
 }
 
-proctype Sweeper() {                   /* Sweeper.tick, by any worker */
+proctype Rescuer() {                   /* Rescuer.tick, by any worker */
     byte j, w, seen; bool lives[IDS];
 end:
     do
-    /* declare_workers_dead: its process has provably ended (takeover), or its lease ran out; the model treats both alike. */
+    /* declare_workers_dead: its process has provably ended, so it has crashed. */
     :: atomic { ANY_UNDECLARED -> w = 1; do :: !UNDECLARED(w) -> w++ :: else -> break od; declare_dead(w); w = 0 }
-    /* Silent for the length of a lease, but alive. */
+    /* Silent for the length of a lease, but alive: this says nothing about its jobs. */
     :: atomic { suspicions < SUSPICIONS && !ENDED(0) && (!dead[me[0]] || !dead[me[1]]) ->
             if :: !dead[me[0]] -> w = me[0] :: !dead[me[1]] -> w = me[1] fi; suspicions++; declare_dead(w); w = 0 }
 #ifdef LEVEL
@@ -529,7 +563,7 @@ end:
             fi;
             was = 0 }
     :: atomic { retries < RETRIES && (job[0].state == FAILED || job[0].state == CANCELLED) ->      /* taskd.retry() */
-            retries++; job[0].state = QUEUED; job[0].owner = 0; job[0].crashes = 0; job[0].cancel = false;
+            retries++; job[0].state = QUEUED; job[0].owner = 0; job[0].crashes = 0; job[0].isolated = false; job[0].cancel = false;
 #ifndef KEEP_FENCE
             job[0].fence = 0;
 #endif
@@ -553,7 +587,7 @@ end:
             :: job[0].state = job[0].was; job[0].fence = job[0].was_fence; job[0].started = job[0].was_started;
                job[0].attempt--
 #if FORGOTTEN
-            :: job[0].state = QUEUED; job[0].fence = 0; job[0].attempt = 0; job[0].crashes = 0; job[0].g_spent = 0;
+            :: job[0].state = QUEUED; job[0].fence = 0; job[0].attempt = 0; job[0].crashes = 0; job[0].isolated = false; job[0].g_spent = 0;
                job[0].lost_by = 0; job[0].lost_started = 0; job[0].started = 0; job[0].body++
 #endif
             fi;
@@ -580,7 +614,7 @@ init {
         byte j;
         do :: j < JOBS -> job[j].state = QUEUED; j++ :: else -> break od; j = 0;
         do :: j < PROCESSES -> run Process(j); j++ :: else -> break od; j = 0;
-        run Server(); run Promoter(); run Sweeper();
+        run Server(); run Promoter(); run Rescuer();
 #if CANCELS + RETRIES > 0
         run Operator();
 #endif

@@ -28,7 +28,7 @@ from taskd.store.connections.database import Database
 from taskd.store.jobs import jobs, limits
 from taskd.store.schema import migrations
 from taskd.worker.assembly import PLANS
-from tests.store.helpers import done, new_worker
+from tests.store.helpers import claim_suspect, done, new_worker
 from tests.store.workflow_helpers import WRONG
 from tests.store.writers import QUEUES, TASKS, Writers, registry
 from tests.system.faults.cluster import private
@@ -119,7 +119,7 @@ class Crowd(Writers):
             for queue in QUEUES:
                 batch += await jobs.claim(on, me, queue, 1000)
                 batch += (await limits.claim(on, me, queue, 1000)).jobs
-            while suspect := await jobs.claim_suspect(on, me, QUEUES, TASKS):
+            while suspect := await claim_suspect(on, me, QUEUES, TASKS):
                 batch.append(suspect)
             self._took(batch)
             if batch:

@@ -102,6 +102,20 @@ async def fate(on: Fetches, job: Job) -> str:
     return (await jobs.check_acks(on, job.worker_id, [job.id], [job.fence]))[job.id]
 
 
+async def claim_suspect(
+    on: Fetches, worker_id: int, queues: Sequence[str], tasks: Sequence[str], stride: int = 1
+) -> Job | None:
+    """Claim one suspect; an isolated one if there is no other."""
+    slots = dict.fromkeys(queues, 1)
+    for isolated in (False, True):
+        claimed = await jobs.claim_suspects(
+            on, worker_id, slots, tasks, 1, isolated=isolated, stride=stride
+        )
+        if claimed:
+            return claimed[0]
+    return None
+
+
 async def bury(on: Fetches, worker_id: int) -> None:
     assert await workers.declare_dead(on, [worker_id], proved=True)
 

@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tests.store.oracle_rows import FINISHED, INTERRUPTS_REFUNDED, MAX_CRASHES, Log, Row
+from tests.store.oracle_rows import (
+    FINISHED,
+    INTERRUPTS_REFUNDED,
+    MAX_CRASHES,
+    MAX_CRASHES_UNPROVED,
+    Log,
+    Row,
+)
 from tests.store.oracle_workflows import Workflows
 
 
@@ -111,20 +118,29 @@ class Oracle(Workflows):
 
     def rescue(self, batch: int) -> dict[int, str]:
         orphans = [
-            r for r in self.live("running") if self.workers.get(r.worker or 0, "dead") == "dead"
+            row
+            for row in self.live("running")
+            if self.workers.get(row.worker or 0, "dead") in {"dead", "crashed"}
         ]
         ends: dict[int, tuple[str, str | None]] = {}
         back: list[Row] = []
         went: dict[int, str] = {}
         for row in sorted(orphans, key=lambda each: each.id)[:batch]:
-            row.crashes, row.lost_by = row.crashes + 1, row.worker
+            group = self.groups.get(row.worker or 0, [])
+            crashed = self.workers.get(row.worker or 0) == "crashed" or row.interrupts >= 2
+            charged = crashed and (row.id in group or not group or row.crashes == 0)
+            guilty = row.isolated and group == [row.id] and row.crashes + 1 >= MAX_CRASHES
+            row.isolated |= charged and (row.id in group or row.crashes >= 2)
+            row.crashes, row.lost_by = row.crashes + charged, row.worker
             if row.cancel is not None:
                 ends[row.id] = ("cancelled", row.cancel)
-            elif row.crashes >= MAX_CRASHES:
+            elif charged and (guilty or row.crashes >= MAX_CRASHES_UNPROVED):
                 ends[row.id] = ("failed", "crashed")
             else:
                 row.state, row.worker, row.parked = "scheduled", None, False
-                row.due = row.crashes == 1
+                row.due = not (crashed and row.crashes > 2)
+                row.interrupts += not crashed
+                row.attempt -= not charged
                 back.append(row)
             went[row.id] = ends[row.id][0] if row.id in ends else "scheduled"
         self.finish(ends, back)

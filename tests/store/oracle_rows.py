@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FINISHED = {"done", "failed", "cancelled"}
-MAX_CRASHES = 3
+MAX_CRASHES, MAX_CRASHES_UNPROVED = 3, 5
 MAX_ATTEMPTS = 20  # of the tasks that the machine has published
 INTERRUPTS_REFUNDED = 10
 # Columns that must equal the row in the database: of all jobs, and of live ones.
@@ -15,7 +15,7 @@ SHOWN = (
     "queue", "task", "state", "priority", "attempt", "max_attempts", "crashes", "interrupts",
     "fence", "worker", "version", "limit_key", "workflow", "lost_by",
 )  # fmt: skip
-SHOWN_LIVE = ("due", "gate", "waits_for", "parked", "cancel", "over")
+SHOWN_LIVE = ("due", "gate", "waits_for", "parked", "isolated", "cancel", "over")
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Row:
     gate: str | None = None
     waits_for: int | None = None
     parked: bool = False
+    isolated: bool = False
     reason: str | None = None
     cancel: str | None = None
     key: str | None = None
@@ -129,7 +130,8 @@ class State:
     rows: dict[int, Row] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
     windows: dict[tuple[str, str], Window] = field(default_factory=dict)
-    workers: dict[int, str] = field(default_factory=dict)  # alive, lapsed, dead
+    workers: dict[int, str] = field(default_factory=dict)  # alive, lapsed, dead, crashed
+    groups: dict[int, list[int]] = field(default_factory=dict)  # their last suspects
     paused: set[str] = field(default_factory=set)
     max_running: dict[str, int] = field(default_factory=dict)
     forgets: set[str] = field(default_factory=set)  # queues with a retention of 0

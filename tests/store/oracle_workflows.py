@@ -118,6 +118,7 @@ class Workflows(Keys):
         if row.attempt >= (row.max_attempts or MAX_ATTEMPTS):
             row.max_attempts = row.attempt + 1
         row.crashes = row.interrupts = 0
+        row.isolated = False
         row.worker = row.gate = row.reason = row.cancel = row.over = row.follower = None
         row.parked, row.due, row.waits_for = False, due, waits or None
         row.workflow = row.workflow or any(edge.parent == row.id for edge in self.edges)

@@ -74,8 +74,8 @@ class Machine(Births, Workers, Logs, Hands):
 
     def drain(self) -> None:
         for worker in self.workers:
-            self.do(workers.declare_dead(self.on, [worker], proved=True))
-            self.oracle.workers[worker] = "dead"
+            if self.do(workers.declare_dead(self.on, [worker], proved=True)):
+                self.oracle.workers[worker] = "crashed"
         self.register()
         for queue in QUEUES:
             self.pause_queue(queue, paused=False)

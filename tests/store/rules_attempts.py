@@ -71,21 +71,36 @@ class Attempts(Player):
         assert [each.id for each in claimed] == [row.id for row in may]
         self.took(claimed, worker)
 
-    @rule(pick=PICK)
+    @rule(pick=PICK, batch=st.sampled_from([1, 2, 1000]))
     @precondition(lambda self: any(row.crashes for row in self.oracle.live("scheduled")))
-    def claim_suspect(self, pick: int) -> None:
-        self.take_suspect(self.worker(pick))
+    def claim_suspects(self, pick: int, batch: int) -> None:
+        self.take_suspect(self.worker(pick), batch)
 
-    def take_suspect(self, worker: int) -> bool:
-        may = self.oracle.may_claim_suspect(worker)
-        earliest = min((self.oracle.seen[row.id]["run_at"] for row in may), default=None)
-        job = self.do(jobs.claim_suspect(self.on, worker, QUEUES, [FREE, LIMITED], self.stride))
-        assert (job is None) == (not may)
-        if job is not None:
-            assert job.id in {row.id for row in may}
-            assert self.oracle.seen[job.id]["run_at"] == earliest
-            self.took([job], worker)
-        return job is not None
+    def take_suspect(self, worker: int, batch: int = 1000) -> bool:
+        """Claim suspects, and isolated ones one at a time if there are no others."""
+        return self.take_group(worker, batch, isolated=False) or self.take_group(
+            worker, 1, isolated=True
+        )
+
+    def take_group(self, worker: int, batch: int, *, isolated: bool) -> bool:
+        may = [r for r in self.oracle.may_claim_suspect(worker) if r.isolated == isolated]
+        claimed = self.do(
+            jobs.claim_suspects(
+                self.on,
+                worker,
+                dict.fromkeys(QUEUES, batch),
+                [FREE, LIMITED],
+                batch,
+                isolated=isolated,
+                stride=self.stride,
+            )
+        )
+        assert {each.id for each in claimed} <= {row.id for row in may}
+        assert bool(claimed) == bool(may)
+        if claimed:
+            self.oracle.groups[worker] = sorted(each.id for each in claimed)
+            self.took(claimed, worker)
+        return bool(claimed)
 
     @rule()
     @precondition(lambda self: self.oracle.openings or any(r.limit for r in self.oracle.live()))

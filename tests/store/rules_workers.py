@@ -10,6 +10,7 @@ from taskd.core.outcomes.ack import Ack
 from taskd.store import workers
 from taskd.store.jobs import jobs
 from tests.store.helpers import incarnation
+from tests.store.oracle_rows import MAX_CRASHES, MAX_CRASHES_UNPROVED
 from tests.store.player import HOUR_S, PICK
 from tests.store.rules_attempts import Attempts
 from tests.store.stage import FREE, LIMITED, QUEUES
@@ -17,7 +18,7 @@ from tests.store.stage import FREE, LIMITED, QUEUES
 # The times of rows change, not the clock.
 LAPSE = "UPDATE taskd.worker SET lease_until = now() - interval '1 s' WHERE id = $1"
 PUT_OFF = """
-UPDATE taskd.job SET run_at = now() + interval '1 h' WHERE crashes > 1 AND run_at > now()
+UPDATE taskd.job SET run_at = now() + interval '1 h' WHERE crashes > 2 AND run_at > now()
 """
 
 
@@ -55,7 +56,7 @@ class Workers(Attempts):
             dies = known and (what == "prove" or was == "lapsed")
             assert bool(declared_dead) == dies
             if dies:
-                self.oracle.workers[worker] = "dead"
+                self.oracle.workers[worker] = "crashed" if what == "prove" else "dead"
 
     @rule(batch=st.sampled_from([1, 1000]), pick=PICK, lapses=st.booleans())
     @precondition(lambda self: self.oracle.live("running"))
@@ -81,18 +82,20 @@ class Workers(Attempts):
         assert went == self.oracle.rescue(batch)
 
     async def _rescue(self, batch: int) -> dict[int, JobState]:
-        went = await jobs.rescue(self.on, batch, 3)
+        went = await jobs.rescue(self.on, batch, MAX_CRASHES, MAX_CRASHES_UNPROVED)
         # Later rescues delay the job by seconds, which must not depend on the speed of the machine.
         await self.stage.sql(PUT_OFF)
         return went
 
-    @rule(pick=PICK)
+    @rule(pick=PICK, proved=st.booleans())
     @precondition(lambda self: self.oracle.live("running"))
-    def take_over(self, pick: int) -> None:
-        """Prove the owner of a running job dead, and rescue its jobs at once."""
+    def take_over(self, pick: int, proved: bool) -> None:
+        """Declare the owner of a running job dead, and rescue its jobs at once."""
         worker = self.owner(pick)
-        self.do(workers.declare_dead(self.on, [worker], proved=True))
-        self.oracle.workers[worker] = "dead"
+        if not proved:
+            self.lapse(worker)
+        if self.do(workers.declare_dead(self.on, [worker], proved=proved)):
+            self.oracle.workers[worker] = "crashed" if proved else "dead"
         self.take_back(1000)
 
     @rule(pick=PICK)

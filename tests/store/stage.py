@@ -44,7 +44,7 @@ SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, 
        unique_key::text, limit_key, workflow_id IS NOT NULL AS workflow, key_scope::text AS scope,
        CASE WHEN errors -> -1 ->> 'type' = 'WorkerLost'
             THEN (errors -> -1 ->> 'worker')::bigint END AS lost_by,
-       NULL AS reason, run_at <= clock_timestamp() AS due, gate::text, waits_for, parked,
+       NULL AS reason, run_at <= clock_timestamp() AS due, gate::text, waits_for, parked, isolated,
        cancel_reason AS cancel, deadline < clock_timestamp() AS over,
        (follower ->> 'version')::bigint AS follows
 FROM taskd.job
@@ -53,7 +53,7 @@ SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, cr
        fence, worker_id, version, unique_key, limit_key, workflow_id IS NOT NULL, key_scope::text,
        CASE WHEN errors -> -1 ->> 'type' = 'WorkerLost'
             THEN (errors -> -1 ->> 'worker')::bigint END,
-       reason, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       reason, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM taskd.job_history
 """
 

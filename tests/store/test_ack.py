@@ -20,6 +20,7 @@ from tests.store.helpers import (
     SCHEDULED,
     Ears,
     ack,
+    claim_suspect,
     done,
     due_now,
     enqueue,
@@ -205,12 +206,12 @@ async def test_a_released_suspect_goes_to_quarantine_and_not_to_the_index_of_cla
     sql, lane: Lane, me, other, state: JobState
 ) -> None:
     await take_over(lane, await run_one(lane, me))
-    suspect = await jobs.claim_suspect(lane, other, ["q"], ["t"])
+    suspect = await claim_suspect(lane, other, ["q"], ["t"])
     assert suspect is not None
     assert await settle(lane, suspect, state, refund=True) == SCHEDULED
     waiting = await row(sql, suspect.id)
     assert (waiting["state"], waiting["crashes"], waiting["attempt"]) == ("scheduled", 1, 1)
-    assert await jobs.claim_suspect(lane, other, ["q"], ["t"]) is not None  # due at once
+    assert await claim_suspect(lane, other, ["q"], ["t"]) is not None  # due at once
 
 
 @pytest.mark.parametrize("bad", [{"result": '"\\u0000"'}, {"error": "{"}, {"result": "NaN"}])

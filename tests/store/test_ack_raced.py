@@ -21,6 +21,7 @@ from tests.store.helpers import (
     Connect,
     Transaction,
     bury,
+    claim_suspect,
     done,
     enqueue,
     rescue,
@@ -127,7 +128,7 @@ async def test_a_late_ack_does_not_end_the_run_of_another_worker(
 ) -> None:
     job = await run_one(lane, me)
     await take_over(lane, job)
-    again = await jobs.claim_suspect(lane, other, ["q"], ["t"])
+    again = await claim_suspect(lane, other, ["q"], ["t"])
     assert again is not None
     before = await snapshot(sql)
     assert await settle(lane, job, state) is None

@@ -19,6 +19,7 @@ from tests.store.helpers import (
     Connect,
     Transaction,
     bury,
+    claim_suspect,
     done,
     fate,
     new_worker,
@@ -50,7 +51,7 @@ async def test_an_earlier_claim_that_was_rescued_does_not_make_the_ack_of_the_ne
     await jobs.rescue(lane, 1, 3)
     # Its snapshot was taken before the worker was declared dead, and it commits only now.
     await sql.execute("UPDATE taskd.worker SET died_at = NULL WHERE id = $1", me)
-    late = await jobs.claim_suspect(lane, me, ["q"], ["t"])
+    late = await claim_suspect(lane, me, ["q"], ["t"])
     assert late is not None
     await bury(lane, me)
     assert await fate(lane, late) == "running"
@@ -79,7 +80,7 @@ async def test_the_check_of_a_job_that_was_taken_over_is_lost(sql, lane: Lane, m
     job = await run_one(lane, me)
     await take_over(lane, job)
     assert await fate(lane, job) == "lost"  # waits in quarantine
-    again = await jobs.claim_suspect(lane, other, ["q"], ["t"])
+    again = await claim_suspect(lane, other, ["q"], ["t"])
     assert again is not None
     assert await fate(lane, job) == "lost"  # runs elsewhere
     await done(lane, again)
@@ -105,7 +106,7 @@ async def test_the_check_of_a_suspects_own_ack_is_acked(
 ) -> None:
     # An earlier worker's crash does not make this worker's ack look lost.
     await take_over(lane, await run_one(lane, me))
-    suspect = await jobs.claim_suspect(lane, other, ["q"], ["t"])
+    suspect = await claim_suspect(lane, other, ["q"], ["t"])
     assert suspect is not None
     await settle(lane, suspect, state, refund=state is QUEUED)
     assert await fate(lane, suspect) == "acked"

@@ -21,6 +21,7 @@ from tests.store.helpers import (
     Connect,
     Transaction,
     bury,
+    claim_suspect,
     due_now,
     enqueue,
     new_worker,
@@ -142,7 +143,7 @@ async def test_a_worker_that_is_no_more_claims_nothing(sql, lane: Lane, how: str
         case _:
             worker += 1
     assert await jobs.claim(lane, worker, "q", 9) == []
-    assert await jobs.claim_suspect(lane, worker, ["q"], ["t"]) is None
+    assert await claim_suspect(lane, worker, ["q"], ["t"]) is None
     assert [await state_of(sql, each) for each in (plain, suspect)] == ["queued", "scheduled"]
 
 
@@ -157,7 +158,7 @@ async def test_a_claim_that_commits_after_its_worker_was_declared_dead_is_found_
         await claiming.commit()
     assert await state_of(sql, job_id) == "running"
     assert await rescue(lane) == {job_id: SCHEDULED}
-    again = await jobs.claim_suspect(lane, other, ["q"], ["t"])
+    again = await claim_suspect(lane, other, ["q"], ["t"])
     assert again is not None
     assert (again.id, again.fence) == (job_id, job.fence + 1)
 
@@ -183,10 +184,10 @@ async def test_a_paused_queue_hands_out_nothing_until_its_time_is_over(sql, lane
     )
     await queues.pause(lane, ["q"], 3600, "mail server down")
     assert await jobs.claim(lane, me, "q", 9) == []
-    assert await jobs.claim_suspect(lane, me, ["q"], ["t"]) is None
+    assert await claim_suspect(lane, me, ["q"], ["t"]) is None
     await sql.execute("UPDATE taskd.queue SET paused_until = now() - interval '1 s'")
     assert [job.id for job in await jobs.claim(lane, me, "q", 9)] == [job_id]
-    found = await jobs.claim_suspect(lane, me, ["q"], ["t"])
+    found = await claim_suspect(lane, me, ["q"], ["t"])
     assert found is not None
     assert found.id == suspect
 
@@ -197,13 +198,15 @@ async def test_a_claimed_job_that_was_cancelled_while_queued_is_gone(sql, lane: 
     assert await jobs.claim(lane, me, "q", 9) == []
 
 
-async def test_suspects_come_one_at_a_time_oldest_first(sql, lane: Lane, me, other) -> None:
+async def test_the_suspects_that_were_youngest_at_the_crash_come_first(
+    sql, lane: Lane, me, other
+) -> None:
     suspects = [job.id for job in await running(lane, me, 3)]
     await bury(lane, me)
     await rescue(lane)
-    await sql.execute("UPDATE taskd.job SET run_at = now() - make_interval(secs => id)")
+    await sql.execute("UPDATE taskd.job SET started_at = now() + make_interval(secs => id)")
     order = []
-    while suspect := await jobs.claim_suspect(lane, other, ["q"], ["t"]):
+    while suspect := await claim_suspect(lane, other, ["q"], ["t"]):
         assert suspect.crashes == 1
         assert suspect.queue == "q"
         order.append(suspect.id)
@@ -215,9 +218,9 @@ async def test_a_suspect_is_claimed_only_by_workers_that_serve_its_queue_and_kno
 ) -> None:
     job = await run_one(lane, me)
     await take_over(lane, job)
-    assert await jobs.claim_suspect(lane, other, ["r"], ["t"]) is None
-    assert await jobs.claim_suspect(lane, other, ["q"], ["u"]) is None
-    assert await jobs.claim_suspect(lane, other, ["q", "r"], ["t", "u"]) is not None
+    assert await claim_suspect(lane, other, ["r"], ["t"]) is None
+    assert await claim_suspect(lane, other, ["q"], ["u"]) is None
+    assert await claim_suspect(lane, other, ["q", "r"], ["t", "u"]) is not None
 
 
 async def test_two_processes_claim_two_different_suspects(
@@ -228,8 +231,8 @@ async def test_two_processes_claim_two_different_suspects(
     await rescue(lane)
     third = await new_worker(lane)
     async with Transaction(await connect()) as claiming:
-        one = await jobs.claim_suspect(fetches(claiming.connection), other, ["q"], ["t"])
-        two = await jobs.claim_suspect(lane, third, ["q"], ["t"])
+        one = await claim_suspect(fetches(claiming.connection), other, ["q"], ["t"])
+        two = await claim_suspect(lane, third, ["q"], ["t"])
         await claiming.commit()
     assert one is not None
     assert two is not None
@@ -240,9 +243,9 @@ async def test_a_suspect_whose_time_has_not_come_waits(sql, lane: Lane, me, othe
     job = await run_one(lane, me)
     await take_over(lane, job)
     await sql.execute("UPDATE taskd.job SET run_at = now() + interval '1 h'")
-    assert await jobs.claim_suspect(lane, other, ["q"], ["t"]) is None
+    assert await claim_suspect(lane, other, ["q"], ["t"]) is None
     await due_now(sql, job.id)
-    assert await jobs.claim_suspect(lane, other, ["q"], ["t"]) is not None
+    assert await claim_suspect(lane, other, ["q"], ["t"]) is not None
 
 
 async def test_a_claim_asks_no_more_whether_what_a_job_says_is_within_its_limits(

@@ -20,6 +20,7 @@ from tests.store.helpers import (
     SCHEDULED,
     Connect,
     ack,
+    claim_suspect,
     done,
     enqueue,
     new_worker,
@@ -53,7 +54,7 @@ class Crowd:
         me = await new_worker(claims)
         for turn in range(ROUNDS):
             batch = await jobs.claim(claims, me, "q", JOBS // 2)
-            while suspect := await jobs.claim_suspect(claims, me, ["q"], ["t"]):
+            while suspect := await claim_suspect(claims, me, ["q"], ["t"]):
                 batch.append(suspect)
             batch.sort(key=lambda job: job.id)
             if turn % 5 == 4:

@@ -21,7 +21,6 @@ from tests.store.helpers import (
     Ears,
     Transaction,
     bury,
-    due_now,
     enqueue,
     incarnation,
     new_worker,
@@ -275,16 +274,28 @@ async def test_what_becomes_of_a_dead_workers_job(
     assert json.loads(ended["errors"])[-1]["type"] == "WorkerLost"
 
 
-async def test_the_second_rescue_waits_longer_than_the_first(sql, lane: Lane, me, other) -> None:
-    job = await run_one(lane, me)
-    await take_over(lane, job)
-    await due_now(sql, job.id)
-    suspect = await jobs.claim_suspect(lane, other, ["q"], ["t"])
-    assert suspect is not None
-    await take_over(lane, suspect)
-    due = await jobs.next_due(lane)
-    assert due.suspect_s is not None
-    assert 5 < due.suspect_s <= 10
+async def test_rescues_after_the_second_one_delay_the_job(sql, lane: Lane, me) -> None:
+    """Two come at once, as a job that kills is caught by its third run."""
+    delays_s = []
+    for crashes in range(5):
+        worker = await new_worker(lane)
+        [job_id] = await enqueue(lane)
+        await sql.execute(
+            "UPDATE taskd.job SET state = 'running', worker_id = $2, crashes = $3 WHERE id = $1",
+            job_id,
+            worker,
+            crashes,
+        )
+        await bury(lane, worker)
+        await jobs.rescue(lane, 1000, MAX_CRASHES, 10)
+        delays_s.append(
+            await sql.fetchval(
+                "SELECT round(extract(epoch FROM run_at - clock_timestamp()))::integer "
+                "FROM taskd.job WHERE id = $1",
+                job_id,
+            )
+        )
+    assert delays_s == [0, 0, 20, 40, 80]
 
 
 async def test_a_cancel_in_flight_is_stepped_over_and_then_decides(

@@ -17,6 +17,7 @@ from tests.store.helpers import (
     QUEUED,
     SCHEDULED,
     bury,
+    claim_suspect,
     done,
     due_now,
     rescue,
@@ -141,12 +142,12 @@ async def test_a_suspect_is_claimed_when_it_has_a_place_and_not_before(
     await bury(lane, me)
     await rescue(lane)
     assert await queued(sql) == [second]
-    assert await jobs.claim_suspect(lane, other, ["q"], ["t"]) is None
+    assert await claim_suspect(lane, other, ["q"], ["t"]) is None
     await limits.admit(lane, 100)
     assert (await row(sql, suspect))["state"] == "blocked"
     [job] = await jobs.claim(lane, other, "q", 10)
     await done(lane, job)
-    claimed = await jobs.claim_suspect(lane, other, ["q"], ["t"])
+    claimed = await claim_suspect(lane, other, ["q"], ["t"])
     assert claimed is not None
     assert claimed.id == suspect
     third = await enqueue(lane, task, "x")

@@ -12,7 +12,17 @@ from taskd.errors import QueueFull
 from taskd.store import queues, workers
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs, limits
-from tests.store.helpers import FAILED, SCHEDULED, bury, done, enqueue, incarnation, rescue, settle
+from tests.store.helpers import (
+    FAILED,
+    SCHEDULED,
+    bury,
+    claim_suspect,
+    done,
+    enqueue,
+    incarnation,
+    rescue,
+    settle,
+)
 
 
 async def allow(lane: Lane, *, without: tuple[str, ...] = (), **bounds: Any) -> dict[str, Any]:
@@ -53,9 +63,9 @@ async def test_a_suspect_of_a_limited_queue_takes_a_place_too(
     await enqueue(lane, 1)
     await allow(lane, max_running=1)
     [job] = (await limits.claim(lane, other, "q", 10)).jobs
-    assert await jobs.claim_suspect(lane, other, ["q"], ["t"]) is None
+    assert await claim_suspect(lane, other, ["q"], ["t"]) is None
     await done(lane, job)
-    assert await jobs.claim_suspect(lane, other, ["q"], ["t"]) is not None
+    assert await claim_suspect(lane, other, ["q"], ["t"]) is not None
     await enqueue(lane, 1)
     assert (await limits.claim(lane, other, "q", 10)).jobs == []
 

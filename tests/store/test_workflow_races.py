@@ -20,6 +20,7 @@ from tests.store.helpers import (
     QUEUED,
     Connect,
     ack,
+    claim_suspect,
     done,
     enqueue,
     new_worker,
@@ -48,7 +49,7 @@ class Crowd:
         batches = 0
         while not others.done():
             batch = await jobs.claim(claims, me, "q", 15)
-            while suspect := await jobs.claim_suspect(claims, me, ["q"], ["t"]):
+            while suspect := await claim_suspect(claims, me, ["q"], ["t"]):
                 batch.append(suspect)
             batch.sort(key=lambda job: job.id)
             batches += bool(batch)

@@ -29,6 +29,7 @@ from tests.store.helpers import (
     QUEUED,
     SCHEDULED,
     ack,
+    claim_suspect,
     done,
     new_worker,
     rescue,
@@ -109,7 +110,7 @@ class Writers:
         batch = await jobs.claim(on, me, queue, 15)
         if not batch:
             batch = (await limits.claim(on, me, queue, 15)).jobs
-        while suspect := await jobs.claim_suspect(on, me, QUEUES, TASKS):
+        while suspect := await claim_suspect(on, me, QUEUES, TASKS):
             batch.append(suspect)
         batch.sort(key=lambda job: job.id)
         self._took(batch)

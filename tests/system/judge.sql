@@ -31,6 +31,7 @@ CREATE TABLE judge.event (
     old_run_at timestamptz, run_at timestamptz,
     started_at timestamptz,
     queue text,
+    lost boolean NOT NULL DEFAULT false, -- a rescue took it from its worker
     backend integer NOT NULL DEFAULT pg_backend_pid(),
     txid xid8 NOT NULL DEFAULT pg_current_xact_id()
 );
@@ -123,10 +124,11 @@ BEGIN
     WITH seen AS (
         INSERT INTO judge.event (kind, job, old_state, new_state, old_worker, worker, old_fence, fence,
                                  old_attempt, attempt, old_crashes, crashes, old_interrupts, interrupts,
-                                 old_run_at, run_at, started_at, queue)
+                                 old_run_at, run_at, started_at, queue, lost)
         SELECT 'changed', n.id, o.state, n.state, o.worker_id, n.worker_id, o.fence, n.fence,
                o.attempt, n.attempt, o.crashes, n.crashes, o.interrupts, n.interrupts,
-               o.run_at, n.run_at, n.started_at, n.queue
+               o.run_at, n.run_at, n.started_at, n.queue,
+               coalesce(n.errors -> -1 ->> 'type' = 'WorkerLost' AND n.errors <> o.errors, false)
         FROM old_rows AS o JOIN new_rows AS n ON n.id = o.id
         WHERE (o.state, o.worker_id, o.fence, o.attempt, o.crashes, o.interrupts)
               IS DISTINCT FROM (n.state, n.worker_id, n.fence, n.attempt, n.crashes, n.interrupts)
@@ -265,7 +267,7 @@ CREATE TABLE judge.step (
     old_worker bigint, worker bigint, old_fence bigint, fence bigint,
     old_attempt smallint, attempt smallint, old_crashes smallint, crashes smallint,
     old_interrupts smallint, interrupts smallint, old_run_at timestamptz, run_at timestamptz,
-    started_at timestamptz, queue text, txid xid8
+    started_at timestamptz, queue text, txid xid8, lost boolean
 );
 CREATE INDEX step_job_seq ON judge.step (job, seq);
 
@@ -297,14 +299,14 @@ BEGIN
     )
     INSERT INTO judge.step
     SELECT seq, at, job, old_state, new_state, old_worker, worker, old_fence, fence, old_attempt, attempt,
-           old_crashes, crashes, old_interrupts, interrupts, old_run_at, run_at, started_at, queue, txid
+           old_crashes, crashes, old_interrupts, interrupts, old_run_at, run_at, started_at, queue, txid, lost
     FROM judge.event WHERE kind = 'changed'
     UNION ALL
     SELECT a.seq, a.at, a.job, a.old_state, coalesce(z.new_state, 'forgotten'), a.old_worker, NULL,
            a.old_fence, coalesce(z.fence, a.old_fence), a.old_attempt, coalesce(z.attempt, a.old_attempt),
            a.old_crashes, coalesce(z.crashes, a.old_crashes),
            a.old_interrupts, coalesce(z.interrupts, a.old_interrupts),
-           a.old_run_at, coalesce(z.run_at, a.old_run_at), a.started_at, a.queue, a.txid
+           a.old_run_at, coalesce(z.run_at, a.old_run_at), a.started_at, a.queue, a.txid, false
     FROM numbered AS a
     LEFT JOIN numbered AS z ON z.kind = 'kept' AND z.job = a.job AND z.txid = a.txid AND z.n = a.n
     WHERE a.kind = 'gone'
@@ -312,7 +314,7 @@ BEGIN
     SELECT z.seq, z.at, z.job, coalesce(a.old_state, '-'), z.new_state, NULL, z.worker,
            coalesce(a.old_fence, z.fence), z.fence, coalesce(a.old_attempt, z.attempt), z.attempt,
            coalesce(a.old_crashes, z.crashes), z.crashes, coalesce(a.old_interrupts, z.interrupts),
-           z.interrupts, a.old_run_at, z.run_at, z.started_at, z.queue, z.txid
+           z.interrupts, a.old_run_at, z.run_at, z.started_at, z.queue, z.txid, false
     FROM numbered AS z
     LEFT JOIN numbered AS a ON a.kind = 'taken' AND a.job = z.job AND a.txid = z.txid AND a.n = z.n
     WHERE z.kind = 'born';
@@ -324,7 +326,7 @@ BEGIN
     FROM (
         SELECT *, lead(at) OVER after AS next_at, lead(CASE
                    WHEN old_state <> 'running' THEN 'stolen'
-                   WHEN crashes > old_crashes THEN 'rescue'
+                   WHEN lost OR crashes > old_crashes THEN 'rescue'
                    WHEN new_state = 'running' THEN 'stolen'
                    WHEN new_state IN ('done', 'failed', 'cancelled', 'forgotten') THEN new_state
                    WHEN interrupts > old_interrupts THEN 'interrupt'
@@ -612,6 +614,20 @@ CREATE VIEW judge.breach AS
     ) AS left_over
     WHERE job.state = 'blocked' AND job.waits_for <> left_over.jobs
     UNION ALL
+    SELECT 'I15', 'charged', s.job,
+           CASE WHEN worker.crashed THEN format('worker %s crashed, and its last group of suspects was %s', worker.id, worker.suspects)
+                ELSE format('the death of worker %s says nothing about its jobs', worker.id) END, false
+    FROM judge.step AS s JOIN taskd.worker AS worker ON worker.id = s.old_worker
+    WHERE s.old_state = 'running' AND s.crashes > s.old_crashes
+      AND (NOT worker.crashed AND s.old_interrupts < 2
+           OR s.old_crashes > 0 AND cardinality(worker.suspects) > 0 AND s.job <> ALL (worker.suspects))
+    UNION ALL
+    -- From the tenth crash on, a job fails without a proof.
+    SELECT 'I15', 'innocent', s.job,
+           format('failed as crashed, though the suspects of worker %s were %s', worker.id, worker.suspects), false
+    FROM judge.step AS s JOIN taskd.worker AS worker ON worker.id = s.old_worker
+    WHERE s.new_state = 'failed' AND s.crashes > s.old_crashes AND s.crashes < 10 AND worker.suspects <> ARRAY[s.job]
+    UNION ALL
     SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false
     FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()
@@ -652,7 +668,7 @@ CREATE VIEW judge.figures AS
         (SELECT max(date_part('epoch', claim.closed_at - worker.died_at))
          FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
          WHERE claim.closed_as = 'rescue') AS death_declared_to_rescue_s,
-        -- From when it was due, if that was later: whose worker died for the second time waits for 10 s on purpose.
+        -- From when it was due, if that was later: from the third crash on, a job waits on purpose.
         (SELECT max(date_part('epoch', next.at - greatest(worker.died_at, next.run_at)))
          FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
          JOIN judge.claim AS next ON next.job = claim.job AND next.n = claim.n + 1

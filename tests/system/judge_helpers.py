@@ -18,6 +18,7 @@ from taskd.core.workflows.workflow import Node, plan
 from taskd.store import workflows
 from taskd.store.jobs import jobs
 from tests.planted_bugs import Bug, Hand
+from tests.store.helpers import claim_suspect
 from tests.system.judge import Judge, Verdict
 from tests.system.recorder import RECORD
 
@@ -67,7 +68,7 @@ class Worker:
         return job
 
     async def claim_suspect(self) -> Job:
-        job = await jobs.claim_suspect(self.hand, self.id, [QUEUE], [TASK])
+        job = await claim_suspect(self.hand, self.id, [QUEUE], [TASK])
         assert job is not None
         return job
 
@@ -144,6 +145,12 @@ class Scene:
 
     async def bury(self, worker: Worker) -> None:
         assert await self.house.fetch("declare_workers_dead", [worker.id], True)
+
+    async def blame(self, worker: Worker, job_id: int) -> None:
+        """Make a job the whole last group of a worker's suspects."""
+        await self.sql(
+            "UPDATE taskd.worker SET suspects = ARRAY[$2::bigint] WHERE id = $1", worker.id, job_id
+        )
 
     async def rescue(self, max_crashes: int = 3) -> dict[int, JobState]:
         return await jobs.rescue(self.house, 100, max_crashes)

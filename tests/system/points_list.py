@@ -298,7 +298,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "prune_logs",
         *("due_schedules", "next_ticks"),
     ),
-    "beside a dead worker": ("declare_workers_dead", "rescue_jobs", "claim_suspect"),
+    "beside a dead worker": ("declare_workers_dead", "rescue_jobs", "claim_suspects"),
     "polling": ("set_busy_mark", "clear_busy_mark"),
     "full": ("wake_workers",),
     "often": ("count_waiting_notifiers",),

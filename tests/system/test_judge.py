@@ -22,6 +22,7 @@ async def test_whole_life_is_lawful(scene: Open) -> None:
     await stage.a.fails(first)
     await stage.promote()
     await stage.a.begins(await stage.a.claim())
+    await stage.blame(stage.a, job_id)
     await stage.bury(stage.a)
     assert await stage.rescue(max_crashes=1) == {job_id: JobState.FAILED}
     assert await jobs.retry(stage.house, [job_id]) == [job_id]
@@ -88,7 +89,7 @@ async def test_jobs_meant_to_wait_are_not_stuck(scene: Open) -> None:
 
 async def test_a_failure_that_nobody_tried_is_counted(scene: Open) -> None:
     stage = await scene()
-    await stage.enqueue()
+    await stage.blame(stage.a, await stage.enqueue())
     await stage.a.claim()
     await stage.bury(stage.a)
     await jobs.rescue(stage.house, 100, max_crashes=1)

@@ -88,6 +88,28 @@ async def two_runs_at_once(stage: Scene) -> None:
     await stage.b.finishes(taken_over)
 
 
+async def crash_charged_to_a_bystander(stage: Scene) -> None:
+    job_id = await stage.enqueue()
+    await stage.a.claim()
+    await stage.sql("UPDATE taskd.job SET crashes = 1")
+    await stage.blame(stage.a, job_id + 1)
+    await stage.bury(stage.a)
+    await stage.sql("UPDATE taskd.job SET crashes = 2, state = 'scheduled', worker_id = NULL")
+
+
+async def death_that_says_nothing_charged(stage: Scene) -> None:
+    await stage.enqueue()
+    await stage.a.claim()
+    await stage.sql("UPDATE taskd.job SET crashes = 1, state = 'scheduled', worker_id = NULL")
+
+
+async def innocent_failed_as_crashed(stage: Scene) -> None:
+    await stage.enqueue()
+    await stage.a.claim()
+    await stage.bury(stage.a)
+    await stage.rescue(max_crashes=1)
+
+
 async def run_without_a_claim(stage: Scene) -> None:
     await stage.enqueue()
     job = await stage.a.claim()
@@ -274,6 +296,9 @@ BREACHES = [
     (member_cancelled_for_nothing, "I14", "cancelled"),
     (member_that_waits_for_what_is_done, "I14", "held up"),
     (member_that_waits_for_nobody, "I14", "held up"),
+    (crash_charged_to_a_bystander, "I15", "charged"),
+    (death_that_says_nothing_charged, "I15", "charged"),
+    (innocent_failed_as_crashed, "I15", "innocent"),
 ]
 
 

@@ -111,6 +111,19 @@ async def play_lost_reply_of_a_claim(scene: Scene) -> None:
         await scene.b.does(await scene.b.claim())
 
 
+async def play_crash_beside_a_group(scene: Scene) -> None:
+    """A suspect has outlived its group, when another one that A has started crashes A."""
+    await scene.enqueue()
+    await scene.sql("ALTER TABLE taskd.job DISABLE TRIGGER USER")
+    await scene.sql("UPDATE taskd.job SET crashes = 1")
+    await scene.sql("ALTER TABLE taskd.job ENABLE TRIGGER USER")
+    await scene.a.begins(await scene.a.claim())
+    await scene.blame(scene.a, 2)
+    await scene.bury(scene.a)
+    await scene.rescue()
+    await scene.b.does(await scene.b.claim_suspect())
+
+
 async def play_release_of_unstarted_and_interrupted(scene: Scene) -> None:
     """A stops: what had not begun goes back, what had begun is interrupted and goes back."""
     await scene.enqueue()
@@ -185,6 +198,11 @@ PLANTED = {
         play_claim_that_commits_after_the_death,
         LEFT_OUT,
         {"I1"},
+    ),
+    "crash charged to all who ran": (
+        play_crash_beside_a_group,
+        planted("rescue_jobs", (r"AND \(death\.in_group OR death\.no_group\)", "")),
+        {"I15"},
     ),
     "no reconcile": (
         play_lost_reply_of_a_claim,

@@ -325,7 +325,7 @@ def once_cancelled() -> Any:
     return lose
 
 
-@pytest.mark.parametrize("name", ["claim_jobs", "claim_suspect"])
+@pytest.mark.parametrize("name", ["claim_jobs", "claim_suspects"])
 async def test_rows_of_a_claim_whose_service_was_cancelled_come_back_as_soon(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -343,7 +343,7 @@ async def test_rows_of_a_claim_whose_service_was_cancelled_come_back_as_soon(
     suspect = "UPDATE taskd.job SET state = 'scheduled', crashes = 1"
     async with desk.sql.transaction():
         (job,) = await jobs.enqueue(fetches(desk.sql), [quick.job()])
-        if name == "claim_suspect":
+        if name == "claim_suspects":
             await desk.sql.execute(suspect)
     (row,) = await desk.settled(job)
     assert (row["state"], row["attempt"], row["fence"]) == ("done", 1, 2)

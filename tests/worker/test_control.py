@@ -132,16 +132,16 @@ async def test_a_suspect_that_is_paused_while_it_is_claimed_is_given_back(
     async def report() -> None:
         ran.append(1)
 
-    claim = jobs.claim_suspect
+    claim = jobs.claim_suspects
 
-    async def claim_slowly(*args: Any) -> Job | None:
-        job = await claim(*args)
-        if job is not None:
+    async def claim_slowly(*args: Any, **options: Any) -> list[Job]:
+        claimed = await claim(*args, **options)
+        if claimed:
             await tasks.pause(desk.lane, ["report"], None, None)
             await desk.heard.wait("tasks.paused")
-        return job
+        return claimed
 
-    monkeypatch.setattr(jobs, "claim_suspect", claim_slowly)
+    monkeypatch.setattr(jobs, "claim_suspects", claim_slowly)
     await desk.start()
     [held] = await desk.enqueue(report.job().after(3600))
     await desk.sql.execute("UPDATE taskd.job SET crashes = 1, run_at = now() - interval '1 s'")

@@ -131,7 +131,8 @@ async def test_until_empty_waits_for_jobs_that_run_elsewhere(desk: Desk) -> None
     # Its worker is lost: rescued and run here.
     await desk.sql.execute("DELETE FROM taskd.worker WHERE id = 42")
     assert await worker.end() == 0
-    assert (await desk.row(job))["crashes"] == 1
+    row = await desk.row(job)
+    assert (row["crashes"], row["interrupts"], row["attempt"]) == (0, 1, 1)
 
 
 async def test_until_empty_waits_for_a_snoozed_job_although_its_attempt_did_not_count(
@@ -152,10 +153,15 @@ async def test_until_empty_counts_a_job_that_was_failed_for_its_crashes(desk: De
     @desk.task()
     async def pill() -> None: ...
 
-    await desk.enqueue(pill.job())
+    (job,) = await desk.enqueue(pill.job())
+    await desk.other_worker(42)
     await desk.sql.execute(
         "UPDATE taskd.job SET state = 'running', worker_id = 42, fence = 3, attempt = 3, "
-        "crashes = 2"
+        "crashes = 2, isolated = true"
+    )
+    await desk.sql.execute(
+        "UPDATE taskd.worker SET died_at = now(), crashed = true, suspects = $1 WHERE id = 42",
+        [job],
     )
     worker = desk.worker(until_empty=True, lease_s=1.0)
     assert await worker.end() == 1

@@ -135,7 +135,7 @@ async def test_two_workers_share_a_group_and_its_end_runs_once(desk: Desk) -> No
 async def test_the_end_of_a_group_waits_for_a_member_whose_worker_dies(desk: Desk) -> None:
     @desk.task()
     async def member(ctx: Any) -> None:
-        if ctx.attempt == 1:
+        if ctx.fence == 1:
             await until(lambda: False)
 
     @desk.task()
@@ -148,7 +148,7 @@ async def test_the_end_of_a_group_waits_for_a_member_whose_worker_dies(desk: Des
     )
     await desk.start()  # nobody has registered that worker: its job is taken back
     assert {each[1] for each in await ran(desk, run.id)} == {"done"}
-    assert (await desk.row(row[0]))["crashes"] == 1
+    assert (await desk.row(row[0]))["interrupts"] == 1
 
 
 # Pipelines.

@@ -47,7 +47,7 @@ def _finished(facts: Facts) -> Words:
         deadline = moment(facts.deadline)
         return f"It failed {ago}: its deadline, {deadline}, came before an attempt.", [retry]
     if cause == "crashed":
-        cause = f"its worker died while it ran, {count(facts.crashes, 'time')}"
+        cause = f"its worker crashed while it ran, {count(facts.crashes, 'time')}"
     attempts = count(facts.attempt, "attempt")
     return f"It failed {ago}, after {attempts}{_because(cause)}", [show, retry]
 
@@ -189,8 +189,8 @@ def _task_unknown(facts: Facts) -> Words:
 
 def _suspect(facts: Facts) -> Words:
     text = (
-        f"Its worker died while it ran, {count(facts.crashes, 'time')}, so this job may have "
-        "killed it. It waits in quarantine: a worker runs one such job at a time"
+        f"Its worker crashed while it ran, {count(facts.crashes, 'time')}, so this job may have "
+        "killed it. It waits in quarantine: a worker starts such jobs in small groups"
     )
     if facts.ahead:
         text += f", and {_ahead(facts.ahead, 'suspect')}"

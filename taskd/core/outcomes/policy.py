@@ -110,9 +110,8 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
     """Return the number of the job's last attempt.
 
-    Attempts that ended with a crash of their worker are added, because crashes have a limit of
-    their own (rescue fails a job after three), and half of the jobs of a killed worker had not
-    started.
+    Attempts that were charged with a crash of their worker are added, because crashes have a limit
+    of their own (see rescue_jobs), and half of the jobs of a killed worker had not started.
     """
     return (job.max_attempts or (task.max_attempts if task else 1)) + job.crashes
 

@@ -234,12 +234,37 @@ async def claim(
     return [Job(*(*row, queue, worker_id)) for row in rows]
 
 
-async def claim_suspect(
-    on: Fetches, worker_id: int, queues: Sequence[str], tasks: Sequence[str], stride: int = 1
-) -> Job | None:
-    """Claim one suspect of these queues and tasks; `stride` as in claim."""
-    rows = await on.fetch("claim_suspect", worker_id, list(queues), list(tasks), stride)
-    return Job(*(*rows[0], worker_id)) if rows else None
+async def claim_suspects(
+    on: Fetches,
+    worker_id: int,
+    slots: Mapping[str, int],
+    tasks: Sequence[str],
+    batch: int,
+    *,
+    isolated: bool,
+    stride: int = 1,
+    clear: bool = False,
+) -> list[Job]:
+    """Claim the next group of suspects of these tasks, and record that the last group is over.
+
+    Args:
+        slots: by queue, how many suspects can start.
+        isolated: claim suspects that must start alone, instead of the others.
+        stride: as in claim.
+        clear: record the end of the last group even if no suspect is claimed.
+    """
+    rows = await on.fetch(
+        "claim_suspects",
+        worker_id,
+        list(slots),
+        list(slots.values()),
+        list(tasks),
+        stride,
+        batch,
+        isolated,
+        clear,
+    )
+    return [Job(*(*row, worker_id)) for row in rows]
 
 
 async def poll(on: Fetches, queues: Iterable[str]) -> set[str]:
@@ -296,9 +321,17 @@ async def next_due(on: Fetches) -> DueIn:
     return DueIn(*(await on.fetch("next_due"))[0])
 
 
-async def rescue(on: Fetches, batch: int, max_crashes: int) -> dict[int, JobState]:
-    """Take back jobs that no live worker owns; return the new state of each."""
-    rows = await on.fetch("rescue_jobs", batch, max_crashes)
+async def rescue(
+    on: Fetches, batch: int, max_crashes: int, max_crashes_unproved: int | None = None
+) -> dict[int, JobState]:
+    """Take back jobs that no live worker owns; return the new state of each.
+
+    Args:
+        max_crashes: an isolated suspect that was alone in its group fails after this many crashes.
+        max_crashes_unproved: any job fails after this many; None: also after `max_crashes`.
+    """
+    unproved = max_crashes if max_crashes_unproved is None else max_crashes_unproved
+    rows = await on.fetch("rescue_jobs", batch, max_crashes, unproved)
     return {row[0]: JobState(row[1]) for row in rows}
 
 

@@ -1,31 +1,73 @@
-"""The quarantine: runs suspects (possible poison pills) one at a time in this process.
+"""The quarantine: starts suspects (possible poison pills) in small groups.
 
-A suspect was running when its worker died, so it may have killed the worker. While only one suspect
-runs, a second crash tells which one it was. The next suspect is claimed only after the outcome of
-the current one was written; otherwise one crash could be charged to both.
+A suspect was running when its worker crashed, so it may have killed the worker. A job that kills at
+once does so within `OUTLIVED_S` of its start; so a group is over when each of its jobs has ended or
+has run for that long, and the next one is twice as large. A crash is charged to the last group only
+(rescue_jobs in sql/queries/lease.sql). Its jobs are then isolated: each starts as a group of its
+own, after all others, and fails if that group kills its worker, too.
+
+A job that kills its worker later than that is charged together with all suspects that ran. After
+the third such crash these are isolated, and each keeps the others waiting until it has ended or run
+for `PROVEN_S`.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from taskd import events
+from taskd.core.jobs.job import Job
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
-from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
-# The promoter wakes the quarantine when a suspect is due, the runner when the current suspect has
-# ended, and the acker when outcomes were written.
+# The promoter wakes the quarantine when a suspect is due, and the runner when one has ended.
 LOOK_EVERY_S = 30.0
 NOT_NOW_S = 0.2
+NO_SLOT_S = 1.0
+# A job that kills at once has done so by then. Groups of 32 start 1,000 suspects within 9 s, and
+# leave at most 31 innocent jobs to be started one at a time.
+OUTLIVED_S = 0.2
+GROUP_MAX = 32
+# Isolated suspects start when no other suspect is younger: a crash must not be that of another.
+SETTLED_S = 3.0
+# A suspect that was near so many crashes keeps isolated ones waiting for 30 s, others for 2 s.
+UNPROVEN_CRASHES = 3
+PROVEN_S = 30.0
+DISPLACED_S = 2.0
+
+
+class Member(NamedTuple):
+    """A suspect that was started here."""
+
+    runner: Runner
+    job: Job
+    started_at: float
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.runner.has_job(self.job.id)
+
+    @property
+    def unproven(self) -> bool:
+        """Whether it was near so many crashes that it may well be the cause."""
+        return self.job.crashes >= UNPROVEN_CRASHES
+
+    @property
+    def settled_at(self) -> float:
+        """When a crash is probably not its own any more."""
+        return self.started_at + (PROVEN_S if self.unproven else SETTLED_S)
 
 
 class Quarantine(Loop):
-    """Service: claims the next suspect once the outcome of the current one is written.
+    """Service: claims the next group of suspects once the last group is over.
 
     Args:
         paused: the paused tasks, whose suspects are not claimed.
@@ -38,58 +80,94 @@ class Quarantine(Loop):
         self,
         claims: Lane,
         lease: Lease,
-        acker: Acker,
         runners: Mapping[str, Runner],
         tasks: Sequence[str],
         paused: Callable[[], Collection[str]],
         on_claim_lost: Callable[[], None],
     ) -> None:
         super().__init__(LOOK_EVERY_S)
-        self._claims, self._lease, self._acker, self._on_claim_lost = (
-            claims,
-            lease,
-            acker,
-            on_claim_lost,
-        )
+        self._claims, self._lease, self._on_claim_lost = claims, lease, on_claim_lost
         self._runners, self._tasks, self._paused = runners, list(tasks), paused
-        self._current: tuple[Runner, int] | None = None
+        self._group: list[Member] = []
+        # How many suspects the group had, and how many the next one may have.
+        self._group_size, self._width = 0, 1
+        # Running suspects that can still be the cause of a crash, though their group is over.
+        self._settling: list[Member] = []
         self.quiet = False
 
-    def written(self) -> None:
-        """Wake up: the outcome of the current suspect may have been written."""
-        if self._current is not None:
-            self.wakeup.set()
-
     async def tick(self) -> float | None:
-        """Claim one suspect unless one is running; return the delay until the next try, if any."""
-        if self._current is not None:
-            runner, job_id = self._current
-            if runner.has_job(job_id) or job_id in self._acker.unwritten():
-                return None
-            self._current = None
+        """Claim the next group if the last one is over; return the delay until the next try."""
+        try:
+            return await self._next_group()
+        except StoreUnavailable:
+            return NOT_NOW_S
+
+    async def _next_group(self) -> float | None:
+        now = time.monotonic()
+        self._group = [each for each in self._group if each.runs]
+        self._settling = [each for each in self._settling if each.runs]
+        age_s = min((now - each.started_at for each in self._group), default=math.inf)
+        unproven = any(each.unproven for each in self._group)
+        wait_s = (DISPLACED_S if unproven else OUTLIVED_S) - age_s
+        if wait_s > 0:
+            return wait_s
         if self.quiet or not self._lease.trusted:
             return NOT_NOW_S
+        slots = {queue: each.suspect_slots for queue, each in self._runners.items()}
+        slots = {queue: free for queue, free in slots.items() if free > 0}
+        # A single suspect stays in its group until another one is due.
+        over = self._group_size > 1 or age_s >= PROVEN_S
+        if slots and await self._start(slots, self._width, isolated=False, clear=over):
+            self._settling += self._group
+            self._width = min(2 * self._width, GROUP_MAX)
+            return OUTLIVED_S
+        # An isolated suspect must not start while a crash could be that of another one.
+        wait_s = max((each.settled_at - now for each in self._settling), default=0.0)
+        if wait_s > 0:
+            return min(wait_s, NO_SLOT_S)
+        if slots and await self._start(slots, 1, isolated=True, clear=over):
+            self._settling += [each for each in self._group if each.unproven]
+            return OUTLIVED_S
+        self._width = 1
+        if len(slots) < len(self._runners):
+            return NO_SLOT_S
+        return PROVEN_S - age_s if self._group and not over else None
+
+    async def _start(
+        self, slots: Mapping[str, int], batch: int, *, isolated: bool, clear: bool
+    ) -> bool:
+        """Claim and start a group; return whether there was one."""
         try:
-            job = await jobs.claim_suspect(
+            claimed = await jobs.claim_suspects(
                 self._claims,
                 self._lease.worker_id,
-                list(self._runners),
+                slots,
                 [task for task in self._tasks if task not in self._paused()],
-                self._claims.stride,
+                batch,
+                isolated=isolated,
+                stride=self._claims.stride,
+                clear=clear,
             )
-        except StoreUnavailable:
-            self._on_claim_lost()
-            return NOT_NOW_S
         except BaseException:
-            self._on_claim_lost()  # cancelled: the claim has run, and its row was not received
+            self._on_claim_lost()  # the claim may have run, and its rows were not received
             raise
-        if job is None:
-            return None
-        runner = self._runners[job.queue]
-        if job.task in self._paused():  # paused after the claim was sent
+        by_queue: dict[str, list[Job]] = {}
+        for job in claimed:
+            by_queue.setdefault(job.queue, []).append(job)
+        started_at = time.monotonic()
+        for queue, group in by_queue.items():
+            runner = self._runners[queue]
+            runner.add_suspects(self._not_paused(runner, group))
+        if claimed:
+            self._group = [Member(self._runners[job.queue], job, started_at) for job in claimed]
+        if claimed or clear:
+            self._group_size = len(claimed)
+        return bool(claimed)
+
+    def _not_paused(self, runner: Runner, group: Sequence[Job]) -> list[Job]:
+        """Release the jobs whose task was paused after the claim was sent; return the others."""
+        paused = [job for job in group if job.task in self._paused()]
+        for job in paused:
             events.jobs_parked(job.task, job.queue, 1)
-            runner.release_paused([job])
-            return NOT_NOW_S
-        self._current = (runner, job.id)
-        runner.add_suspect(job)
-        return None
+        runner.release_paused(paused)
+        return [job for job in group if job.task not in self._paused()]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context as ContextVars
 from typing import Any
@@ -96,10 +96,10 @@ class Runner:
         self._buffer.extend(jobs)
         self._dispatch()
 
-    def add_suspect(self, job: Job) -> None:
-        """Run a suspect in addition to the others; the quarantine gives one at a time."""
+    def add_suspects(self, jobs: Sequence[Job]) -> None:
+        """Run suspects before the other jobs; `suspect_slots` tells how many have a slot."""
         self._mark_start()
-        self._buffer.appendleft(job)
+        self._buffer.extendleft(reversed(jobs))
         self._dispatch()
 
     def _mark_start(self) -> None:
@@ -125,7 +125,7 @@ class Runner:
             self._starting.add(asyncio.Task(self._take_jobs(), loop=self._loop, name=self._name))
 
     def _has_slot(self) -> bool:
-        # A suspect has a slot of its own: in a busy queue it would never find a free one.
+        # One suspect has a slot of its own: in a busy queue it would never find a free one.
         suspect = not self._taking and self._buffer[0].crashes > 0
         return (self._used_slots if self._batches.begun else self._running) < self.limit + suspect
 
@@ -459,6 +459,13 @@ class Runner:
         free = (self.limit - self._used_slots - len(self._batches.ready)) * self._jobs_per_slot
         gathered = self._batches.gathered if self._jobs_per_slot > 1 else 0
         return free - gathered - len(self._buffer)
+
+    @property
+    def suspect_slots(self) -> int:
+        """The number of suspects that can start at once."""
+        suspect_waits = bool(self._buffer) and self._buffer[0].crashes > 0
+        own = self._used_slots <= self.limit and not (suspect_waits or self._batches.suspect_first)
+        return max(self.free, int(own))
 
     @property
     def _used_slots(self) -> int:

@@ -18,7 +18,10 @@ from taskd.worker.lease.state import Lease
 from taskd.worker.operator_settings import Controls
 from taskd.worker.service import Loop
 
+# A job that has killed its worker alone in quarantine fails at its third crash. A job that was only
+# near, however often, runs again, up to a bound that ends endless loops.
 MAX_CRASHES = 3
+MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
 EXPIRE_BATCH = UNPARK_BATCH = 1000
 SWEEP_EVERY_S_MAX = 5.0
@@ -101,11 +104,11 @@ class Rescuer(Loop):
 
     async def _rescue(self) -> None:
         while True:
-            states = await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES)
+            states = await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES, MAX_CRASHES_UNPROVED)
             if states:
                 events.jobs_rescued(states)
                 self._counts["failed"] += list(states.values()).count(JobState.FAILED)
-                self._on_due(DueIn(None, 0.0))  # a suspect may be due now
+                self._on_due(DueIn(0.0, 0.0))  # they are due now, as suspects or not
             if len(states) < RESCUE_BATCH:
                 return
 
