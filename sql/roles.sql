@@ -243,8 +243,12 @@ GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.job_log TO taskd_worker;
 GRANT SELECT ON taskd.job_log TO taskd_admin;
 
 -- Results of jobs may be personal. A login of a producer can read the results of its jobs, and of all others, if it is granted
--- this function in addition (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO shop).
-GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) TO taskd_admin;
+-- this function in addition (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) TO shop).
+GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) TO taskd_admin;
+
+-- Sequences that a switch-over has left behind their rows: workers advance them, and everybody who looks sees it.
+GRANT EXECUTE ON FUNCTION taskd.sequences_behind() TO taskd_worker, taskd_observer, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.mend_sequences() TO taskd_worker, taskd_admin;
 
 -- Admins: a cancellation moves a job to the history, a retry moves it back unchanged. To lock a row of the history for that,
 -- PostgreSQL requires the right to update one of its columns: the reason.

@@ -11,6 +11,7 @@ TaskdError                       1
 │   ├── SchemaOutdated              the database is older than this code
 │   ├── SchemaTooNew                this code is older than the database works with
 │   ├── SchemaEdited                a migration was edited after it was applied
+│   ├── SequenceBehind              a sequence gave an id that an older job has
 │   └── MigrationFailed          1  a migration was not applied; the message says what it changed
 ├── AppError                    78  the module of --app cannot be imported, or has no usable task
 ├── ResourceError                1  a resource of the app could not be created; start again
@@ -94,6 +95,10 @@ class SchemaTooNew(SchemaError):
 
 class SchemaEdited(SchemaError):
     """The SQL of an applied migration differs from the SQL in this code."""
+
+
+class SequenceBehind(SchemaError):
+    """A sequence gave an id that an older job or workflow has; nothing was written."""
 
 
 class MigrationFailed(SchemaError):

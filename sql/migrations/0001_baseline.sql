@@ -831,6 +831,59 @@ END
 $$;
 
 -- ====================================================================================================
+-- Functions: sequences
+-- ====================================================================================================
+
+-- Return the sequences that are behind the rows which they count: `last` is less than `newest`. PostgreSQL does not copy
+-- sequences by logical replication, so after a switch-over new jobs would get the ids of older ones, and `needs` would say that
+-- no worker lives. (A busy mark that was not copied says that nobody polls the queue, which costs a NOTIFY.) The function runs
+-- with the owner's rights, because most roles may not read sequences.
+-- Called by: mend_sequences(), doctor_sequences.
+CREATE FUNCTION taskd.sequences_behind(OUT name text, OUT last bigint, OUT newest bigint) RETURNS SETOF record
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    SELECT each.name, each.last, each.newest
+    FROM (
+        SELECT 'job_id_seq', last_value - (NOT is_called)::integer,
+               greatest((SELECT max(id) FROM taskd.job), (SELECT max(id) FROM taskd.job_history))
+        FROM taskd.job_id_seq
+        UNION ALL
+        SELECT 'workflow_id_seq', last_value - (NOT is_called)::integer,
+               greatest((SELECT max(id) FROM taskd.workflow), (SELECT max(workflow_id) FROM taskd.job),
+                        (SELECT max(workflow_id) FROM taskd.job_history))
+        FROM taskd.workflow_id_seq
+        UNION ALL
+        SELECT 'needs', last_value,
+               (EXISTS (SELECT FROM taskd.worker WHERE died_at IS NULL)
+                OR EXISTS (SELECT FROM taskd.queue WHERE max_depth IS NOT NULL))::integer
+        FROM taskd.needs
+    ) AS each (name, last, newest)
+    WHERE each.last < each.newest
+$$;
+
+-- Set the sequences that are behind their rows to the newest of these; return what sequences_behind() has found. The locks keep
+-- out the transactions that draw ids, so no sequence goes back. They are waited for briefly, as nobody gets past them.
+-- Called by: mend_sequences.
+CREATE FUNCTION taskd.mend_sequences(OUT name text, OUT last bigint, OUT newest bigint) RETURNS SETOF record
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '500ms'
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM taskd.sequences_behind()) THEN
+        RETURN;
+    END IF;
+    LOCK TABLE taskd.workflow, taskd.job, taskd.worker, taskd.queue IN SHARE MODE;
+    FOR name, last, newest IN SELECT * FROM taskd.sequences_behind() LOOP
+        PERFORM setval(format('taskd.%I', name), newest);
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+-- ====================================================================================================
 -- Functions: enqueue
 -- ====================================================================================================
 
@@ -1976,8 +2029,11 @@ BEGIN
         AS edge (place, parent_place, parent_id, policy);
     IF existing <> '{}' THEN
         SELECT array_agg(past.id), array_agg(past.state::text) INTO ended, ended_states
-        FROM taskd.job_history AS past
-        WHERE past.id = ANY (existing);
+        FROM (
+            SELECT DISTINCT ON (h.id) h.id, h.state FROM taskd.job_history AS h
+            WHERE h.id = ANY (existing) AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = h.id)
+            ORDER BY h.id, h.enqueued_at DESC
+        ) AS past;
         IF ended IS NOT NULL THEN
             PERFORM taskd.unblock(ended, ended_states);
         END IF;
@@ -2190,7 +2246,10 @@ AS $$
         SELECT past.id, coalesce(past.node, past.id::text) AS node, past.result,
                sum(octet_length(past.result::text)) OVER () AS bytes
         FROM parent
-        JOIN taskd.job_history AS past ON past.id = parent.parent_id
+        CROSS JOIN LATERAL (
+            SELECT h.id, h.node, h.state, h.result
+            FROM taskd.job_history AS h WHERE h.id = parent.parent_id ORDER BY h.enqueued_at DESC LIMIT 1
+        ) AS past
         WHERE past.state = 'done'
     )
     SELECT read.node, CASE WHEN coalesce(read.bytes, 0) <= bytes_max THEN read.result::text END, read.bytes::bigint
@@ -3263,6 +3322,9 @@ BEGIN
                 SELECT past.id
                 FROM taskd.job_history AS past
                 WHERE past.id = ANY (wanted) AND past.state::text IN ('failed', 'cancelled') AND past.attempt < 1000
+                  -- Where several jobs have the id (see taskd.mend_sequences()), it names the live one, else the newest.
+                  AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = past.id)
+                  AND past.enqueued_at = (SELECT max(h.enqueued_at) FROM taskd.job_history AS h WHERE h.id = past.id)
                   AND NOT (
                       past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
                       AND (
@@ -3343,7 +3405,10 @@ BEGIN
             WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
               AND (d.parent_id = ANY (retried) OR d.parent_id = ANY (held));
             WITH past AS (
-                DELETE FROM taskd.job_history AS h WHERE h.id = ANY (retried) RETURNING h.*
+                DELETE FROM taskd.job_history AS h
+                WHERE h.id = ANY (retried)
+                  AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
+                RETURNING h.*
             ), inserted AS (
                 INSERT INTO taskd.job AS j (
                     id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
@@ -3555,10 +3620,14 @@ $$;
 -- has its mark. A locked row is not waited for and gets no mark; the answer says so, and the caller asks again. A claim
 -- may have skipped a queued row while it was marked, so the workers are notified.
 --
+-- An id names several jobs if the sequence of ids has gone back (see taskd.mend_sequences()). At any time at most one of them is
+-- live, so enqueued_us, a time at which the wanted job was live, in microseconds since 1970, tells them apart. Where it is NULL,
+-- the live job is meant, or else the newest one.
+--
 -- The function runs with the owner's rights: users who may call it can read the results of jobs, other producers cannot.
 -- Called by: await_jobs.
-CREATE FUNCTION taskd.await_jobs(ids bigint[])
-RETURNS TABLE (id bigint, state text, awaited boolean, reason text, error text, result text)
+CREATE FUNCTION taskd.await_jobs(ids bigint[], enqueued_us bigint[] DEFAULT '{}')
+RETURNS TABLE (id bigint, live_us bigint, state text, awaited boolean, reason text, error text, result text)
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3587,14 +3656,22 @@ BEGIN
         PERFORM taskd.notify_workers(queue);
     END LOOP;
     RETURN QUERY
-    SELECT wanted.id, found.state, found.awaited, found.reason, found.error, found.result
-    FROM (SELECT DISTINCT a.id FROM unnest(ids) AS a (id)) AS wanted
+    SELECT wanted.id, wanted.us, found.state, found.awaited, found.reason, found.error, found.result
+    FROM (
+        SELECT DISTINCT a.id, a.us, timestamptz 'epoch' + a.us * interval '1 microsecond' AS at
+        FROM unnest(ids, enqueued_us) AS a (id, us)
+    ) AS wanted
     CROSS JOIN LATERAL (
         SELECT j.state::text, j.awaited, NULL::text AS reason, NULL::text AS error, NULL::text AS result
-        FROM taskd.job AS j WHERE j.id = wanted.id
+        FROM taskd.job AS j WHERE j.id = wanted.id AND coalesce(j.enqueued_at <= wanted.at, true)
         UNION ALL
-        SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
-        FROM taskd.job_history AS h WHERE h.id = wanted.id
+        (SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
+         FROM taskd.job_history AS h
+         WHERE h.id = wanted.id
+           -- The clock may have gone back between the two times.
+           AND coalesce(wanted.at BETWEEN h.enqueued_at AND greatest(h.finished_at, h.enqueued_at), true)
+         ORDER BY h.enqueued_at DESC
+         LIMIT 1)
         LIMIT 1
     ) AS found;
 END

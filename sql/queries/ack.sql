@@ -226,8 +226,11 @@ LEFT JOIN LATERAL (
     SELECT id, worker_id, fence, state, started_at, errors -> -1 AS last_error
     FROM taskd.job WHERE id = ack.id
     UNION ALL
-    SELECT id, worker_id, fence, state, started_at, errors -> -1
-    FROM taskd.job_history WHERE id = ack.id
+    (SELECT id, worker_id, fence, state, started_at, errors -> -1
+     FROM taskd.job_history WHERE id = ack.id
+     -- The sequence of ids may have gone back, so that several jobs have the id.
+     ORDER BY (fence = ack.fence AND worker_id = $1) IS TRUE DESC
+     LIMIT 1)
     LIMIT 1
 ) AS job ON true;
 

@@ -122,6 +122,12 @@ WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND xact_start
 ORDER BY xact_start
 LIMIT $1;
 
+-- Sequences that are behind the rows which they count.
+
+-- name: doctor_sequences()
+-- roles: worker, observer, admin
+SELECT name, last, newest FROM taskd.sequences_behind();
+
 -- Tables with their statistics, and the number of dead tuples at which autovacuum comes (`due_at`). `idle_s`: since the last
 -- vacuum of any kind, or, if there was none, since the server has started or the statistics were reset.
 

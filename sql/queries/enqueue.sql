@@ -7,6 +7,9 @@
 -- count), because what it reads must be younger than the transaction's xid. Ids are drawn in the order of the arrays. Arrays
 -- of options that no job of the batch has are empty, and unnest() returns NULLs for them; if all jobs have the same task,
 -- queue or priority, it comes once. The ids are returned as one array, which is cheaper than a row for each.
+--
+-- `enqueued_us` is the jobs' `enqueued_at` in microseconds since 1970. Together with an id it names one job, even if the sequence
+-- of ids has gone back. It is computed, because producers are not allowed to read the column.
 
 -- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[])
 -- roles: producer, admin
@@ -42,7 +45,8 @@ WITH requested AS (
     FROM (SELECT DISTINCT queue FROM requested WHERE due < clock_timestamp() + interval '60 s') AS q
     WHERE (SELECT count(*) FROM inserted) > 0
 )
-SELECT array_agg(id) AS ids FROM inserted, (SELECT count(*) FROM notified) AS r;
+SELECT array_agg(id) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us
+FROM inserted, (SELECT count(*) FROM notified) AS r;
 
 -- Jobs with one task, one queue and one priority, and nothing but their arguments, as most batches are. Without thirteen
 -- columns that nobody uses, they cost little more than a plain insert.
@@ -64,7 +68,8 @@ WITH room AS (
 ), notified AS (
     SELECT taskd.notify_workers($2::text) WHERE (SELECT count(*) FROM inserted) > 0
 )
-SELECT array_agg(id) AS ids FROM inserted, (SELECT count(*) FROM notified) AS r;
+SELECT array_agg(id) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us
+FROM inserted, (SELECT count(*) FROM notified) AS r;
 
 -- One job alone, as most are enqueued. No function and no CTE: a client keeps these statements prepared, and they take 5 us
 -- more than a plain insert of such a row, where a function took 17. This one is for jobs with nothing but arguments: four
@@ -75,8 +80,9 @@ SELECT array_agg(id) AS ids FROM inserted, (SELECT count(*) FROM notified) AS r;
 -- moves: - -> queued
 INSERT INTO taskd.job AS j (task, queue, args, priority)
 VALUES ($1::text, $2::text, $3::text::jsonb, $4)
-RETURNING j.id, CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(j.queue) THEN false
-                     ELSE taskd.run_enqueue_checks(j.queue, now()) END AS notified;
+RETURNING j.id, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us,
+          CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(j.queue) THEN false
+               ELSE taskd.run_enqueue_checks(j.queue, now()) END AS notified;
 
 -- name: enqueue_job(task text, queue text, args text, priority smallint, run_at timestamptz, delay_s double precision, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, args_version smallint, limit_name text, limit_values text, metadata text)
 -- roles: producer, admin
@@ -88,15 +94,16 @@ SELECT $1::text, $2::text, $3::text::jsonb, $4, taskd.state_when_due($12, due), 
        coalesce($9::timestamptz, now() + make_interval(secs => $10)), $11, $12::text,
        CASE WHEN $12 IS NOT NULL THEN taskd.limit_key($13::text::jsonb) END, $14::text::jsonb
 FROM (SELECT coalesce($5::timestamptz, now() + make_interval(secs => $6), now()) AS due) AS requested
-RETURNING j.id, CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(j.queue) THEN false
-                     ELSE taskd.run_enqueue_checks(j.queue, coalesce($5, now() + make_interval(secs => $6), now())) END AS notified;
+RETURNING j.id, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us,
+          CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(j.queue) THEN false
+               ELSE taskd.run_enqueue_checks(j.queue, coalesce($5, now() + make_interval(secs => $6), now())) END AS notified;
 
 -- Jobs of which some have a unique key; see taskd.enqueue_unique_batch(). `n` is a job's position in the arrays.
 
 -- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
 -- roles: producer, admin
 -- moves: - -> queued, - -> scheduled, - -> blocked, queued -> scheduled, scheduled -> queued, blocked -> scheduled, scheduled -> blocked, queued -> blocked, blocked -> queued
-SELECT n, job_id AS id, outcome
+SELECT n, job_id AS id, outcome, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us
 FROM taskd.enqueue_unique_batch(
     $1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[], $6::double precision[], $7::smallint[],
     $8::double precision[], $9::timestamptz[], $10::double precision[], $11::smallint[], $12::text[], $13::text[],

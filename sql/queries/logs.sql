@@ -45,9 +45,11 @@ WITH given AS MATERIALIZED (
     WHERE seconds > 0
     ORDER BY job_id, fence
     ON CONFLICT (job_id, fence) DO UPDATE
-    SET written_at = excluded.written_at, expires_at = excluded.expires_at, ended = excluded.ended,
-        first = excluded.first, left_out = excluded.left_out, lines = excluded.lines
-    WHERE NOT log.ended
+    SET worker_id = excluded.worker_id, written_at = excluded.written_at, expires_at = excluded.expires_at,
+        attempt = excluded.attempt, ended = excluded.ended, first = excluded.first, left_out = excluded.left_out,
+        lines = excluded.lines
+    -- Of another worker: the job is another one, because the sequence of ids has gone back.
+    WHERE NOT log.ended OR log.worker_id <> excluded.worker_id
     RETURNING 1
 )
 SELECT count(*) AS written FROM written;
@@ -84,4 +86,9 @@ SELECT log.attempt, log.fence, log.worker_id::text AS worker_id, log.ended, log.
 FROM taskd.job_log AS log
 LEFT JOIN taskd.job AS job ON job.id = log.job_id
 WHERE log.job_id = $1 AND log.expires_at > now()
+  -- Where several jobs have the id, because the sequence of ids has gone back, the lines are those of the newest one.
+  AND log.written_at >= coalesce(
+      (SELECT enqueued_at FROM taskd.jobs WHERE id = $1 ORDER BY finished_at IS NOT NULL, enqueued_at DESC LIMIT 1),
+      log.written_at
+  )
 ORDER BY log.fence;

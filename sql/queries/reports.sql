@@ -46,7 +46,8 @@ ORDER BY id DESC
 LIMIT $5;
 
 -- One job with everything that is known about it: job_pkey, and job_history_pkey of every partition. Arguments that its task
--- redacts are hidden, unless the caller asks for them. `next_version`: the version of the job that follows when this one
+-- redacts are hidden, unless the caller asks for them. Where several jobs have the id, because the sequence of ids has gone
+-- back, the live one is meant, else the newest. `next_version`: the version of the job that follows when this one
 -- ends.
 
 -- name: show_job(id bigint, unredacted boolean)
@@ -68,6 +69,7 @@ LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
 LEFT JOIN taskd.progress AS progress
     ON progress.job_id = job.id AND progress.fence = job.fence AND job.state = 'running'
 WHERE job.id = $1
+ORDER BY job.finished_at IS NOT NULL, job.enqueued_at DESC
 LIMIT 1;
 
 -- Why a job does not run: the job itself, the pause of its queue, who has published its task, who runs it, who serves its
@@ -85,6 +87,7 @@ WITH found AS MATERIALIZED (
            worker_id, started_at, finished_at, reason, errors -> -1 AS error, limit_name, limit_key
     FROM taskd.jobs
     WHERE id = $1
+    ORDER BY finished_at IS NOT NULL, enqueued_at DESC
     LIMIT 1
 ), peer AS MATERIALIZED (
     SELECT worker.id, worker.host, worker.pid, worker.app, worker.started_at, worker.renewed_at, worker.died_at,
@@ -210,7 +213,10 @@ LEFT JOIN taskd.queue AS pause
 
 -- name: job_states(ids bigint[])
 -- roles: observer, admin
-SELECT id, state FROM taskd.jobs WHERE id = ANY ($1::bigint[]);
+SELECT DISTINCT ON (id) id, state
+FROM taskd.jobs
+WHERE id = ANY ($1::bigint[])
+ORDER BY id, finished_at IS NOT NULL, enqueued_at DESC;
 
 -- Counts by queue: queued jobs along job_claim (index only), running ones along job_running, scheduled and blocked ones in
 -- the live table, failed ones along job_history_not_done. A queue is listed if there is a job, a pause, a setting or a worker

@@ -52,8 +52,8 @@ SELECT count(*) AS pruned FROM ended;
 
 -- The outcomes of jobs, and a mark on those that have not ended, whose end then notifies a channel of its own; see the
 -- function. The mark costs one update of the job's row; without one an ack only tests a column that it has at hand. Unknown
--- jobs are missing in the answer.
+-- jobs are missing in the answer. `enqueued_us` says which job of an id is meant; NULL: the live one, else the newest.
 
--- name: await_jobs(ids bigint[])
+-- name: await_jobs(ids bigint[], enqueued_us bigint[])
 -- roles: admin
-SELECT id, state, awaited, reason, error, result FROM taskd.await_jobs($1);
+SELECT id, live_us AS enqueued_us, state, awaited, reason, error, result FROM taskd.await_jobs($1, $2);

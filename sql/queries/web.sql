@@ -146,6 +146,7 @@ LEFT JOIN taskd.workflow AS workflow ON workflow.id = job.workflow_id
 LEFT JOIN taskd.progress AS progress
     ON progress.job_id = job.id AND progress.fence = job.fence AND job.state = 'running'
 WHERE job.id = $1
+ORDER BY job.finished_at IS NOT NULL, job.enqueued_at DESC
 LIMIT 1;
 
 -- The keys of a limit that have jobs, in their order, from `first_key` on: found with one index probe each, along
@@ -250,8 +251,9 @@ SELECT since, until, step, done, failed, cancelled, wait_s, run_s FROM taskd.fin
 
 -- name: web_watch(ids bigint[])
 -- roles: observer, admin
-SELECT job.id, job.state, job.attempt, job.fence, job.finished_at, progress.done, progress.total, progress.note
+SELECT DISTINCT ON (job.id) job.id, job.state, job.attempt, job.fence, job.finished_at, progress.done, progress.total, progress.note
 FROM taskd.jobs AS job
 LEFT JOIN taskd.progress AS progress
     ON progress.job_id = job.id AND progress.fence = job.fence AND job.state = 'running'
-WHERE job.id = ANY ($1::bigint[]);
+WHERE job.id = ANY ($1::bigint[])
+ORDER BY job.id, job.finished_at IS NOT NULL, job.enqueued_at DESC;

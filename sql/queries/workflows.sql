@@ -14,7 +14,7 @@ SELECT taskd.enqueue_workflow(
     $1, $2, $3::text::jsonb, $4::text[], $5::text[], $6::text[], $7::smallint[], $8::timestamptz[], $9::double precision[],
     $10::smallint[], $11::double precision[], $12::timestamptz[], $13::double precision[], $14::smallint[], $15::text[],
     $16::text[], $18::text[], $19::integer[], $20::integer[], $21::bigint[], $22::text[], metadatas => $17::text[]
-) AS ids;
+) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us;
 
 -- The results of the jobs before this one, for its handler; none of them if they are too large together.
 

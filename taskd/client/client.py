@@ -17,6 +17,7 @@ from taskd.core.jobs.job import JobState, NewJob
 from taskd.core.jobs.unique import RESULT_TIMEOUT_S, Enqueued
 from taskd.errors import JobCancelled, JobFailed
 from taskd.store.connections.callers_connection import fetches, fetches_sync, finished
+from taskd.store.jobs.results import JobKey
 
 
 class Client(ClientControl):
@@ -172,7 +173,8 @@ class Client(ClientControl):
         """Wait until a job has ended; return what its handler returned.
 
         Args:
-            job_id: id of the job.
+            job_id: id of the job. The id that enqueue() returned names one job in any case; for an
+                int, a live job with this id comes first, then the newest one.
             timeout_s: seconds to wait, outages of the database included; None: without a limit.
 
         Raises:
@@ -182,12 +184,13 @@ class Client(ClientControl):
             PermissionDenied: this user is not allowed to read results.
         """
         await self._pool()
-        outcome = await self._waiters[asyncio.get_running_loop()].ended(job_id, timeout_s)
+        key = JobKey(int(job_id), job_id.enqueued_us if isinstance(job_id, Enqueued) else None)
+        outcome = await self._waiters[asyncio.get_running_loop()].ended(key, timeout_s)
         error = None if outcome.error is None else msgspec.json.decode(outcome.error)
         if outcome.state is JobState.FAILED:
-            raise JobFailed(job_id, outcome.reason or "", error)
+            raise JobFailed(int(job_id), outcome.reason or "", error)
         if outcome.state is JobState.CANCELLED:
-            raise JobCancelled(job_id, outcome.reason or "", error)
+            raise JobCancelled(int(job_id), outcome.reason or "", error)
         return None if outcome.result is None else msgspec.json.decode(outcome.result)
 
     def result_sync(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:

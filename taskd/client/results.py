@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from taskd.core.jobs.job import FINISHED
@@ -19,7 +20,7 @@ from taskd.store.connections.database import Database
 from taskd.store.connections.listening import Pooled
 from taskd.store.connections.pool import Pool
 from taskd.store.jobs import results
-from taskd.store.jobs.results import Outcome
+from taskd.store.jobs.results import JobKey, Outcome
 
 POLL_JOBS_MAX = 1000
 # Delays between polls of a job, while the waiter does not listen and while it does. Each is 1.5
@@ -55,7 +56,8 @@ class ResultWaiter:
 
     def __init__(self, pool: Pool, database: Database) -> None:
         self._pool, self._database = pool, database
-        self._awaited: dict[int, _Awaited] = {}
+        self._awaited: dict[JobKey, _Awaited] = {}
+        self._keys: defaultdict[int, set[JobKey]] = defaultdict(set)
         self._wakeup = asyncio.Event()
         self._lost = asyncio.Event()
         self._listens = False
@@ -63,18 +65,19 @@ class ResultWaiter:
         self._poller: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
 
-    async def ended(self, job_id: int, timeout_s: float | None) -> Outcome:
+    async def ended(self, key: JobKey, timeout_s: float | None) -> Outcome:
         """Wait until a job has ended; return its outcome.
 
         Raises:
-            JobNotFound: no job has this id.
+            JobNotFound: there is no such job.
             TimeoutError: the job has not ended within `timeout_s`.
             PermissionDenied, SchemaError: the job cannot be read.
         """
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        awaited = self._awaited.setdefault(job_id, _Awaited())
+        awaited = self._awaited.setdefault(key, _Awaited())
         awaited.futures.add(future)
-        self._poll_now(job_id)
+        self._keys[key.id].add(key)
+        self._poll_now(key)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll_loop(), name="taskd-results")
             self._listener = asyncio.create_task(self._listen_loop(), name="taskd-results-listener")
@@ -83,13 +86,13 @@ class ResultWaiter:
                 return await future
         finally:
             awaited.futures.discard(future)
-            if not awaited.futures and self._awaited.get(job_id) is awaited:
-                del self._awaited[job_id]
+            if not awaited.futures and self._awaited.get(key) is awaited:
+                self._forget(key)
 
     async def close(self) -> None:
         """Stop; callers that still wait get StoreUnavailable."""
-        for job_id in list(self._awaited):
-            self._resolve(job_id, StoreUnavailable("the client has been closed"))
+        for key in list(self._awaited):
+            self._resolve(key, StoreUnavailable("the client has been closed"))
         tasks = {task for task in (self._poller, self._listener) if task is not None}
         self._poller = self._listener = None
         for task in tasks:
@@ -99,8 +102,8 @@ class ResultWaiter:
 
     # Polling.
 
-    def _poll_now(self, job_id: int) -> None:
-        awaited = self._awaited.get(job_id)
+    def _poll_now(self, key: JobKey) -> None:
+        awaited = self._awaited.get(key)
         if awaited is not None:
             awaited.poll_at = awaited.delay_s = 0.0
             self._wakeup.set()
@@ -115,7 +118,7 @@ class ResultWaiter:
                 idle_since = now
             elif now - idle_since > IDLE_S:
                 break
-            due = [job_id for job_id, one in self._awaited.items() if self._due_at(one) <= now]
+            due = [key for key, one in self._awaited.items() if self._due_at(one) <= now]
             if due:
                 await self._poll(due[:POLL_JOBS_MAX])
             wait_s = min(map(self._due_at, self._awaited.values()), default=now + IDLE_S)
@@ -128,29 +131,29 @@ class ResultWaiter:
             max(awaited.poll_at, self._notified_polls_at) if awaited.notified else awaited.poll_at
         )
 
-    async def _poll(self, job_ids: list[int]) -> None:
-        notified = {job_id for job_id in job_ids if self._awaited[job_id].notified}
-        for job_id in job_ids:
-            self._awaited[job_id].notified = False
-            self._schedule_poll(self._awaited[job_id], listening=self._listens)
+    async def _poll(self, keys: list[JobKey]) -> None:
+        notified = {key for key in keys if self._awaited[key].notified}
+        for key in keys:
+            self._awaited[key].notified = False
+            self._schedule_poll(self._awaited[key], listening=self._listens)
         try:
-            found = await results.await_jobs(self._pool, job_ids)
+            found = await results.await_jobs(self._pool, keys)
         except StoreUnavailable:
             return  # the callers decide how long they wait for an outage to end
         except TaskdError as error:
-            for job_id in job_ids:
-                self._resolve(job_id, error)
+            for key in keys:
+                self._resolve(key, error)
             return
-        for job_id in job_ids:
-            outcome = found.get(job_id)
-            awaited = self._awaited.get(job_id)
-            if outcome is not None and outcome.state not in FINISHED and job_id in notified:
+        for key in keys:
+            outcome = found.get(key)
+            awaited = self._awaited.get(key)
+            if outcome is not None and outcome.state not in FINISHED and key in notified:
                 self._notified_polls_at = time.monotonic() + FALSE_NOTIFY_PAUSE_S
             if outcome is None:
                 text = "it was never committed, or its queue keeps it no longer"
-                self._resolve(job_id, JobNotFound(f"no job has the id {job_id}: {text}"))
+                self._resolve(key, JobNotFound(f"no job has the id {key.id}: {text}"))
             elif outcome.state in FINISHED:
-                self._resolve(job_id, outcome)
+                self._resolve(key, outcome)
             elif not outcome.awaited and awaited is not None:
                 # Another transaction has locked its row, so the row has no mark yet.
                 awaited.delay_s = 0.0
@@ -161,8 +164,14 @@ class ResultWaiter:
         awaited.delay_s = min(max(awaited.delay_s * 1.5, low), high)
         awaited.poll_at = time.monotonic() + awaited.delay_s * random.uniform(0.8, 1.2)
 
-    def _resolve(self, job_id: int, result: Outcome | Exception) -> None:
-        awaited = self._awaited.pop(job_id, None)
+    def _forget(self, key: JobKey) -> _Awaited | None:
+        self._keys[key.id].discard(key)
+        if not self._keys[key.id]:
+            del self._keys[key.id]
+        return self._awaited.pop(key, None)
+
+    def _resolve(self, key: JobKey, result: Outcome | Exception) -> None:
+        awaited = self._forget(key)
         for future in awaited.futures if awaited is not None else ():
             if future.done():
                 continue
@@ -199,14 +208,13 @@ class ResultWaiter:
         # Any user can send any payload, so it is only a hint which job to poll.
         if not (payload.isascii() and payload.isdigit() and len(payload) < 20):
             return
-        awaited = self._awaited.get(int(payload))
-        if awaited is not None:
-            awaited.notified = True
-            self._poll_now(int(payload))
+        for key in self._keys.get(int(payload), ()):
+            self._awaited[key].notified = True
+            self._poll_now(key)
 
     def _poll_all_now(self) -> None:
-        for job_id in self._awaited:
-            self._poll_now(job_id)
+        for key in self._awaited:
+            self._poll_now(key)
 
 
 async def _set(event: asyncio.Event, within_s: float) -> bool:

@@ -40,7 +40,7 @@ class Started:
 
     Attributes:
         id: the id of the workflow.
-        jobs: the id of each job, by the name of its node.
+        jobs: the id of each job, by the name of its node; result() of a client takes it.
     """
 
     id: int

@@ -171,6 +171,16 @@ def upkeep_postponed(what: str, error: str) -> None:
     emit("upkeep.postponed", "info", what=what, error=error)
 
 
+def sequences_mended(sequences: Sequence[str]) -> None:
+    """Sequences were behind their rows, as after a switch-over, and were advanced."""
+    emit("sequences.mended", "warning", sequences=list(sequences))
+
+
+def sequences_behind(error: str, remedy: str) -> None:
+    """Sequences could not be checked or advanced; the command `remedy` does so."""
+    emit("sequences.behind", "error", error=error, remedy=remedy)
+
+
 def migration_applied(number: int, name: str) -> None:
     """A migration was applied."""
     emit("migration.applied", "info", number=number, name=name)

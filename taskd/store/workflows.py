@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.unique import Enqueued
 from taskd.core.workflows.workflow import Plan
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.statements import Fetches
@@ -45,7 +46,8 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
             plan.parent_ids,
             plan.on_failed,
         )
-    return list(rows[0][0])
+    (workflow_id, *ids), enqueued_us = rows[0]
+    return [workflow_id, *(Enqueued.at(job_id, enqueued_us) for job_id in ids)]
 
 
 async def parent_results(on: Fetches, job_id: int, bytes_max: int) -> Results:

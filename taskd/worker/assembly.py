@@ -139,6 +139,7 @@ class Assembly:
             self.consumers.values(),
             self.controls,
         )
+        self.pruner = Pruner(database)
         self._add_listening(settings, database)
         self.lease_lost = LeaseLost(
             lease,
@@ -152,9 +153,9 @@ class Assembly:
         self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.poller)
         if notify.active:
             beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
-        self.supervisor = Supervisor(self._tiers(beside, Pruner(database)))
+        self.supervisor = Supervisor(self._tiers(beside))
 
-    def _tiers(self, beside: list[Service], pruner: Pruner) -> list[list[Service]]:
+    def _tiers(self, beside: list[Service]) -> list[list[Service]]:
         """Return the services in the order in which they start; they stop in the reverse order."""
         upkeep: list[Service] = [
             self.rescuer,
@@ -164,7 +165,7 @@ class Assembly:
             self.poller,
             self.progress,
             *([self.log_writer] if self.log_writer else []),
-            pruner,
+            self.pruner,
         ]
         return [
             beside,
@@ -241,5 +242,9 @@ class Assembly:
         if not listening.pooled:
             calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
             self.listener = Listener(
-                listening, self.consumers, self.promoter.notified, calls.receive
+                listening,
+                self.consumers,
+                self.promoter.notified,
+                calls.receive,
+                self.pruner.wakeup.set,
             )

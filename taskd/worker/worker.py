@@ -41,6 +41,7 @@ from taskd.worker.stopping.parent_watch import ProcessIndex
 from taskd.worker.stopping.signals import Signals, StopRequests
 from taskd.worker.supervisor import Supervisor
 from taskd.worker.until_empty import emptied
+from taskd.worker.upkeep.sequences import mend_sequences
 
 BESIDE_S = 2.0
 
@@ -199,6 +200,7 @@ class Worker:
             self.settings, self.registry, self.parts, self._process_index
         )
         await self._registration.check_environment(self.parts.upkeep)
+        await mend_sequences(self.parts.upkeep)
         await publish_app(self._app, self.registry, self.limits, self.parts)
         self.parts.begin_lines()
         await self._resources.open()

@@ -35,7 +35,7 @@ def test_migrate_as_json(empty):
     assert empty.json("db", "migrate") == [{"applied": names, "postponed": [], "schema": newest}]
     assert empty.json("db", "migrate") == [{"applied": [], "postponed": [], "schema": newest}]
     [check] = empty.json("db", "check")
-    assert check == {"schema": newest, "oldest": newest, "newest": newest}
+    assert check == {"schema": newest, "oldest": newest, "newest": newest, "mended": []}
 
 
 def run_psql(dsn, script):
@@ -283,3 +283,16 @@ def test_a_copy_is_adopted_and_paused(taskd, process, home):
     assert "a copy of production's database" in taskd("queues", "list").stdout
     assert "nothing was paused" in taskd("db", "adopt", "staging").stderr
     taskd("db", "adopt", "it's mine", code=2)
+
+
+def test_check_finds_sequences_behind_their_rows_and_mends_them(taskd):
+    taskd.publish()
+    ids = [taskd.enqueue("send_report", "to=ada") for _ in range(3)]
+    taskd.sql("SELECT setval('taskd.job_id_seq', 1, false)")
+    refused = taskd("db", "check", code=78)
+    assert "taskd.job_id_seq is at 0, and the newest row has 3" in refused.stderr
+    assert "taskd db check --mend" in refused.stderr
+    assert "advanced to the newest row" in taskd("db", "check", "--mend").stdout
+    [check] = taskd.json("db", "check", "--mend")
+    assert check["mended"] == []
+    assert taskd.enqueue("send_report", "to=ada") == max(ids) + 1

@@ -848,3 +848,10 @@ def test_names_of_others_steer_no_terminal(doctor, monkeypatch):
 def test_wrong_usage(taskd):
     assert "nosuch" in taskd("doctor", "nosuch", code=2).stderr
     taskd("doctor", "--json", "--sql", code=2)
+
+
+def test_sequences_behind_their_rows_are_advanced(doctor):
+    doctor.shell.publish()
+    doctor.shell.enqueue("send_report", "to=ada")
+    doctor.run("SELECT setval('taskd.job_id_seq', 1, false)")
+    doctor.finds_and_repairs("sequences", "error", "taskd.job_id_seq is at 0", "has 1")

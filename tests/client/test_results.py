@@ -284,7 +284,7 @@ async def test_a_producer_reads_results_only_where_its_login_may(
         with pytest.raises(PermissionDenied, match="await_jobs"):
             await job_id.result()
         await sql.execute(
-            "GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[]) "
+            "GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) "
             f"TO {logins.role('producer')}_login"
         )
         await end(worker, await claim(worker), JobState.DONE)

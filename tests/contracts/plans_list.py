@@ -112,7 +112,7 @@ PINS = (
 # counts what they read.
 CALLS = (
     *("admit_jobs", "claim_limited_jobs", "count_depths", "fire_schedule", "parent_results"),
-    *("prune_workflows", "prune_default_partition", "make_history_partitions"),
+    *("prune_workflows", "prune_default_partition", "make_history_partitions", "mend_sequences"),
 )
 ASKS_NO_TABLE = "it asks the server, and no table"
 BY_CATALOG = "it finds partitions in the catalogue, and reads none"

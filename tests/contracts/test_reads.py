@@ -36,6 +36,7 @@ OF_WORKERS: dict[str, tuple[Any, ...]] = {
     "prune_workflows": (),
     "prune_default_partition": (10,),
     "make_history_partitions": (0,),
+    "mend_sequences": (),
 }
 FUNCTIONS: dict[str, str] = {
     "new keys": UNIQUE.format("new", "k", "key_scope => 'waiting'", TIMES),
@@ -53,6 +54,7 @@ FUNCTIONS: dict[str, str] = {
     "retries": f"SELECT taskd.retry({PAST}, now())",
     "outcomes of jobs": f"SELECT taskd.await_jobs({PLAIN} || {PAST})",
     "a schedule run by hand": "SELECT taskd.run_schedule('s1')",
+    "sequences behind": "SELECT taskd.sequences_behind()",
 }
 
 # Rows and index entries that this transaction has read so far.

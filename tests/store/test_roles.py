@@ -173,6 +173,8 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "SELECT taskd.drop_expired_partition('job_history_20010101')",
         "SELECT taskd.prune_default_partition(1)",
         "SELECT taskd.lock_history_upkeep()",
+        "SELECT taskd.mend_sequences()",
+        "SELECT setval('taskd.job_id_seq', 1)",
         # Busy marks, which it may only read.
         "SELECT taskd.write_busy_mark('q', 0)",
         "SELECT taskd.set_busy_mark('q', 1, 60, false)",

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import unquote
@@ -106,22 +107,49 @@ def migrate(
 
 
 @db.command()
+@click.option("--mend", is_flag=True, help="Advance sequences that are behind their rows.")
 @json_option
 @pass_session
-def check(session: Session, as_json: bool) -> None:
-    """Exit 0 if this taskd works with the database's schema, else 78."""
-    from taskd.store.schema import migrations
+def check(session: Session, mend: bool, as_json: bool) -> None:
+    """Exit 0 if this taskd works with the database's schema, else 78.
 
-    async def work() -> int:
+    This includes the sequences of ids, which logical replication does not copy: a sequence that is
+    behind its rows gives new jobs the ids of older ones.
+    """
+    from taskd.errors import PermissionDenied, SequenceBehind
+    from taskd.store.connections.database import Lane
+    from taskd.store.schema import migrations, sequences
+
+    async def work() -> tuple[int, Sequence[sequences.Behind]]:
         async with session.target() as target:
-            return await migrations.check(target.database)
+            number = await migrations.check(target.database)
+            lane = Lane(target.database, "check")
+            try:
+                return number, await (sequences.mend if mend else sequences.find_behind)(lane)
+            except PermissionDenied:
+                if mend:
+                    raise
+                return number, []  # a producer, whose rights are enough to enqueue
+            finally:
+                await lane.close()
 
-    number = run(work())
+    number, behind = run(work())
+    found = "; ".join(map(str, behind))
+    if behind and not mend:
+        raise SequenceBehind(
+            f"{found}: new jobs would get the ids of older ones. "
+            "Advance the sequences: taskd db check --mend"
+        )
     code = migrations.of_this_code()
     if as_json:
-        print_json({"schema": number, "oldest": code.oldest, "newest": code.newest})
+        mended = [each.name for each in behind]
+        print_json(
+            {"schema": number, "oldest": code.oldest, "newest": code.newest, "mended": mended}
+        )
     else:
         click.echo(f"the schema taskd is at {number:04d}; this taskd is of {code}")
+        if behind:
+            click.echo(f"advanced to the newest row: {found}")
 
 
 @db.command()

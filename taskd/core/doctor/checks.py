@@ -119,6 +119,11 @@ DATABASE = (
         ("doctor_objects", "schema_objects", *_SCHEMA), schema.objects,
     ),
     Check(
+        "sequences", "Sequences that are behind the rows which they count",
+        "New jobs would get the ids of older ones, or be refused.",
+        ("doctor_sequences",), schema.sequences,
+    ),
+    Check(
         "extra_objects", "Indexes, triggers and other objects that users have added",
         "Each adds work to every job.",
         ("doctor_objects", "schema_objects", *_SCHEMA), schema.extra_objects,

@@ -124,6 +124,17 @@ def publications(facts: Facts) -> Iterator[Observation]:
     yield ok("no publication stops a change")
 
 
+def sequences(facts: Facts) -> Iterator[Observation]:
+    """Find sequences that are behind the rows which they count."""
+    for row in facts["doctor_sequences"]:
+        yield error(
+            f"the sequence taskd.{row['name']} is at {row['last']}, and the newest row has "
+            f"{row['newest']}: logical replication does not copy sequences",
+            command("taskd db check --mend"),
+        )
+    yield ok("each is at its newest row")
+
+
 def expected_grants(text: str) -> set[Right]:
     """A right of sql/roles.sql: kind, name, column or None, privilege, role without prefix."""
     found: set[Right] = set()

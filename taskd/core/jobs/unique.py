@@ -54,7 +54,7 @@ class ReadsResults(Protocol):
     """The methods of a client that `Enqueued` uses."""
 
     async def result(self, job_id: int, timeout_s: float | None) -> Any:
-        """Return the result of the job's handler."""
+        """Return the result of the job's handler; an Enqueued names the job better than an int."""
 
     def result_sync(self, job_id: int, timeout_s: float | None) -> Any:
         """Do the same without an event loop."""
@@ -70,10 +70,15 @@ class Enqueued(int):
         outcome: `enqueued`, or what happened instead: `skipped`, `replaced`, `debounced`; for a
             unique key with a version also `follows` (the new job runs when the holder has ended) or
             `ignored` (the version is not newer).
+        enqueued_us: when the transaction that enqueued the job began, in microseconds since 1970,
+            by the database's clock; None for a job that holds the key. Together with the id it
+            names one job, even if the sequence of ids goes back, as after a switch-over by logical
+            replication.
         client: the client that enqueued it, and can wait for its result.
     """
 
     outcome: str = "enqueued"
+    enqueued_us: int | None = None
     client: ReadsResults | None = None
 
     async def result(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
@@ -88,7 +93,7 @@ class Enqueued(int):
             TimeoutError: the job has not ended in time. It is not cancelled.
             RuntimeError: this value does not come from a client: it was copied or unpickled.
         """
-        return await self._client().result(int(self), timeout_s)
+        return await self._client().result(self, timeout_s)
 
     def result_sync(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
         """Wait like result(), for code without an event loop.
@@ -96,7 +101,7 @@ class Enqueued(int):
         Raises:
             RuntimeError: called in an event loop, which it would block.
         """
-        return self._client().result_sync(int(self), timeout_s)
+        return self._client().result_sync(self, timeout_s)
 
     def _client(self) -> ReadsResults:
         if self.client is None:
@@ -107,7 +112,14 @@ class Enqueued(int):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy or a pickle does not take the client and its connections along.
-        return (type(self).instead, (int(self), self.outcome))
+        return (_unpickled, (type(self), int(self), self.outcome, self.enqueued_us))
+
+    @classmethod
+    def at(cls, job_id: int, enqueued_us: int) -> Self:
+        """Return the id of a job that was enqueued at this time."""
+        enqueued = cls(job_id)
+        enqueued.enqueued_us = enqueued_us
+        return enqueued
 
     @classmethod
     def instead(cls, job_id: int, outcome: str) -> Self:
@@ -115,6 +127,14 @@ class Enqueued(int):
         enqueued = cls(job_id)
         enqueued.outcome = outcome
         return enqueued
+
+
+def _unpickled(
+    kind: type[Enqueued], job_id: int, outcome: str, enqueued_us: int | None
+) -> Enqueued:
+    enqueued = kind.instead(job_id, outcome)
+    enqueued.enqueued_us = enqueued_us
+    return enqueued
 
 
 def to_json_type(value: object) -> int:

@@ -21,6 +21,7 @@ from taskd.errors import (
     QueueFull,
     SchemaError,
     SchemaMissing,
+    SequenceBehind,
     StoreUnavailable,
     TaskdError,
 )
@@ -70,6 +71,13 @@ REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
     "queue_has_room": QueueFull,
 }
 
+# Keys of tables whose ids come from sequences.
+ID_KEYS = {
+    "job_pkey": "job_id_seq",
+    "workflow_pkey": "workflow_id_seq",
+    "dependency_pkey": "job_id_seq",
+}
+
 NO_SCHEMA = "this database has no schema taskd. Run `taskd db migrate`."
 OTHER_SCHEMA = "`taskd db check` says whether the schema is older or newer than this taskd."
 # asyncpg refuses a value before it is sent, with a message that quotes the value.
@@ -113,6 +121,8 @@ def unknown_refusal(error: BaseException) -> StatementRefused | None:
     """Return an error for a refusal that translate() does not know; None for other errors."""
     if isinstance(error, asyncpg.PostgresError) and translate(error) is None:
         return StatementRefused(f"PostgreSQL: {first_line(error)}")
+    if isinstance(error, SequenceBehind):
+        return StatementRefused(str(error))
     return None
 
 
@@ -130,9 +140,9 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
     permanent = _permanent(error, message, roles)
     if permanent is not None:
         return permanent
-    refused = REFUSALS.get(_broken_constraint(error) or "")
+    refused = _broken_rule(error, message)
     if refused is not None:
-        return refused(message)
+        return refused
     if _is_bad_value(error):
         hint = getattr(error, "hint", None)  # our own functions put the remedy there
         return ValueRefused(f"PostgreSQL: {message}" + (f". {hint}" if hint else ""))
@@ -204,11 +214,20 @@ def first_line(error: BaseException) -> str:
     return _ARGUMENT.sub(r"\1 ", str(text)).splitlines()[0].rstrip(".")
 
 
-def _broken_constraint(error: BaseException) -> str | None:
-    """Return the name of the broken constraint, as asyncpg, psycopg or psycopg2 provides it."""
+def _broken_rule(error: BaseException, message: str) -> KeyHeld | QueueFull | SequenceBehind | None:
+    """Return the error for a constraint that taskd knows, as any driver reports it."""
+    # asyncpg's errors have the fields themselves, those of psycopg and psycopg2 have a `diag`.
     fields = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
-    name: str | None = getattr(fields, "constraint_name", None)
-    return name
+    name: str = getattr(fields, "constraint_name", None) or ""
+    if name in REFUSALS:
+        return REFUSALS[name](message)
+    if name in ID_KEYS and getattr(fields, "schema_name", None) == "taskd":
+        return SequenceBehind(
+            f"nothing was written: the sequence taskd.{ID_KEYS[name]} gave an id that is taken, as "
+            "it was reset, or not copied with the rows by logical replication. Advance it: "
+            "taskd db check --mend. A worker also does so at its start."
+        )
+    return None
 
 
 class refusals:  # noqa: N801 - as translated, and for the same reason no generator
@@ -216,6 +235,7 @@ class refusals:  # noqa: N801 - as translated, and for the same reason no genera
 
     Raises:
         KeyHeld, QueueFull: a function has refused a job.
+        SequenceBehind: an id is taken.
     """
 
     __slots__ = ()
@@ -231,14 +251,14 @@ class refusals:  # noqa: N801 - as translated, and for the same reason no genera
             raise refused from error
 
 
-def _refusal(error: BaseException) -> KeyHeld | QueueFull | None:
+def _refusal(error: BaseException) -> KeyHeld | QueueFull | SequenceBehind | None:
     """Return the refusal of an enqueue function, whatever driver or framework raised it."""
     # SQLAlchemy and Django wrap the error of the driver.
     inner: BaseException | None = error
     while inner is not None:
-        kind = REFUSALS.get(_broken_constraint(inner) or "")
-        if kind is not None:
-            return kind(first_line(inner))
+        refused = _broken_rule(inner, first_line(inner))
+        if refused is not None:
+            return refused
         inner = getattr(inner, "orig", None) or inner.__cause__
     return None
 

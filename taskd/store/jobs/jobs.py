@@ -160,21 +160,23 @@ async def enqueue(
             columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
             rows_by_job = await on.fetch("enqueue_unique_jobs", *columns)
             return [
-                Enqueued(job_id) if outcome == "enqueued" else Enqueued.instead(job_id, outcome)
-                for _, job_id, outcome in sorted(tuple(row) for row in rows_by_job)
+                Enqueued.at(job_id, enqueued_us)
+                if outcome == "enqueued"
+                else Enqueued.instead(job_id, outcome)
+                for _, job_id, outcome, enqueued_us in sorted(tuple(row) for row in rows_by_job)
             ]
         if not jobs:
             return []
         if _are_usual(jobs):
             first, args = jobs[0], [job.args for job in jobs]
             usual = (first.task, first.queue, args, first.priority)
-            ids: list[int] = (await on.fetch("enqueue_usual_jobs", *usual))[0][0]
+            row = (await on.fetch("enqueue_usual_jobs", *usual))[0]
         else:
             tasks, queues, args, priorities, *options = enqueue_args(jobs)
             columns = (_once(tasks), _once(queues), args, _once(priorities), *options)
-            ids = (await on.fetch("enqueue_jobs", *columns))[0][0]
+            row = (await on.fetch("enqueue_jobs", *columns))[0]
     # Ids are drawn in the order of the arrays, so sorted ids are in the jobs' order.
-    return list(map(Enqueued, sorted(ids)))
+    return [Enqueued.at(job_id, row[1]) for job_id in sorted(row[0])]
 
 
 async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> Enqueued:
@@ -187,7 +189,8 @@ async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> E
     if _OPTIONS(job) != _NO_OPTIONS:
         name, args = "enqueue_job", (*args, *_option_args(job))
     try:
-        return Enqueued((await on.fetch(name, *args))[0][0])
+        row = (await on.fetch(name, *args))[0]
+        return Enqueued.at(row[0], row[1])
     except Exception:
         with refusals():
             raise

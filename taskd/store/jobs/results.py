@@ -23,6 +23,13 @@ class Progress(NamedTuple):
     note: str
 
 
+class JobKey(NamedTuple):
+    """Which job is meant: its id, and `enqueued_us` of Enqueued, or None for the newest."""
+
+    id: int
+    enqueued_us: int | None
+
+
 class Outcome(NamedTuple):
     """The state of a job.
 
@@ -32,7 +39,6 @@ class Outcome(NamedTuple):
         result: JSON of what its handler returned.
     """
 
-    id: int
     state: JobState
     awaited: bool
     reason: str | None
@@ -56,11 +62,12 @@ async def prune_progress(on: Fetches) -> int:
     return pruned
 
 
-async def await_jobs(on: Fetches, job_ids: Sequence[int]) -> dict[int, Outcome]:
-    """Return the states of these jobs, and let them notify at their end; unknown ids miss."""
-    rows = await on.fetch("await_jobs", list(job_ids))
+async def await_jobs(on: Fetches, keys: Sequence[JobKey]) -> dict[JobKey, Outcome]:
+    """Return the states of these jobs, and let them notify at their end; unknown ones miss."""
+    rows = await on.fetch("await_jobs", *map(list, zip(*keys, strict=True)))
     return {
-        row[0]: Outcome(row[0], JobState(row[1]), bool(row[2]), *tuple(row)[3:]) for row in rows
+        JobKey(row[0], row[1]): Outcome(JobState(row[2]), bool(row[3]), *tuple(row)[4:])
+        for row in rows
     }
 
 

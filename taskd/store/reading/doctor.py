@@ -66,6 +66,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         "doctor_snapshots": (100,),
         "doctor_locks": (100,),
         "doctor_listeners": (5,),
+        "doctor_sequences": (),
         "doctor_tables": (),
         "doctor_indexes": (),
         "doctor_migrations": (),

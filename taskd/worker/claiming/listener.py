@@ -24,6 +24,7 @@ class Listener:
             all of them poll, as jobs enqueued before the LISTEN were not notified.
         on_notification: called at each notification, and at each new connection.
         on_call: called with the payload of a notification to all workers (operator_settings.py).
+        on_connected: called at each new connection, perhaps to another server.
     """
 
     name = "listener"
@@ -34,7 +35,9 @@ class Listener:
         consumers: Mapping[str, Consumer],
         on_notification: Callable[[], None],
         on_call: Callable[[str], None],
+        on_connected: Callable[[], None],
     ) -> None:
+        self._on_connected = on_connected
         self.connected = asyncio.Event()
         self._consumers, self._on_notification = consumers, on_notification
         self._ended = Wakeup()
@@ -71,6 +74,7 @@ class Listener:
         for consumer in self._consumers.values():
             consumer.notifications_missed()
         self._on_notification()
+        self._on_connected()
         while not self._stopping:
             await self._ended.wait(jittered_s(PROBE_EVERY_S))
             self._ended.clear()

@@ -7,6 +7,7 @@ from taskd.store import workers, workflows
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import history, limits, logs, results
 from taskd.worker.service import Loop
+from taskd.worker.upkeep.sequences import mend_sequences
 
 HISTORY_EVERY_S = 600.0
 FORGET_WORKERS_AFTER_S = 7 * 86400.0
@@ -31,6 +32,7 @@ class Pruner(Loop):
 
     async def _prune(self, lane: Lane) -> None:
         try:
+            await mend_sequences(lane)
             made = await history.make_partitions(lane)
             if made:
                 events.partitions_made(made)

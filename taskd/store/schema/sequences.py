@@ -1,0 +1,39 @@
+"""Sequences of ids: find those that are behind their rows, and advance them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from taskd.store.connections.statements import Fetches
+
+
+class Behind(NamedTuple):
+    """A sequence whose next value is not above the newest row.
+
+    Attributes:
+        name: its name in the schema taskd.
+        last: the last value that it has given.
+        newest: the largest value among the rows.
+    """
+
+    name: str
+    last: int
+    newest: int
+
+    def __str__(self) -> str:
+        return f"taskd.{self.name} is at {self.last}, and the newest row has {self.newest}"
+
+
+async def find_behind(on: Fetches) -> Sequence[Behind]:
+    """Return the sequences that are behind their rows."""
+    return [Behind(*row) for row in await on.fetch("doctor_sequences")]
+
+
+async def mend(on: Fetches) -> Sequence[Behind]:
+    """Advance the sequences that are behind their rows; return what they were like before.
+
+    Raises:
+        HeldUp: transactions that enqueue jobs stay open; the sequences are as before.
+    """
+    return [Behind(*row) for row in await on.fetch("mend_sequences")]
