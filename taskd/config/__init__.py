@@ -11,7 +11,7 @@ from taskd.config.parsing import (
     parse_duration_s,
 )
 from taskd.config.settings import LOG_LEVELS, PG_MAJOR_OLDEST, Settings
-from taskd.config.sources import Loaded, load
+from taskd.config.sources import Loaded, load, read_dsn
 
 __all__ = [
     "DEFAULT_PORT",
@@ -24,4 +24,5 @@ __all__ = [
     "hide_password",
     "load",
     "parse_duration_s",
+    "read_dsn",
 ]

@@ -153,12 +153,9 @@ def _dsn_elsewhere(
         sources["dsn_file"] = "CREDENTIALS_DIRECTORY"
     if dsn_file is not None:
         source = f"{sources.get('dsn_file', 'dsn_file')} {dsn_file}"
-        try:
-            text = dsn_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: it cannot be read: {error}") from None
+        dsn = read_dsn(dsn_file, source)
         sources["dsn"] = source
-        return {"dsn": _parsed("dsn", text, dsn_text, source), "dsn_file": dsn_file}
+        return {"dsn": dsn, "dsn_file": dsn_file}
     if environ.get("DATABASE_URL"):
         sources["dsn"] = "DATABASE_URL"
         try:
@@ -169,6 +166,23 @@ def _dsn_elsewhere(
         sources["dsn"] = "PG* variables"
         return {"dsn": "postgresql://"}
     return {}
+
+
+def read_dsn(path: Path, source: str) -> str:
+    """Return the DSN that a file contains.
+
+    Args:
+        source: names the file in an error.
+
+    Raises:
+        ConfigError: the file cannot be read, or contains something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: it cannot be read: {error}") from None
+    dsn: str = _parsed("dsn", text, dsn_text, source)
+    return dsn
 
 
 def _may_be_file(path: Path) -> bool:

@@ -62,6 +62,7 @@ from taskd.events.database import (
     sequences_mended,
     store_back,
     store_pooled,
+    store_unusable,
     upkeep_postponed,
     worker_outgrown,
 )
@@ -179,6 +180,7 @@ __all__ = [
     "service_crashed",
     "store_back",
     "store_pooled",
+    "store_unusable",
     "subscribe",
     "task_leaks",
     "task_outdated",

@@ -9,6 +9,11 @@ from taskd.events import stream
 from taskd.events.stream import emit
 
 
+def store_unusable(error: str, remedies: Sequence[str]) -> None:
+    """What a worker used is missing or refused: it waits, keeps running attempts and outcomes."""
+    emit("store.unusable", "error", error=error, remedy=" ".join(remedies))
+
+
 def store_back(outage_s: float) -> None:
     """PostgreSQL answers again."""
     emit("store.back", "info", outage_s=round(outage_s, 1))

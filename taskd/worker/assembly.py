@@ -93,7 +93,11 @@ class Assembly:
         keep = KeepLogs(settings.keep_logs)
         keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
         self.log_writer = (
-            LogWriter(self.upkeep, registry, keep, self._runs, pulse.together) if keeps else None
+            LogWriter(
+                self.upkeep, registry, keep, self._runs, pulse.together, lambda: lease.trusted_until
+            )
+            if keeps
+            else None
         )
         self.lines = LogCapture(self._works_for, self.log_writer, self._hides, pulse.together)
         self.processes = JobProcesses(settings, settings.app, self.log_writer)
@@ -150,7 +154,9 @@ class Assembly:
             stops,
         )
         beside: list[Service] = [Timer(self.runners, self.lease_lost, pulse, self.handler_tasks)]
-        self.health = Health(pulse, lease, self.consumers.values(), self.acker, self.poller)
+        self.health = Health(
+            pulse, lease, self.consumers.values(), self.acker, self.poller, database
+        )
         if notify.active:
             beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
         self.supervisor = Supervisor(self._tiers(beside))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from taskd.store.connections.database import Database
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.finishing.acker import Acker
@@ -52,7 +53,9 @@ class Health:
         consumers: Collection[Consumer],
         acker: Acker,
         poller: IdlePoller,
+        database: Database,
     ) -> None:
+        self._database = database
         self._pulse, self._lease, self._consumers = pulse, lease, consumers
         self._acker, self._poller = acker, poller
         # The time of the acker's last try, and when it was first seen.
@@ -97,6 +100,13 @@ class Health:
         if self.quiet:
             return "claiming is switched off by a signal; SIGCONT switches it on"
         if self._lease.declared_dead or not self._lease.trusted or self._lease.outage:
-            return "its lease cannot be renewed: the database does not answer"
-        claim_failed = [each.runner.queue for each in self._consumers if each.claim_failed]
-        return f"{', '.join(claim_failed[:5])}: the last claim failed" if claim_failed else ""
+            return f"its lease cannot be renewed: {self.missing or 'the database does not answer'}"
+        failed = ", ".join([each.runner.queue for each in self._consumers if each.claim_failed][:5])
+        if not failed:
+            return ""
+        return f"{failed}: the last claim failed" + (f": {self.missing}" if self.missing else "")
+
+    @property
+    def missing(self) -> str:
+        """What the database lacks or refuses that the worker has used; empty: nothing."""
+        return str(self._database.trouble or "")

@@ -41,6 +41,7 @@ class Status:
         jobs: attempts by how they ended.
         silent_s: seconds since the database last answered; 0: it answers.
         stuck, unready: the same as in health.Condition.
+        missing: the same as in health.Health.
     """
 
     queues: str = ""
@@ -49,6 +50,7 @@ class Status:
     silent_s: int = 0
     stuck: str = ""
     unready: str = ""
+    missing: str = ""
 
     def __str__(self) -> str:
         text = f"{self.queues}: {self.running:,} running"
@@ -56,6 +58,8 @@ class Status:
             text += f", {self.jobs.get(what, 0):,} {what}"
         if self.silent_s:
             text += f"; database unreachable for {self.silent_s} s"
+        if self.missing:
+            text += f"; {self.missing}"
         return text
 
     @classmethod
@@ -66,6 +70,7 @@ class Status:
             made.queues = part.queues or made.queues
             made.running += part.running
             made.silent_s = max(made.silent_s, part.silent_s)
+            made.missing = made.missing or part.missing
             for what, count in part.jobs.items():
                 made.jobs[what] = made.jobs.get(what, 0) + count
         return made
@@ -225,7 +230,8 @@ class Notifier(Loop):
         running = sum(runner.running for runner in self._runners)
         # Only a parent evaluates the condition; other supervisors only watch the ticks.
         how = self._health.check() if self._notify.to_parent else Condition()
-        return Status(queues, running, dict(self._jobs), int(silent_s), how.stuck, how.unready)
+        jobs, missing = dict(self._jobs), self._health.missing
+        return Status(queues, running, jobs, int(silent_s), how.stuck, how.unready, missing)
 
 
 class NotifySocket:

@@ -215,6 +215,7 @@ class Worker:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.handler_tasks.watch()
         await self._registration.register(self.parts.upkeep, **connections)
+        self.database.begin_use(events.store_unusable)
         # Before the first claim, so that paused tasks do not start.
         await self.parts.rescuer.check()
         self._lease_thread = LeaseThread(

@@ -125,7 +125,7 @@ async def test_a_refused_outcome_harms_its_own_job_only(
     assert [had["job_id"] for had in desk.heard.of("job.outcome_refused")] == [odd["id"]]
 
 
-@pytest.mark.parametrize("code", ["P0001", "23514", "XX000", "0A000"])
+@pytest.mark.parametrize("code", ["P0001", "23514", "XX000", "0A000", "42501", "42P01"])
 @pytest.mark.parametrize("plain", [True, False])
 async def test_a_trigger_that_refuses_one_job_delays_no_other(
     desk: Desk, code: str, plain: bool

@@ -369,7 +369,7 @@ async def test_what_cannot_be_written_is_dropped_and_no_outcome_waits_for_it(
         log.info("said")
 
     [job_id] = await desk.enqueue(speaks.job())
-    started = await desk.start()
+    started = await desk.start(lease_s=3.0)
     await desk.settled(job_id)
     await desk.heard.wait("logs.dropped")
     assert await started.stop() == 0
@@ -454,7 +454,9 @@ def keeper(desk: Desk) -> Iterator[log_writer.LogWriter]:
     async def spoken() -> None: ...
 
     registry.add(spoken)
-    keeper = log_writer.LogWriter(desk.lane, registry, KeepLogs.ALL, lambda _: True, {})
+    keeper = log_writer.LogWriter(
+        desk.lane, registry, KeepLogs.ALL, lambda _: True, {}, lambda: 0.0
+    )
     unsubscribe = keeper.begin(lambda wake: wake())
     yield keeper
     unsubscribe()

@@ -123,12 +123,12 @@ async def test_the_watchdog_learns_that_the_loop_ticks_whatever_the_database_doe
     lease.begin(1, time.clock_gettime(time.CLOCK_BOOTTIME) - 100)
     lease.outage = True
     runner: Any = SimpleNamespace(queue="email", running=0)
-    health: Any = SimpleNamespace(look=Condition)
+    health: Any = SimpleNamespace(check=Condition, missing="no database")
     notifier = Notifier(notify, [runner], {"done": 0}, lease, health)
     await notifier.tick()
     [said] = supervisor.hear()
     assert said["WATCHDOG"] == "1"
-    assert "database unreachable for 100 s" in said["STATUS"]
+    assert "database unreachable for 100 s; no database" in said["STATUS"]
     assert "EXTEND_TIMEOUT_USEC" not in said
 
 

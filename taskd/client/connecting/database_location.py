@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from taskd.config import Settings, check_dsn, hide_password
+from taskd.config import Settings, check_dsn, hide_password, read_dsn
 from taskd.errors import ConfigError
 from taskd.store.connections.database import Database
 
@@ -71,7 +71,12 @@ def _remote(dsn: str, settings: Settings) -> Target:
         dsn = check_dsn(dsn)
     except ValueError as error:
         raise ConfigError(f"the DSN: {error}") from None
-    database = Database({"dsn": dsn}, statement_timeout_s=settings.statement_timeout_s)
+    file = settings.dsn_file
+    database = Database(
+        {"dsn": dsn},
+        statement_timeout_s=settings.statement_timeout_s,
+        read_args=None if file is None else lambda: {"dsn": read_dsn(file, "the DSN file")},
+    )
     return Target(database, dsn)
 
 

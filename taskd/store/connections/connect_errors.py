@@ -135,7 +135,9 @@ def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError 
         made.add_note(_login_remedy(cause))
     elif isinstance(error, StoreUnavailable):
         why, remedy = _why(error, cause, target, limit_s)
-        made = type(error)(f"PostgreSQL cannot be reached at {target}: {why}")
+        # The owner has closed the database to all connections.
+        closed = isinstance(cause, asyncpg.ObjectNotInPrerequisiteStateError)
+        made = (Down if closed else type(error))(f"PostgreSQL cannot be reached at {target}: {why}")
         made.add_note(remedy)
     else:
         return None

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import random
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import asyncpg
 
-from taskd.errors import StoreUnavailable
+from taskd.errors import ConfigError, StoreUnavailable, TaskdError
 from taskd.store.connections import dsn_hosts
 from taskd.store.connections.connect_errors import reaching, target_of
-from taskd.store.connections.error_translation import STRAYED, Down, is_gone, translate, translated
+from taskd.store.connections.error_translation import (
+    STRAYED,
+    Down,
+    is_gone,
+    outage,
+    translate,
+    translated,
+)
 from taskd.store.connections.prepared_statements import Connection
 from taskd.store.connections.shielded import to_its_end
 from taskd.store.connections.statements import statement
@@ -30,8 +39,48 @@ SILENCE_AFTER_S = 2.0
 # min.
 TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 TCP_USER_TIMEOUT_MS = 20_000
+# Every service of a worker tries again within this time: without an error in it, a trouble is over.
+QUIET_S = 12.0
+# The most different errors of one trouble that are told.
+ERRORS_MAX = 10
 # The largest stride; a fence has room for a billion of them.
 STRIDE_MAX = 2**30
+
+
+class Trouble:
+    """What is missing in a database that has worked; shared by all threads of a worker.
+
+    Args:
+        tell: called with each new error, and what to do.
+    """
+
+    def __init__(self, tell: Callable[[str, Sequence[str]], None]) -> None:
+        self._tell = tell
+        self._errors: set[str] = set()
+        self._text, self._began, self._noted_at = "", 0.0, 0.0
+
+    def note(self, error: StoreUnavailable) -> None:
+        """Note an error, and tell it if it is new."""
+        text, now = str(error), time.monotonic()
+        if not self._errors:
+            self._began = now
+        self._text, self._noted_at = text, now
+        if text not in self._errors and len(self._errors) < ERRORS_MAX:
+            self._errors.add(text)
+            self._tell(text, getattr(error, "__notes__", ()))
+
+    def __str__(self) -> str:
+        return self._text if self._errors and not self._is_quiet() else ""
+
+    def _is_quiet(self) -> bool:
+        return time.monotonic() - self._noted_at > QUIET_S
+
+    def ended_s(self) -> float | None:
+        """Return how long a trouble lasted that is over; None: there is none, or it lasts."""
+        if not self._errors or not self._is_quiet():
+            return None
+        self._errors = set()
+        return self._noted_at - self._began
 
 
 class Database:
@@ -42,8 +91,10 @@ class Database:
         statement_timeout_s: seconds that a statement may take on the server; the client gives up a
             little later.
         revive: restarts the embedded server when it does not answer; blocks.
+        read_args: returns the present `connect_args`, at each connect: a password may be rotated.
 
     Attributes:
+        trouble: what a worker that uses this database misses now; None: none does yet.
         pooled: whether the database is behind a pooler that assigns a session to each transaction,
             so that taskd cannot rely on session state; None: not connected yet.
     """
@@ -54,13 +105,41 @@ class Database:
         *,
         statement_timeout_s: float = 5.0,
         revive: Callable[[], None] | None = None,
+        read_args: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        self.connect_args = dict(connect_args)
         self.statement_timeout_s = statement_timeout_s
         self.pooled: bool | None = None
+        self.trouble: Trouble | None = None
         self._revive = revive
+        self._read_args = read_args
+        self._use_args(connect_args)
+
+    def _use_args(self, connect_args: Mapping[str, Any]) -> None:
+        self.connect_args = dict(connect_args)
         self._addresses = dsn_hosts.addresses(connect_args)
         self._target = target_of(connect_args)
+
+    def with_timeout(self, statement_timeout_s: float) -> Database:
+        """Return the same database with another limit for statements."""
+        made = copy.copy(self)
+        made.statement_timeout_s = statement_timeout_s
+        return made
+
+    def begin_use(self, tell: Callable[[str, Sequence[str]], None]) -> None:
+        """From now on raise permanent errors as outages, as this database has worked.
+
+        Args:
+            tell: called with each new error, and what to do.
+        """
+        self.trouble = Trouble(tell)
+
+    def outage(self, error: TaskdError) -> TaskdError:
+        """Return the error as an outage, if it is one and this database has worked before."""
+        made = None if self.trouble is None else outage(error)
+        if made is None or self.trouble is None:
+            return error
+        self.trouble.note(made)
+        return made
 
     @property
     def silence_s(self) -> float:
@@ -80,7 +159,8 @@ class Database:
         Raises:
             StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
         """
-        with reaching(self._target, CONNECT_TIMEOUT_S):
+        self._read_args_again()
+        with self._outages(), reaching(self._target, CONNECT_TIMEOUT_S):
             try:
                 connection = await self._connect_directly_or_not(purpose, settings, watched)
             except (ConnectionRefusedError, FileNotFoundError):
@@ -101,7 +181,8 @@ class Database:
         """
         # As in _connect_directly_or_not: prepare nothing, and do not ask the host for its role.
         pooled: dict[str, Any] = {"statement_cache_size": 0, "target_session_attrs": "any"}
-        with reaching(self._target, CONNECT_TIMEOUT_S):
+        self._read_args_again()
+        with self._outages(), reaching(self._target, CONNECT_TIMEOUT_S):
             connection = await self._connect(
                 {"application_name": f"taskd {purpose}"},
                 command_timeout=None,
@@ -109,6 +190,25 @@ class Database:
             )
         _keep_alive(connection)
         return connection
+
+    @contextlib.contextmanager
+    def _outages(self) -> Iterator[None]:
+        try:
+            yield
+        except TaskdError as error:
+            found = self.outage(error)
+            if found is error:
+                raise
+            raise found from error.__cause__
+
+    def _read_args_again(self) -> None:
+        if self._read_args is None:
+            return
+        # If the file is gone, the last DSN may still do.
+        with contextlib.suppress(ConfigError):
+            args = self._read_args()
+            if args != self.connect_args:
+                self._use_args(args)
 
     def run(
         self, connection: Connection, name: str, args: tuple[Any, ...], **settings: str
@@ -339,6 +439,13 @@ class Lane:
                 elif self._database.pooled:
                     self._draw_stride()
                 raise
+            except TaskdError as error:
+                found = self._database.outage(error)
+                if found is error:
+                    raise
+                # What was prepared there may name objects that are gone.
+                self.drop()
+                raise found from error.__cause__
 
     def _check_open(self, times_closed: int) -> None:
         if self._times_closed != times_closed:

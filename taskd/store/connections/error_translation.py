@@ -58,6 +58,12 @@ _BUSY = (
     asyncpg.ObjectNotInPrerequisiteStateError,
     asyncpg.PostgresSystemError,
 )
+# A column, a function, a type.
+_PART_MISSING = (
+    asyncpg.UndefinedColumnError,
+    asyncpg.UndefinedFunctionError,
+    asyncpg.UndefinedObjectError,
+)
 _BAD_VALUE = (
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
@@ -83,6 +89,9 @@ OTHER_SCHEMA = "`taskd db check` says whether the schema is older or newer than 
 # asyncpg refuses a value before it is sent, with a message that quotes the value.
 _ARGUMENT = re.compile(r"(?s)(invalid input for query argument \$\d+): .* (?=\()")
 _CODES = re.compile(r"\[Errno (\d+)\]")
+# The innermost function in the context of an error; its name has its schema, as the search path has
+# only pg_catalog.
+_FUNCTION = re.compile(r"PL/pgSQL function ([^(\s]+)")
 # How PostgreSQL names what is missing, whatever the language of its messages.
 _OURS = re.compile(r"\btaskd\b")
 
@@ -93,6 +102,30 @@ class Silence(StoreUnavailable):
 
 class Down(StoreUnavailable):
     """The server has stopped, stops, starts, or is a standby: it takes no writes now."""
+
+
+class LoginRefused(StoreUnavailable, PermissionDenied):
+    """The server refuses a login that it accepted before."""
+
+
+class RightRefused(StoreUnavailable, PermissionDenied):
+    """The server refuses a statement for want of a right."""
+
+
+class NotAsBefore(StoreUnavailable, SchemaError):
+    """A part of the schema that was there is missing, as while a dump is restored."""
+
+
+class NotUsable(StoreUnavailable, ConfigError):
+    """The DSN, or a file that it names, cannot be used any more."""
+
+
+class DatabaseMissing(Down, ConfigError):
+    """The database that was there is missing."""
+
+
+class TablesMissing(Down, SchemaMissing):
+    """The tables that were there are missing."""
 
 
 class HeldUp(StoreUnavailable):
@@ -118,12 +151,53 @@ class StatementRefused(TaskdError):
 
 
 def unknown_refusal(error: BaseException) -> StatementRefused | None:
-    """Return an error for a refusal that translate() does not know; None for other errors."""
+    """Return the error for a refusal that concerns rows of a statement, if it is one.
+
+    These are answers of the server that translate() does not know, ids that are taken, and whatever
+    the code of the user lacks.
+    """
     if isinstance(error, asyncpg.PostgresError) and translate(error) is None:
         return StatementRefused(f"PostgreSQL: {first_line(error)}")
-    if isinstance(error, SequenceBehind):
+    if isinstance(error, SequenceBehind) or _is_of_user(error):
         return StatementRefused(str(error))
     return None
+
+
+def outage(error: TaskdError) -> StoreUnavailable | None:
+    """Return a permanent error as an outage, for a program that has worked with this database.
+
+    What was there comes back: a database or schema that is restored, a password that was rotated.
+    If the database or its tables are missing, no other worker can work either; a refused login may
+    concern this one only.
+    """
+    cause = error.__cause__
+    kind: type[StoreUnavailable]
+    if isinstance(error, StoreUnavailable | SequenceBehind) or _is_of_user(error):
+        return None
+    if isinstance(error, SchemaMissing):
+        kind = TablesMissing
+    elif isinstance(error, SchemaError):
+        kind = NotAsBefore
+    elif isinstance(error, PermissionDenied):
+        login = isinstance(cause, asyncpg.InvalidAuthorizationSpecificationError)
+        kind = LoginRefused if login else RightRefused
+    elif isinstance(error, ConfigError):
+        missing = isinstance(cause, asyncpg.InvalidCatalogNameError)
+        kind = DatabaseMissing if missing else NotUsable
+    else:
+        return None
+    made = kind(str(error))
+    made.__cause__ = cause
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(note)
+    return made
+
+
+def _is_of_user(error: BaseException) -> bool:
+    """Return whether a function of the user raised it, as a trigger on a table of taskd can."""
+    context = getattr(error.__cause__ or error, "context", None) or ""
+    inner = _FUNCTION.search(context)
+    return inner is not None and not inner[1].startswith("taskd.")
 
 
 def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | None:
@@ -170,7 +244,7 @@ def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> Task
         return PermissionDenied(f"PostgreSQL: {message}. {_needs(roles)}")
     if isinstance(error, asyncpg.InvalidSchemaNameError | asyncpg.UndefinedTableError):
         return _missing(message)
-    if isinstance(error, asyncpg.UndefinedColumnError | asyncpg.UndefinedFunctionError):
+    if isinstance(error, _PART_MISSING):
         return SchemaError(f"PostgreSQL: {message}. {OTHER_SCHEMA}")
     return None
 

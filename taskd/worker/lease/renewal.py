@@ -143,6 +143,10 @@ class LeaseThread:
             self._main_loop.call_soon_threadsafe(self._declared_dead, worker_id)
             return None
         self._lease.renewed(sent)
+        trouble = self._database.trouble
+        ended_s = None if trouble is None else trouble.ended_s()
+        if ended_s is not None:
+            events.store_back(ended_s)
         if floor != self._floor:
             self._floor = floor
             self._main_loop.call_soon_threadsafe(self._works_with, floor)

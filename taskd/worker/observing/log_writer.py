@@ -18,6 +18,7 @@ from taskd.core.jobs.log_lines import KeepLogs, LogEvent, line_of
 from taskd.core.tasks.registry import Registry
 from taskd.errors import StoreUnavailable, TaskdError
 from taskd.store.connections.database import Lane
+from taskd.store.connections.error_translation import NotAsBefore, RightRefused, TablesMissing
 from taskd.store.jobs import logs
 from taskd.worker.observing.log_buffer import AttemptLog, LogBuffer
 from taskd.worker.service import Loop
@@ -47,6 +48,7 @@ class LogWriter(Loop):
         keep: the attempts whose lines are kept for tasks without their own option.
         runs: whether an attempt still runs.
         together: the jobs of each running batch, by the id of the first, for which the batch logs.
+        lease_until: until when the lease is trusted; it grows unless there is an outage.
     """
 
     name = "log-writer"
@@ -58,9 +60,12 @@ class LogWriter(Loop):
         keep: KeepLogs,
         runs: Callable[[Job], bool],
         together: Mapping[int, Sequence[Job]],
+        lease_until: Callable[[], float],
     ) -> None:
         super().__init__(ASLEEP_S)
-        self._lane, self._together = lane, together
+        self._lane, self._together, self._lease_until = lane, together, lease_until
+        # Until when the lease was trusted when lines were first refused.
+        self._refused_at: float | None = None
         self.buffer = LogBuffer(registry, keep, runs)
         self._wrote_at = self._wrote_running_at = -math.inf
 
@@ -116,11 +121,22 @@ class LogWriter(Loop):
             while batch := self.buffer.take():
                 await self._write(batch)
             await self._write_running(self._wrote_at)
-        except StoreUnavailable as error:
-            self.buffer.put_back(batch, str(error))
-        except TaskdError as error:  # not permitted, or refused: jobs go on without
-            events.logs_dropped(max(len(batch), 1), str(error))
+        except TaskdError as error:
+            if isinstance(error, StoreUnavailable) and not self._is_refused(error):
+                self.buffer.put_back(batch, str(error))
+            else:  # not permitted, or refused: jobs go on without
+                events.logs_dropped(max(len(batch), 1), str(error))
+        else:
+            self._refused_at = None
         return WRITE_EVERY_S if self.buffer.waits else RUNNING_EVERY_S
+
+    def _is_refused(self, error: StoreUnavailable) -> bool:
+        """Return whether lines are refused while the lease is renewed."""
+        if not isinstance(error, RightRefused | NotAsBefore | TablesMissing):
+            return False
+        if self._refused_at is None:
+            self._refused_at = self._lease_until()
+        return self._lease_until() > self._refused_at
 
     async def run(self) -> None:
         """Run as any Loop, and write once more at the end."""

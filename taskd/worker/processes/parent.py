@@ -22,7 +22,7 @@ from contextlib import suppress
 
 from taskd import events
 from taskd.config import Settings
-from taskd.errors import ConfigError
+from taskd.errors import ConfigError, TaskdError
 from taskd.store.connections.database import Database
 from taskd.store.schema import migrations
 from taskd.worker.finishing.drain_report import DrainReport
@@ -210,7 +210,7 @@ class Processes:
         try:
             async with asyncio.TaskGroup() as children:
                 for number in range(1, self._settings.processes + 1):
-                    children.create_task(self._keep(number), name=f"process:{number}")
+                    children.create_task(self._keep(number, database), name=f"process:{number}")
         finally:
             await self._bring_down()
             ticking.cancel()
@@ -226,7 +226,7 @@ class Processes:
 
     # The children.
 
-    async def _keep(self, number: int) -> None:
+    async def _keep(self, number: int, database: Database) -> None:
         """Run one child; after a crash start another one, until a child has ended in order."""
         delay_s = DELAY_S
         if number > 1:
@@ -252,12 +252,23 @@ class Processes:
                 self.report.add(child.report or DrainReport(jobs=child.status.jobs))
                 if child.age_s >= STEADY_S:
                     delay_s = DELAY_S
-                if self._is_over(child, code, delay_s):
+                database_fails = await self._database_fails(child, code, database)
+                if self._is_over(child, code, delay_s, database_fails=database_fails):
                     return
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._stop_requested.wait()
             delay_s = min(delay_s * 2, DELAY_S_MAX)
+
+    async def _database_fails(self, child: Child, code: int, database: Database) -> bool:
+        """Return whether a replacement did not start because of the database, which has worked."""
+        if child.begun or not self._begun or code not in HOPELESS:
+            return False
+        try:
+            await migrations.check(database)
+        except TaskdError:
+            return True
+        return False
 
     async def _bring_down(self) -> None:
         """Drain children that a bug in this code has left running; do not kill them."""
@@ -295,7 +306,7 @@ class Processes:
             child.signal(signal.SIGTERM)
         return child
 
-    def _is_over(self, child: Child, code: int, delay_s: float) -> bool:
+    def _is_over(self, child: Child, code: int, delay_s: float, *, database_fails: bool) -> bool:
         """Return whether an ended child is not replaced; note its exit code then."""
         report, pid = child.report, child.process.pid
         if self._stop_requested.is_set():
@@ -310,7 +321,7 @@ class Processes:
         elif report is not None and report.outgrown:
             self._codes.add(report.exit_code)
             self._stop(report.why)  # the others have seen the same, and drain
-        elif not child.begun and (code in HOPELESS or not self._begun):
+        elif not child.begun and not database_fails and (code in HOPELESS or not self._begun):
             # A worker without a parent would have exited with this code. The child has logged the
             # reason.
             if code < 0:

@@ -93,9 +93,7 @@ class ScheduleRunner(Loop):
             yield self._lane
             return
         # Without the planner settings of the other lanes, as the queries are the users'.
-        lane = Lane(
-            Database(self._queries.connect_args, statement_timeout_s=QUERY_TIMEOUT_S), "schedules"
-        )
+        lane = Lane(self._queries.with_timeout(QUERY_TIMEOUT_S), "schedules")
         try:
             yield lane
         finally:

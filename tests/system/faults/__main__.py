@@ -25,6 +25,7 @@ from tests.system.faults.fixture import Outcome
 SCENARIOS: dict[str, Callable[[], Coroutine[Any, Any, Outcome]]] = {
     "restarts": outages.restarts,
     "outage": outages.outage,
+    "missing": outages.missing,
     "half_open": network.half_open,
     "partition": network.partition,
     "link_down": network.link_down,

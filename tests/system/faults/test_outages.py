@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 from tests.system.faults import app
 from tests.system.faults.cluster import private
@@ -12,6 +15,9 @@ from tests.system.faults.fixture import Outcome, scene
 
 # When the last of these jobs was acked; all of them are by then.
 ACKED = "SELECT date_part('epoch', max(at)) FROM judge.event WHERE kind = 'gone' AND job = ANY ($1)"
+CLOSED, OPEN = (f"ALTER DATABASE taskd ALLOW_CONNECTIONS {allowed}" for allowed in (False, True))
+# Wait for their ends, each for five seconds at most.
+AWAY = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = 'taskd'"
 # Whether no worker claimed anything after a moment before it had acked its own of these jobs.
 ACKED_FIRST = """
     SELECT coalesce(bool_and(claim.at > acked.at), true)
@@ -76,6 +82,35 @@ async def outage(outage_s: float = 90.0, lease_s: float = 30.0) -> Outcome:
         return outcome
 
 
+async def missing(missing_s: float = 90.0, lease_s: float = 30.0) -> Outcome:
+    """The database is missing by its name for longer than a lease, and a process is replaced."""
+    async with private() as cluster, scene(cluster.dsn(), lease_s=lease_s) as made:
+        await made.worker()
+        several = await made.worker(processes=2)
+        made.feed(100)
+        gate = made.home / "afterwards"
+        held = await made.enqueue([app.holds.job(gate=str(gate))] * 5)
+        await made.running(held)
+        await made.ended(100)
+        await made.starve()
+        for statement in (CLOSED, AWAY, "ALTER DATABASE taskd RENAME TO aside"):
+            await cluster.ask(statement, database="postgres")
+        away = time.monotonic()
+        for each in made.workers:
+            await each.wait_for("store.unusable")
+        children = Path(f"/proc/{several.pid}/task/{several.pid}/children").read_text().split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        await several.wait_for("worker.crashed", 2)  # its replacement finds no database, either
+        await asyncio.sleep(missing_s - (time.monotonic() - away))
+        made.figures["fenced"] = len(made.events("worker.fenced"))
+        for statement in ("ALTER DATABASE aside RENAME TO taskd", OPEN):
+            await cluster.ask(statement, database="postgres")
+        gate.touch()
+        made.feed(100)
+        await made.ended(100)
+        return await made.finish("missing")
+
+
 async def test_restarts_under_load_lose_nothing() -> None:
     outcome = await restarts(times=2, jobs_between=100)
     print(outcome)
@@ -90,3 +125,10 @@ async def test_an_outage_longer_than_the_lease_buries_nobody() -> None:
     assert outcome.figures["declared_dead"] == outcome.figures["fenced"] == 0
     assert outcome.figures["long_jobs_run_once"]
     assert outcome.figures["acked_first"]
+
+
+async def test_a_database_that_is_missing_by_name_ends_no_worker_and_no_process() -> None:
+    outcome = await missing(missing_s=3.0, lease_s=1.5)
+    print(outcome)
+    outcome.verdict.require()
+    assert outcome.figures["fenced"] == 0
