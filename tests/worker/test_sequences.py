@@ -6,6 +6,8 @@ import pytest
 
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Unique
+from taskd.store.connections.database import Lane
+from taskd.worker.upkeep import pruner
 from tests.logins import Logins
 from tests.worker.conftest import Desk, Heard, until
 
@@ -67,8 +69,12 @@ async def test_a_worker_advances_them_when_it_listens_to_another_server(
 
 
 async def test_an_outcome_whose_follower_gets_a_taken_id_is_written_when_that_is_mended(
-    desk: Desk, heard: Heard
+    desk: Desk, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def later(lane: Lane) -> None:
+        """The pruner's first tick must not mend it in the middle of the test."""
+
+    monkeypatch.setattr(pruner, "mend_sequences", later)
     runs: list[int] = []
 
     @desk.task()
