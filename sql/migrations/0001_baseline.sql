@@ -393,7 +393,9 @@ CREATE TABLE taskd.worker (
     suspects bigint[] NOT NULL DEFAULT '{}',
     -- The schema versions that its code works with, as numbers of migrations; 0: unknown.
     schema_oldest integer NOT NULL DEFAULT 0,
-    schema_newest integer NOT NULL DEFAULT 0
+    schema_newest integer NOT NULL DEFAULT 0,
+    -- What the process published about itself at the last renewal: slots, blocked loop, taken threads, failing tasks.
+    status jsonb NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50);
 -- Workers that are not declared dead. Dead ones are kept for days, and there may be thousands.
 CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;

@@ -389,7 +389,7 @@ SELECT found.queue, coalesce(first.jobs, 0) AS queued, coalesce(late.jobs, 0) AS
        (SELECT count(*) FROM taskd.worker
         WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND found.queue = ANY (queues)) AS workers,
        q.paused_at IS NOT NULL AND coalesce(q.paused_until > clock_timestamp(), true) AS paused,
-       q.paused_until, date_part('epoch', clock_timestamp() - q.paused_at) AS paused_s
+       q.paused_until, date_part('epoch', clock_timestamp() - q.paused_at) AS paused_s, q.pause_reason
 FROM found
 CROSS JOIN LATERAL (
     SELECT count(*) AS jobs, min(run_at::timestamptz) AS oldest
@@ -401,8 +401,8 @@ LEFT JOIN taskd.queue AS q ON q.name = found.queue
 ORDER BY found.queue;
 
 -- Tasks of waiting jobs that no live worker of their queue knows, and paused tasks: among the first jobs of each queue, a
--- tenth of `batch`, and among `batch` of those that are due within half a minute, because workers release unknown jobs to a
--- time within it.
+-- tenth of `batch`, among `batch` of those that are due within half a minute, and among `batch` of the parked ones. A job that
+-- a worker has released as unknown stays parked through its next claims, so it is found whatever its state is now.
 
 -- name: doctor_tasks(batch bigint)
 -- roles: worker, observer, admin
@@ -414,24 +414,24 @@ WITH RECURSIVE waiting AS (
             ORDER BY job.queue LIMIT 1)
     FROM waiting WHERE waiting.queue IS NOT NULL
 ), head AS MATERIALIZED (
-    SELECT waiting.queue, first.task, first.enqueued_at
+    SELECT first.id, waiting.queue, first.task, first.enqueued_at
     FROM waiting
     CROSS JOIN LATERAL (
-        SELECT task::text AS task, enqueued_at FROM taskd.job AS job WHERE job.queue = waiting.queue AND job.state = 'queued'
+        SELECT id, task::text AS task, enqueued_at FROM taskd.job AS job WHERE job.queue = waiting.queue AND job.state = 'queued'
         ORDER BY job.priority, job.run_at, job.id LIMIT $1::bigint / 10
     ) AS first
     WHERE waiting.queue IS NOT NULL
-    UNION ALL
-    (SELECT queue::text, task::text, enqueued_at FROM taskd.job
+    UNION
+    (SELECT id, queue::text, task::text, enqueued_at FROM taskd.job
      WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at < now() + interval '30 s' ORDER BY job.run_at LIMIT $1)
-    UNION ALL
-    (SELECT queue::text, task::text, enqueued_at FROM taskd.job WHERE parked AND state::text = 'scheduled' AND run_at >= now() + interval '30 s' LIMIT $1)
+    UNION
+    (SELECT id, queue::text, task::text, enqueued_at FROM taskd.job WHERE parked LIMIT $1)
 ), wanted AS (
     SELECT queue, task, count(*) AS jobs, min(enqueued_at) AS oldest FROM head GROUP BY queue, task
 )
 SELECT wanted.queue, wanted.task, wanted.jobs, date_part('epoch', clock_timestamp() - wanted.oldest) AS oldest_s,
        served.workers, served.knowing,
-       t.name IS NOT NULL AS published, false AS paused, NULL::double precision AS paused_s
+       t.name IS NOT NULL AS published, false AS paused, NULL::double precision AS paused_s, NULL AS pause_reason
 FROM wanted
 CROSS JOIN LATERAL (
     SELECT count(*) AS workers, count(*) FILTER (WHERE wanted.task = ANY (w.tasks)) AS knowing
@@ -442,7 +442,7 @@ LEFT JOIN taskd.task AS t ON t.name = wanted.task
 WHERE served.workers > 0 AND served.knowing = 0
 UNION ALL
 SELECT NULL, name::text, (SELECT count(*) FROM (SELECT FROM taskd.job WHERE parked AND state::text = 'scheduled' AND task = t.name LIMIT $1) AS parked),
-       NULL, 0, 0, true, true, date_part('epoch', clock_timestamp() - paused_at)
+       NULL, 0, 0, true, true, date_part('epoch', clock_timestamp() - paused_at), pause_reason
 FROM taskd.task AS t
 WHERE paused_at IS NOT NULL AND paused_until IS NULL;
 
@@ -450,22 +450,40 @@ WHERE paused_at IS NOT NULL AND paused_until IS NULL;
 
 -- name: doctor_workers()
 -- roles: worker, observer, admin
-SELECT id::text AS id, host, pid, app, version, queues, draining, date_part('epoch', clock_timestamp() - started_at) AS up_s,
+SELECT id::text AS id, host, pid, app, version, queues, draining, status::text AS status, date_part('epoch', clock_timestamp() - started_at) AS up_s,
        date_part('epoch', clock_timestamp() - renewed_at) AS renewed_ago_s,
        date_part('epoch', clock_timestamp() - lease_until) AS late_s
 FROM taskd.worker
 WHERE died_at IS NULL
 ORDER BY host, pid;
 
--- Schedules that are late, or whose last tick failed.
+-- Running jobs of live workers that take new jobs, by queue and task: who has the slots, since when, and whether a timeout
+-- ends it. `endless`: number of jobs without a timeout. Reads at most `batch` jobs.
+
+-- name: doctor_running(batch bigint)
+-- roles: worker, observer, admin
+SELECT r.queue, r.task, count(*) AS jobs, count(*) FILTER (WHERE coalesce(r.timeout_s, t.timeout_s) IS NULL AND t.name IS NOT NULL) AS endless,
+       date_part('epoch', clock_timestamp() - min(r.started_at)) AS oldest_s,
+       date_part('epoch', clock_timestamp() - max(r.started_at)) AS newest_s
+FROM (SELECT queue::text, task::text, worker_id, started_at, timeout_s::double precision AS timeout_s
+      FROM taskd.job WHERE worker_id IS NOT NULL LIMIT $1) AS r
+JOIN taskd.worker AS w ON w.id = r.worker_id AND w.died_at IS NULL AND NOT w.draining
+LEFT JOIN taskd.task AS t ON t.name = r.task
+GROUP BY r.queue, r.task
+ORDER BY jobs DESC, r.queue, r.task;
+
+-- Schedules that are late, whose last tick failed, or that are paused without an end (`paused_s`).
 
 -- name: doctor_schedules(batch bigint)
 -- roles: worker, observer, admin
-SELECT name::text, app, date_part('epoch', clock_timestamp() - next_at) AS late_s, last_error,
-       date_part('epoch', clock_timestamp() - last_error_at) AS error_s, query_user::text
+SELECT name::text, app, CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp()
+                             THEN date_part('epoch', clock_timestamp() - next_at) END AS late_s,
+       CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN last_error END AS last_error,
+       date_part('epoch', clock_timestamp() - last_error_at) AS error_s, query_user::text,
+       CASE WHEN paused_until IS NULL THEN date_part('epoch', clock_timestamp() - paused_at) END AS paused_s, pause_reason
 FROM taskd.schedule
-WHERE (paused_at IS NULL OR paused_until < clock_timestamp())
-  AND (next_at < clock_timestamp() OR last_error IS NOT NULL)
+WHERE CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN next_at < clock_timestamp() OR last_error IS NOT NULL
+           ELSE paused_until IS NULL END
 ORDER BY next_at
 LIMIT $1;
 

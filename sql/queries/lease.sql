@@ -30,14 +30,15 @@ SELECT id FROM registered, (SELECT count(*) FROM notified) AS n;
 -- `works_with`: the oldest code that works with the schema, or with what is announced for it. So a worker sees at its next
 -- renewal that the schema has outgrown it, and drains; an empty table says nothing. The tables and columns that this
 -- statement names stay for ever: old code that cannot renew its lease any more learns of nothing, and loses its jobs to
--- others while it runs them.
+-- others while it runs them. `status`: what only the process knows, for the doctor; see core.worker_status.py.
 
--- name: renew_lease(worker_id bigint, lease_s double precision, draining boolean)
+-- name: renew_lease(worker_id bigint, lease_s double precision, draining boolean, status text)
 -- roles: worker
 UPDATE taskd.worker
 SET renewed_at = clock_timestamp(),
     lease_until = clock_timestamp() + make_interval(secs => $2),
-    draining = $3
+    draining = $3,
+    status = $4::text::jsonb
 WHERE id = $1 AND died_at IS NULL
 RETURNING (SELECT coalesce(max(works_with), 0) FROM taskd.migration) AS works_with;
 

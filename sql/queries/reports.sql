@@ -8,13 +8,15 @@
 -- up to the limit. If only failed and cancelled jobs are wanted, the planner may use job_history_not_done instead; that
 -- condition is written out, because PostgreSQL does not match a partial index through an array. A filter that matches next to
 -- nothing reads the whole index: 0.2 s for a million jobs. A finished job counts by its end, a live one by the time when it
--- was enqueued.
+-- was enqueued. `age_of`: from which of its times `age_s` counts, by its state.
 
 -- name: list_jobs(queue text, task text, states text[], since_s double precision, batch bigint)
 -- roles: observer, admin
 SELECT id, queue, task, state, priority, attempt, max_attempts, enqueued_at, run_at, started_at,
        finished_at, reason, last_error,
-       date_part('epoch', clock_timestamp() - coalesce(finished_at, started_at, enqueued_at)) AS age_s,
+       CASE WHEN finished_at IS NOT NULL THEN 'finished' WHEN state = 'running' THEN 'started' ELSE 'enqueued' END AS age_of,
+       date_part('epoch', clock_timestamp() - CASE WHEN finished_at IS NOT NULL THEN finished_at
+                                                   WHEN state = 'running' THEN started_at ELSE enqueued_at END) AS age_s,
        date_part('epoch', run_at - clock_timestamp()) AS due_in_s
 FROM (
     (SELECT id, queue::text, task::text, state::text, priority, attempt,
@@ -77,7 +79,7 @@ LIMIT 1;
 -- is found by job_pkey, and job_history_pkey of every partition. Jobs before it are counted in the order of the claims, along
 -- job_claim or job_due, up to `ahead_max`. The table of workers holds those of the last week, which is few enough to be read
 -- from end to end, once. A few of those that serve the queue are named, with the number of jobs that each runs, counted along
--- job_running.
+-- job_running. Who has the slots of its queue is counted along the same index.
 
 -- name: why_job(id bigint, ahead_max bigint, batch bigint)
 -- roles: observer, admin
@@ -91,7 +93,7 @@ WITH found AS MATERIALIZED (
     LIMIT 1
 ), peer AS MATERIALIZED (
     SELECT worker.id, worker.host, worker.pid, worker.app, worker.started_at, worker.renewed_at, worker.died_at,
-           worker.lease_until, worker.draining,
+           worker.lease_until, worker.draining, worker.status,
            CASE WHEN worker.died_at IS NOT NULL THEN 'dead'
                 WHEN worker.lease_until < clock_timestamp() THEN 'silent'
                 WHEN worker.renewed_at + (worker.lease_until - worker.renewed_at) / 3 < clock_timestamp() THEN 'late'
@@ -158,6 +160,28 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        CASE WHEN found.state = 'queued' AND bounded.max_running IS NOT NULL THEN (
            SELECT count(*) FROM taskd.job AS other WHERE other.worker_id IS NOT NULL AND other.queue = found.queue
        ) END AS queue_running,
+       (SELECT sum((status -> 'slots' ->> found.queue)::integer) FROM peer
+        WHERE state IN ('live', 'late') AND NOT draining AND serves) AS slots,
+       CASE WHEN found.state = 'queued' THEN (
+           SELECT json_agg(json_build_object(
+                      'task', task, 'jobs', jobs, 'endless', endless, 'first_job_id', first_job_id,
+                      'oldest_s', oldest_s, 'newest_s', newest_s))::text
+           FROM (
+               SELECT other.task::text AS task, count(*) AS jobs,
+                      count(*) FILTER (WHERE coalesce(other.timeout_s, t.timeout_s::double precision) IS NULL AND t.name IS NOT NULL) AS endless,
+                      (array_agg(other.id ORDER BY other.started_at))[1] AS first_job_id,
+                      date_part('epoch', clock_timestamp() - min(other.started_at)) AS oldest_s,
+                      date_part('epoch', clock_timestamp() - max(other.started_at)) AS newest_s
+               FROM taskd.job AS other
+               JOIN peer ON peer.id = other.worker_id AND peer.state IN ('live', 'late') AND NOT peer.draining
+               LEFT JOIN taskd.task AS t ON t.name = other.task
+               WHERE other.worker_id IS NOT NULL AND other.queue = found.queue
+               GROUP BY other.task
+               ORDER BY count(*) DESC, other.task
+               LIMIT $3
+           ) AS holder
+       ) END AS slot_holders,
+       published.kind AS task_kind,
        (SELECT count(*) FROM peer WHERE state IN ('live', 'late') AND NOT draining) AS living,
        (SELECT count(*) FROM peer WHERE state IN ('live', 'late') AND NOT draining AND serves) AS serving,
        (SELECT count(*) FROM peer WHERE state IN ('live', 'late') AND NOT draining AND serves AND knows) AS knowing,
@@ -185,7 +209,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        (
            SELECT json_agg(json_build_object(
                       'id', served.id::text, 'host', served.host, 'pid', served.pid, 'app', served.app,
-                      'state', served.state, 'knows', served.knows,
+                      'state', served.state, 'knows', served.knows, 'status', served.status,
                       'running', (SELECT count(*) FROM taskd.job WHERE worker_id = served.id),
                       'died_ago_s', date_part('epoch', clock_timestamp() - served.died_at)))::text
            FROM (

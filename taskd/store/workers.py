@@ -130,9 +130,15 @@ async def register(
     )
 
 
-async def renew_lease(on: Fetches, worker_id: int, lease_s: float, *, draining: bool) -> int | None:
-    """Renew the lease; return the oldest code that works with the schema. None: declared dead."""
-    rows = await on.fetch("renew_lease", worker_id, lease_s, draining)
+async def renew_lease(
+    on: Fetches, worker_id: int, lease_s: float, *, draining: bool, status: str = "{}"
+) -> int | None:
+    """Renew the lease; return the oldest code that works with the schema. None: declared dead.
+
+    Args:
+        status: what the worker publishes about itself, as JSON.
+    """
+    rows = await on.fetch("renew_lease", worker_id, lease_s, draining, status)
     return rows[0][0] if rows else None
 
 

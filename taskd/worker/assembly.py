@@ -6,10 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+import msgspec
+
 from taskd.config import Settings
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.log_lines import KeepLogs
 from taskd.core.tasks.registry import Registry
+from taskd.core.worker_status import LoopBlocked, WorkerStatus
 from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.transactions import Transactions
 from taskd.worker.attempt_context import Reads
@@ -34,6 +37,7 @@ from taskd.worker.running.handler_tasks import HandlerTasks
 from taskd.worker.running.preparation import Shared
 from taskd.worker.running.process_pool import JobProcesses
 from taskd.worker.running.runner import Runner
+from taskd.worker.running.threads import ThreadSlots
 from taskd.worker.sd_notify import Notifier, Notify
 from taskd.worker.service import Service
 from taskd.worker.stopping.emergency_stop import EmergencyStop
@@ -105,6 +109,7 @@ class Assembly:
         self._pulse, self._loop = pulse, asyncio.get_running_loop()
         self._thread = threading.get_ident()
         recorder = OutcomeRecorder(self.acker)
+        self._streaks, self._thread_slots = recorder.streaks, ThreadSlots(settings.threads)
         self.counts = recorder.counts
         self.shared = Shared(
             registry=registry,
@@ -113,7 +118,7 @@ class Assembly:
             pulse=pulse,
             executors=Executors(
                 threads=self.threads,
-                thread_slots=asyncio.Semaphore(settings.threads),
+                thread_slots=self._thread_slots,
                 processes=self.processes,
                 transactions=self.transactions,
             ),
@@ -179,6 +184,16 @@ class Assembly:
             [*upkeep, *([self.listener] if self.listener else [])],
             [*self.consumers.values(), self.quarantine],  # stopping them ends all claims
         ]
+
+    def published(self, loop: LoopBlocked | None) -> str:
+        """Return the status for this worker's row, as JSON; the lease thread calls it.
+
+        Args:
+            loop: how the loop was blocked lately.
+        """
+        slots = {runner.queue: runner.limit for runner in self.runners}
+        status = WorkerStatus(slots, loop, self._thread_slots.taken(), self._streaks.published())
+        return msgspec.json.encode(status).decode()
 
     def _runs(self, job: Job) -> bool:
         """Return whether an attempt of this very claim is running here."""

@@ -224,6 +224,7 @@ class Worker:
             self._pulse,
             self.parts.lease_lost.declared_dead,
             self._works_with,
+            self.parts.published,
         )
         self._pulse.ticked = time.monotonic()  # the first tick is yet to come
         self._lease_thread.start()

@@ -664,16 +664,40 @@ def test_tasks_that_no_worker_knows_are_reported(doctor, late):
     assert "1 job of the task strange" in finding["found"][0]
 
 
-def test_what_was_paused_long_ago_is_reported_and_resumed(doctor, monkeypatch):
+def test_a_pause_that_keeps_jobs_waiting_is_reported_after_a_minute(doctor, monkeypatch):
+    taskd = doctor.shell
+    taskd.publish()
+    taskd("queues", "pause", "email", "--reason", "provider down")
+    taskd("tasks", "pause", "send_report")
+    taskd("queues", "pause", "short", "--for", "1h")
+    assert doctor.one("paused")["level"] == "ok"
+    for queue in ("email", "email", "short"):
+        taskd.enqueue("t", "--queue", queue)
+    taskd.sql("UPDATE taskd.job SET parked = true, state = 'scheduled', task = 'send_report' "
+              "WHERE id = 1")  # fmt: skip
+    assert doctor.one("paused")["level"] == "ok"
+    taskd.sql("UPDATE taskd.queue SET paused_at = now() - interval '61 s'")
+    taskd.sql("UPDATE taskd.task SET paused_at = now() - interval '61 s'")
+    [queue, task, short] = doctor.one("paused")["found"]
+    assert queue == "the queue email has been paused for 1m 1s (provider down), with 1 due job"
+    assert task == "the task send_report has been paused for 1m 1s, with 1 due job"
+    assert short.startswith("the queue short has been paused for 1m 1s, with 1 due job; it ends at")
+    doctor.finds_and_repairs("paused", "warning", "queue email", "task send_report")
+
+
+def test_an_empty_pause_is_reported_after_a_day(doctor, monkeypatch):
     taskd = doctor.shell
     taskd.publish()
     taskd("queues", "pause", "email")
-    taskd("tasks", "pause", "send_report")
+    taskd("schedules", "set", "nightly", "t", "--queue", "q", "--every", "1h")
+    taskd("schedules", "pause", "nightly")
     assert doctor.one("paused")["level"] == "ok"
     monkeypatch.setattr(jobs, "PAUSED_S", 0.0)
-    taskd.enqueue("t", "--queue", "email")
-    finding = doctor.finds_and_repairs("paused", "warning", "queue email", "task send_report")
-    assert len(finding["repairs"]) == 2
+    finding = doctor.one("paused")
+    assert finding["level"] == "hint"
+    assert "the schedule nightly has been paused" in " ".join(finding["found"])
+    doctor.repair(finding)
+    assert doctor.one("paused")["level"] == "ok"
 
 
 def test_workers_that_renew_late_or_differ_are_reported(doctor):

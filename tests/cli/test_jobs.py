@@ -71,6 +71,24 @@ def test_a_list_as_lines(some):
     assert by_id["2"][6] in ("in 1h", "in 59m 59s", "in 59m 58s")
 
 
+def test_the_age_says_whose_age_it_is(taskd):
+    jobs = [taskd.enqueue("t", "--queue", "q") for _ in range(3)]
+    taskd.sql("UPDATE taskd.job SET enqueued_at = now() - interval '1 h', attempt = 1, "
+              "started_at = now() - interval '5 min'")  # fmt: skip
+    taskd.sql("UPDATE taskd.job SET state = 'running', worker_id = 12 WHERE id = $1", jobs[1])
+    taskd.finish(jobs[2], "done")
+    rows = {row["id"]: row for row in taskd.json("jobs", "list")}
+    assert [rows[each]["age_of"] for each in jobs] == ["enqueued", "started", "finished"]
+    # A job that was given back after an attempt waits since it was enqueued.
+    assert [round(rows[each]["age_s"]) // 60 for each in jobs] == [60, 5, 0]
+    lines = [line.split("\t") for line in taskd("jobs", "list").stdout.splitlines()]
+    assert [line[5].split()[0] for line in reversed(lines[1:])] == [
+        "enqueued",
+        "started",
+        "finished",
+    ]
+
+
 def test_show_shows_everything(some):
     [job] = some.json("jobs", "show", 4)
     assert job["args"] == {"n": 4}

@@ -84,7 +84,7 @@ PINS = (
     ),
     Pin("running_jobs", (ME,), "job_running"),
     # Leases and busy marks.
-    Pin("renew_lease", (ME, 30, "f"), "all migration worker_alive"),
+    Pin("renew_lease", (ME, 30, "f", "{}"), "all migration worker_alive"),
     Pin("retire_worker", (ME,), "worker_alive"),
     Pin("declare_workers_dead", ([1, 2], "f"), "worker_alive worker_alive"),
     Pin("set_busy_mark", ("q1", ME, 1, True), "worker_alive"),

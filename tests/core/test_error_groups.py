@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import random
+import string
+import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -102,3 +107,61 @@ def test_nothing_is_no_group() -> None:
 
 def test_a_pattern_is_its_own_pattern_where_a_quote_follows_a_number() -> None:
     assert pattern("0''") == pattern(pattern("0''")) == "#'…'"
+
+
+def of_chars(chars: str, length: int | None = None) -> Callable[[random.Random], str]:
+    def made(chance: random.Random) -> str:
+        return "".join(chance.choices(chars, k=length or chance.randrange(3, 30)))
+
+    return made
+
+
+IDS = {
+    "numbers": of_chars(string.digits),
+    "uuid": lambda chance: str(uuid.UUID(int=chance.getrandbits(128), version=4)),
+    "uuid without dashes": lambda chance: uuid.UUID(int=chance.getrandbits(128)).hex,
+    "short hex": of_chars("0123456789abcdef", 4),
+    "hex": of_chars("0123456789abcdef"),
+    "hex with capitals": of_chars("0123456789ABCDEF", 8),
+    "base32": lambda chance: base64.b32encode(chance.randbytes(5)).decode(),
+    "long base32": lambda chance: base64.b32encode(chance.randbytes(15)).decode(),
+    "ulid": of_chars("0123456789ABCDEFGHJKMNPQRSTVWXYZ", 26),
+    "letters and digits": of_chars(string.ascii_lowercase + string.digits, 4),
+    "all letters and digits": of_chars(string.ascii_letters + string.digits, 8),
+    "one letter before a number": lambda chance: f"k{chance.randrange(10**5)}",
+    "a number before a letter": lambda chance: f"{chance.randrange(10**5)}x",
+}
+
+
+@pytest.mark.parametrize("form", ["request {} failed", "request #{} failed", "no such key: {}"])
+@pytest.mark.parametrize("ids", IDS)
+def test_errors_that_differ_in_an_id_are_one_kind_whatever_ids_look_like(
+    ids: str, form: str
+) -> None:
+    chance = random.Random(f"{ids} {form}")
+    texts = {form.format(IDS[ids](chance)) for _ in range(916)}
+    groups = group([*map(failures, texts), failures("disk is full"), failures(form.format("was"))])
+    # A few ids of letters alone, of varying length, cannot be told from words.
+    assert groups[0].jobs >= 0.97 * len(texts)
+    assert sum(one.jobs for one in groups) == len(texts) + 2
+
+
+def test_names_with_digits_are_kinds_of_their_own_unless_there_are_many() -> None:
+    two = group([failures("no codec utf8"), failures("no codec latin1")])
+    assert [one.error for one in two] == ["no codec utf8", "no codec latin1"]
+    many = group([failures(f"no codec {name}") for name in ("utf8", "latin1", "cp437")])
+    assert [one.error for one in many] == ["no codec #"]
+
+
+def test_a_name_that_is_the_same_in_all_texts_stays() -> None:
+    [one] = group([failures(f"s3 lost object k{n} of bucket7") for n in range(5)])
+    assert one.error == "s3 lost object # of bucket7"
+
+
+def test_ten_thousand_different_texts_are_grouped_quickly() -> None:
+    chance = random.Random(1)
+    texts = [f"{word} x{n}y failed" for n in range(100) for word in map(str, range(100))]
+    words = [
+        " ".join(of_chars(string.ascii_lowercase)(chance) for _ in range(4)) for _ in range(5000)
+    ]
+    assert len(group(map(failures, [*texts[:5000], *words]))) <= 5001

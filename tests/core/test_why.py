@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from taskd.core.explain.reasons import Facts, Reason, Why, reasons
+from taskd.core.explain.sentences import explain
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 # A queued job in a queue with one worker, which has the job's task.
@@ -30,6 +31,7 @@ QUEUED = {
     "args_version": 1,
     "parked": False,
     "servers": [],
+    "slot_holders": [],
     "parents": [],
     "parents_left": 0,
 }
@@ -146,3 +148,67 @@ def test_a_blocked_job_waits_for_jobs_or_for_somebody_who_retries_one() -> None:
     assert why(**blocked, parents=[running, failed]) == [
         Reason(Why.WAITS_FOR_RETRY, needs_action=True)
     ]
+
+
+SERVER = {
+    "id": "12",
+    "host": "h",
+    "pid": 7,
+    "app": "app",
+    "state": "live",
+    "knows": True,
+    "running": 1,
+}
+HOLDER = {
+    "task": "hang",
+    "jobs": 2,
+    "endless": 2,
+    "first_job_id": 9,
+    "oldest_s": 600.0,
+    "newest_s": 61.0,
+}
+
+
+def test_slots_that_are_all_taken_need_a_person_if_no_timeout_frees_them() -> None:
+    taken = {"slots": 2, "slot_holders": [HOLDER]}
+    assert why(**taken) == [Reason(Why.SLOTS_TAKEN, needs_action=True), Reason(Why.QUEUED)]
+    moves = taken | {"slot_holders": [HOLDER | {"newest_s": 5.0}]}
+    assert why(**moves) == [Reason(Why.SLOTS_TAKEN), Reason(Why.QUEUED)]
+    ends = taken | {"slot_holders": [HOLDER | {"endless": 0}]}
+    assert why(**ends) == [Reason(Why.SLOTS_TAKEN), Reason(Why.QUEUED)]
+    assert why(**taken | {"slots": 3}) == [Reason(Why.QUEUED)]
+    assert why(**taken | {"slots": None}) == [Reason(Why.QUEUED)]
+    assert words(**taken, paused_at=NOW) == ["paused", "queued"]
+
+
+@pytest.mark.parametrize(
+    ("status", "more", "wanted", "text"),
+    [
+        (
+            {"loop": {"blocked_s": 42.0, "since_s": 600.0, "task": "crunch"}},
+            {},
+            "loop_blocked",
+            "again and again for 10m, for 42s of the last minute, mostly by the task crunch",
+        ),
+        (
+            {"threads": {"threads": 16, "since_s": 600.0, "tasks": {"hang": 16}}},
+            {"task_kind": "thread"},
+            "threads_taken",
+            "all 16 threads of h (pid 7) have been taken for 10m: 16 by the task hang",
+        ),
+    ],
+)
+def test_what_a_worker_says_of_itself_explains_why_it_starts_nothing(
+    status: dict[str, Any], more: dict[str, Any], wanted: str, text: str
+) -> None:
+    servers = {"servers": [SERVER | {"status": status}]}
+    facts = msgspec.convert(NOTHING | QUEUED | more | servers, Facts)
+    [first, _] = explain(facts)
+    assert first.reason == Reason(Why(wanted), needs_action=True)
+    assert text in first.text
+    assert words(**more, servers=[SERVER]) == ["queued"]
+
+
+def test_a_handler_that_needs_no_thread_does_not_wait_for_one() -> None:
+    threads = {"threads": {"threads": 16, "since_s": 600.0, "tasks": {"hang": 16}}}
+    assert words(servers=[SERVER | {"status": threads}], task_kind="async") == ["queued"]

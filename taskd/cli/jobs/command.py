@@ -19,7 +19,6 @@ from taskd.cli.shared.output import (
     print_rows,
     printable,
     span,
-    span_of,
     text,
     text_of,
 )
@@ -49,13 +48,17 @@ def _note(row: Row) -> str:
     return row["reason"] or row["last_error"] or ""
 
 
+def _age(row: Row) -> str:
+    return f"{row['age_of']} {span(row['age_s'])} ago"
+
+
 COLUMNS = {
     "ID": text_of("id"),
     "STATE": text_of("state"),
     "QUEUE": text_of("queue"),
     "TASK": text_of("task"),
     "ATTEMPT": _attempts,
-    "AGE": span_of("age_s"),
+    "AGE": _age,
     "NOTE": _note,
 }
 
@@ -83,7 +86,8 @@ def jobs() -> None:
 def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None:
     """List jobs, newest first.
 
-    AGE is the time since the job finished, started or was enqueued, whichever is the latest.
+    AGE is the time since a finished job finished, since a running job started its attempt, and
+    since any other job was enqueued, however many attempts it has had.
     """
     from taskd.store.reading import reports
 

@@ -170,9 +170,24 @@ DATABASE = (
         ("doctor_tasks",), jobs.unknown_tasks,
     ),
     Check(
-        "paused", "Queues and tasks that are paused for more than a day",
-        "Someone may have forgotten to resume them.",
-        ("doctor_queues", "doctor_tasks"), jobs.paused,
+        "paused", "Pauses that keep jobs waiting, or have lasted for more than a day",
+        "Jobs wait until someone resumes the queue or the task.",
+        ("doctor_queues", "doctor_tasks", "doctor_schedules"), jobs.paused,
+    ),
+    Check(
+        "full_queues", "Queues and threads that are full of attempts that do not end",
+        "Their other jobs wait until a slot is free.",
+        ("doctor_queues", "doctor_workers", "doctor_running"), jobs.full_queues,
+    ),
+    Check(
+        "failing_tasks", "Tasks whose attempts all fail",
+        "Their jobs use up their attempts, and then fail for good.",
+        ("doctor_workers",), jobs.failing_tasks,
+    ),
+    Check(
+        "blocked_loops", "Workers whose event loop is blocked by handlers",
+        "While it is blocked, no other job of this process runs, of any queue.",
+        ("doctor_workers",), jobs.blocked_loops,
     ),
     Check(
         "workers", "Workers that do not renew their lease, do not end, or differ in version",

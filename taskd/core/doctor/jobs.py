@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from taskd.core.doctor.finding import (
@@ -11,6 +12,7 @@ from taskd.core.doctor.finding import (
     advice,
     command,
     count,
+    each_of,
     error,
     hint,
     many,
@@ -20,10 +22,13 @@ from taskd.core.doctor.finding import (
     sql,
     warning,
 )
+from taskd.core.worker_status import BLOCKED_S_MIN, FailureStreak, decode
 
 # A deploy, or the rescue of a dead worker's jobs, takes no longer than a lease and a little.
 GRACE_S = 60.0
 PAUSED_S = 86_400.0
+# A queue whose handlers block the loop for this long of a minute does almost nothing else.
+BLOCKED_ERROR_S = 30.0
 DRAINING_S = 600.0
 KEYS_S = 3600.0
 
@@ -65,23 +70,153 @@ def unknown_tasks(facts: Facts) -> Iterator[Observation]:
 
 
 def paused(facts: Facts) -> Iterator[Observation]:
-    """Find queues and tasks that someone may have forgotten to resume."""
+    """Find pauses that keep jobs waiting, and those that someone may have forgotten to end."""
     for row in facts["doctor_queues"]:
-        if row["paused"] and row["paused_until"] is None and row["paused_s"] >= PAUSED_S:
-            waiting = row["queued"] + row["due_scheduled"]
-            yield (warning if waiting else hint)(
-                f"the queue {row['queue']} has been paused for {span(row['paused_s'])}, with "
-                f"{many(waiting, 'due job')}",
-                command(f"taskd queues resume {row['queue']}"),
-            )
+        if row["paused"]:
+            yield from _paused("queue", row["queue"], row, row["queued"] + row["due_scheduled"])
     for row in facts["doctor_tasks"]:
-        if row["paused"] and row["paused_s"] >= PAUSED_S:
-            yield (warning if row["jobs"] else hint)(
-                f"the task {row['task']} has been paused for {span(row['paused_s'])}, with "
-                f"{many(row['jobs'], 'job')}",
-                command(f"taskd tasks resume {row['task']}"),
+        if row["paused"]:
+            yield from _paused("task", row["task"], {**row, "paused_until": None}, row["jobs"])
+    for row in facts["doctor_schedules"]:
+        if row["paused_s"] is not None:
+            yield from _paused("schedule", row["name"], {**row, "paused_until": None}, 0)
+    yield ok("no pause keeps jobs waiting")
+
+
+def _paused(kind: str, name: str, row: Row, waiting: int) -> Iterator[Observation]:
+    since_s = row["paused_s"]
+    if since_s < (GRACE_S if waiting else PAUSED_S):
+        return
+    because = f" ({row['pause_reason']})" if row["pause_reason"] else ""
+    jobs = f", with {many(waiting, 'due job')}" if waiting else ""
+    text = f"the {kind} {name} has been paused for {span(since_s)}{because}{jobs}"
+    resume = command(f"taskd {kind}s resume {shlex.quote(name)}")
+    if row["paused_until"] is None:
+        yield (warning if waiting else hint)(text, resume)
+    elif waiting:
+        yield hint(f"{text}; it ends at {row['paused_until']:%Y-%m-%d %H:%M} UTC", resume)
+
+
+def full_queues(facts: Facts) -> Iterator[Observation]:
+    """Find queues whose slots are all taken by attempts that do not end, while jobs wait."""
+    statuses = [
+        (row, decode(row["status"]))
+        for row in facts["doctor_workers"]
+        if row["late_s"] <= 0 and not row["draining"]
+    ]
+    for row in facts["doctor_queues"]:
+        if row["paused"] or not row["queued"] or row["oldest_s"] < GRACE_S:
+            continue
+        slots = sum(status.slots.get(row["queue"], 0) for _, status in statuses)
+        running = list(each_of(facts["doctor_running"], queue=row["queue"]))
+        if slots and sum(each["jobs"] for each in running) >= slots:
+            yield from _full(row, slots, running)
+    for row, status in statuses:
+        threads = status.threads
+        if threads is not None and threads.since_s >= GRACE_S:
+            tasks = sorted(threads.tasks, key=lambda task: -threads.tasks[task])
+            held = [f"{threads.tasks[task]:,} by the task {task}" for task in tasks]
+            yield error(
+                f"no plain `def` handler has started for {span(threads.since_s)} in the worker "
+                f"with pid {row['pid']} on {row['host']}: all {threads.threads:,} threads are "
+                f"taken, {names(held)}",
+                command(_list_running(tasks[0])),
+                advice(
+                    "A thread cannot be cancelled. Restart the worker to free its threads, and "
+                    "give the calls in these handlers timeouts."
+                ),
             )
-    yield ok("no queue or task has been paused for long")
+    yield ok("no queue waits for attempts that do not end")
+
+
+def _full(row: Row, slots: int, running: list[Row]) -> Iterator[Observation]:
+    idle_s = min(each["newest_s"] for each in running)
+    if idle_s < GRACE_S:
+        return
+    endless = [each for each in running if each["endless"]]
+    held = [
+        f"{each['jobs']:,} by the task {each['task']} for up to {span(each['oldest_s'])}"
+        + (", without a timeout" if each["endless"] else "")
+        for each in running
+    ]
+    text = (
+        f"no job of the queue {row['queue']} has started for {span(idle_s)}: all "
+        f"{slots:,} slots are taken, {names(held)}; waiting: {many(row['queued'], 'job')}"
+    )
+    if endless:
+        task = shlex.quote(endless[0]["task"])
+        yield error(
+            text,
+            command(f"taskd jobs cancel --task {task} --state running"),
+            advice(
+                "It asks for a confirmation. Then give the task a timeout, `@task(timeout_s=...)`: "
+                "without one an attempt that hangs keeps its slot for ever."
+            ),
+        )
+    else:
+        yield warning(
+            text,
+            command(_list_running(running[0]["task"])),
+            advice(
+                "Timeouts end these attempts. If they are not stuck, start another worker or "
+                "raise the concurrency: `taskd queues set QUEUE --concurrency N`."
+            ),
+        )
+
+
+def _list_running(task: str) -> str:
+    return f"taskd jobs list --task {shlex.quote(task)} --state running"
+
+
+def failing_tasks(facts: Facts) -> Iterator[Observation]:
+    """Find tasks whose attempts have all failed since their last success in a process."""
+    found: dict[str, list[tuple[Row, FailureStreak]]] = {}
+    for row in facts["doctor_workers"]:
+        for streak in decode(row["status"]).failing if row["late_s"] <= 0 else ():
+            if streak.since_s >= GRACE_S:
+                found.setdefault(streak.task, []).append((row, streak))
+    for task, streaks in sorted(found.items()):
+        latest = min((streak for _, streak in streaks), key=lambda streak: streak.last_s)
+        where = [f"pid {row['pid']} on {row['host']}" for row, _ in streaks]
+        quoted = shlex.quote(task)
+        yield error(
+            f"all attempts of the task {task} have failed for "
+            f"{span(max(streak.since_s for _, streak in streaks))}: "
+            f"{sum(streak.failed for _, streak in streaks):,} in {names(where)}, the last "
+            f"{span(latest.last_s)} ago by {latest.error or 'an error without a type'}",
+            command(f"taskd stats errors --task {quoted}"),
+            command(f"taskd tasks pause {quoted}"),
+            advice(
+                "The pause keeps further jobs from using up their attempts; afterwards: "
+                "`taskd jobs retry --task NAME`."
+            ),
+        )
+    yield ok("no task fails all the time")
+
+
+def blocked_loops(facts: Facts) -> Iterator[Observation]:
+    """Find workers whose event loop is blocked by handlers, so that all their queues wait."""
+    for row in facts["doctor_workers"]:
+        blocked = decode(row["status"]).loop if row["late_s"] <= 0 else None
+        if blocked is None or blocked.blocked_s < BLOCKED_S_MIN:
+            continue
+        by = f"the task {blocked.task}" if blocked.task else "code outside of a handler"
+        level = error if blocked.blocked_s >= BLOCKED_ERROR_S else warning
+        repairs = (
+            [command(f"taskd tasks pause {shlex.quote(blocked.task)}")] if blocked.task else []
+        )
+        yield level(
+            f"the event loop of the worker with pid {row['pid']} on {row['host']} has been blocked "
+            f"again and again for {span(blocked.since_s)}, for {span(blocked.blocked_s)} of the "
+            f"last minute, mostly by {by}; meanwhile no other job of its queues runs: "
+            f"{names(row['queues'])}",
+            *repairs,
+            advice(
+                "The worker's log has the place in the code: `loop.blocked`. Make the handler a "
+                "plain `def`, which runs in a thread, or give its task process=True."
+            ),
+        )
+    yield ok("no handler blocks its event loop")
 
 
 def workers(facts: Facts) -> Iterator[Observation]:

@@ -1,6 +1,8 @@
 """Group errors that differ only in details: numbers, ids, quoted text and paths.
 
-`pattern` makes `order # took #s` of `order 4711 took 3.2s`; `group` counts by task and pattern.
+`pattern` makes `order # took #s` of `order 4711 took 3.2s`; `group` counts by task and pattern. One
+text alone does not tell whether `k12` is an id or a name such as `utf8`. Where several texts differ
+in nothing else, `group` takes it for an id.
 """
 
 from __future__ import annotations
@@ -42,6 +44,18 @@ _ID = re.compile(
     r"(?![0-9a-z])",
     re.IGNORECASE,
 )
+# What may be an id, if it differs from text to text: everything behind a `#`, letters with digits,
+# and letters that hexadecimal or base32 numbers may consist of. `#ms` was a number with letters.
+_MAYBE_ID = re.compile(
+    r"#+[0-9A-Za-z]*"
+    r"|(?<!\w)(?:(?=[A-Za-z]*\d)[0-9A-Za-z]+|[a-f]{4,}|[A-F]{4,}|[A-Z]{6,})(?!\w)"
+)
+# Texts that must differ in such words alone, before these count as ids.
+ALIKE_MIN = 3
+# With this many ids of one length, a word of letters at their place is an id as well.
+SAME_LENGTH_MIN = 10
+# The most groups in which such words are looked for.
+COMPARED_MAX = 20
 # A digit after a letter is part of a name, as in utf8.
 _NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?:[.,:]\d+)*")
 
@@ -116,16 +130,63 @@ class ErrorGroup(msgspec.Struct):
 
 
 def group(failures: Iterable[Failures]) -> list[ErrorGroup]:
-    """Return one group per task and pattern, those with the most jobs first, then the latest."""
-    groups: dict[tuple[str, str], ErrorGroup] = {}
+    """Return one group per task and kind of error: the most jobs first, then the latest."""
+    by_task: dict[str, dict[str, list[Failures]]] = {}
     for each in failures:
-        key = (each.task, pattern(each.text))
-        found = groups.get(key)
-        if found is None:
-            groups[key] = _new(key[1], each)
-        else:
-            _add(found, each)
-    return sorted(groups.values(), key=lambda one: (-one.jobs, one.last_ago_s))
+        by_task.setdefault(each.task, {}).setdefault(pattern(each.text), []).append(each)
+    groups = []
+    for patterns in by_task.values():
+        for error, alike in _without_words(_without_ids(patterns)).items():
+            found = _new(error, alike[0])
+            for each in alike[1:]:
+                _add(found, each)
+            groups.append(found)
+    return sorted(groups, key=lambda one: (-one.jobs, one.last_ago_s))
+
+
+def _without_ids(patterns: dict[str, list[Failures]]) -> dict[str, list[Failures]]:
+    """Merge patterns that differ only in words that may be ids."""
+    alike: dict[str, list[str]] = {}
+    for each in patterns:
+        alike.setdefault(_MAYBE_ID.sub(NUMBER, each), []).append(each)
+    merged: dict[str, list[Failures]] = {}
+    for those in alike.values():
+        texts = {failure.text for each in those for failure in patterns[each]}
+        common = _common(those) if len(texts) >= ALIKE_MIN else None
+        for each in those:
+            merged.setdefault(common or each, []).extend(patterns[each])
+    return merged
+
+
+def _common(patterns: list[str]) -> str:
+    """Return what these have in common; words that may be ids, and are equal in all, stay."""
+    columns = zip(*(_MAYBE_ID.findall(each) for each in patterns), strict=True)
+    words = iter([column[0] if len(set(column)) == 1 else NUMBER for column in columns])
+    return _MAYBE_ID.sub(lambda _: next(words), patterns[0])
+
+
+def _without_words(patterns: dict[str, list[Failures]]) -> dict[str, list[Failures]]:
+    """Merge patterns that have a word of letters where others have ids, all of the same length."""
+    largest = sorted(
+        (each for each in patterns if NUMBER in each), key=lambda each: -len(patterns[each])
+    )
+    for kind in largest[:COMPARED_MAX]:
+        if len(patterns.get(kind, ())) < SAME_LENGTH_MIN:
+            continue
+        shape = re.compile(re.escape(kind).replace(re.escape(NUMBER), "([0-9A-Za-z]+|#)"))
+        ids = [found.groups() for each in patterns[kind] if (found := shape.fullmatch(each.text))]
+        if len({tuple(map(len, each)) for each in ids}) != 1 or len(set(ids)) < SAME_LENGTH_MIN:
+            continue
+        if all(word.isdigit() for each in ids for word in each):
+            continue
+        for other in [each for each in patterns if each != kind]:
+            found = shape.fullmatch(other)
+            if found and all(
+                word == NUMBER or (word.isalpha() and len(word) == len(known))
+                for word, known in zip(found.groups(), ids[0], strict=True)
+            ):
+                patterns[kind].extend(patterns.pop(other))
+    return patterns
 
 
 def _new(error: str, failures: Failures) -> ErrorGroup:

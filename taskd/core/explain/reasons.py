@@ -13,9 +13,13 @@ from typing import NamedTuple
 import msgspec
 
 from taskd.core.jobs.job import FINISHED, JobState
+from taskd.core.tasks.handler_kind import HandlerKind
+from taskd.core.worker_status import BLOCKED_S_MIN, WorkerStatus
 
 # The jobs before a queued one are counted up to this number.
 AHEAD_MAX = 10_000
+# If nothing has started for this long, whoever has the slots does not only work on a backlog.
+STANDS_STILL_S = 60.0
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -27,6 +31,7 @@ class Server(msgspec.Struct, frozen=True):
         knows: whether its code has the job's task.
         running: number of jobs that it runs, of all queues.
         died_ago_s: seconds since it ended or was declared dead.
+        status: what it has published about itself.
     """
 
     id: str
@@ -37,6 +42,23 @@ class Server(msgspec.Struct, frozen=True):
     knows: bool
     running: int
     died_ago_s: float | None = None
+    status: WorkerStatus = WorkerStatus()
+
+
+class SlotHolder(msgspec.Struct, frozen=True):
+    """Running jobs of one task in the job's queue.
+
+    Attributes:
+        endless: number of those without a timeout.
+        oldest_s, newest_s: seconds since the first and the last of them were claimed.
+    """
+
+    task: str
+    jobs: int
+    endless: int
+    first_job_id: int
+    oldest_s: float
+    newest_s: float
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -87,6 +109,9 @@ class Facts(msgspec.Struct, frozen=True):
         limit_opens_s: seconds until its limit checks the key again, if that is scheduled.
         queue_max_running: the limit of its queue, as `queue_rate`.
         queue_running: running jobs of its queue, while it is queued and the queue is limited.
+        slots: number of jobs of its queue that the live workers can run at a time; None: unknown.
+        slot_holders: the running jobs of its queue by task, while it is queued.
+        task_kind: the kind of its task's handler; None: the task is not published.
         worker_state: the state of the worker that runs or ran it, as Server.state; None: unknown.
         worker_lease_s: how long its claims are valid after a lease renewal; `worker_lease_until`:
             after the last one.
@@ -150,6 +175,9 @@ class Facts(msgspec.Struct, frozen=True):
     queue_max_running: int | None
     queue_rate: float | None
     queue_running: int | None
+    slots: int | None
+    slot_holders: tuple[SlotHolder, ...]
+    task_kind: str | None
     worker_id: str | None
     worker_host: str | None
     worker_pid: int | None
@@ -201,6 +229,11 @@ class Why(StrEnum):
     LIMIT_CLOSED = "limit_closed"
     # Its limit was never published, so its bounds are unknown.
     LIMIT_UNKNOWN = "limit_unknown"
+    # All slots of its queue are taken, or all threads, if its handler needs one.
+    SLOTS_TAKEN = "slots_taken"
+    THREADS_TAKEN = "threads_taken"
+    # Handlers block the event loop of a worker that could run it.
+    LOOP_BLOCKED = "loop_blocked"
     # An operator has limited its queue.
     QUEUE_LIMITED = "queue_limited"
     QUEUED = "queued"
@@ -251,11 +284,52 @@ def _waiting(facts: Facts) -> Iterator[Reason]:
         )
         if full or facts.queue_rate is not None:
             yield Reason(Why.QUEUE_LIMITED)
+        if facts.knowing and facts.paused_at is None:
+            yield from _busy(facts)
         yield Reason(Why.QUEUED)
     elif not facts.crashes:
         yield Reason(Why.DUE)
     if facts.deadline is not None:
         yield Reason(Why.DEADLINE)
+
+
+def _busy(facts: Facts) -> Iterator[Reason]:
+    """Return what keeps the workers that could run it from starting it."""
+    holders = facts.slot_holders
+    if facts.slots and sum(each.jobs for each in holders) >= facts.slots:
+        stuck = idle_s(facts) >= STANDS_STILL_S and any(each.endless for each in holders)
+        yield Reason(Why.SLOTS_TAKEN, needs_action=stuck)
+    if facts.task_kind == HandlerKind.THREAD and without_threads(facts):
+        yield Reason(Why.THREADS_TAKEN, needs_action=True)
+    if with_blocked_loop(facts):
+        yield Reason(Why.LOOP_BLOCKED, needs_action=True)
+
+
+def idle_s(facts: Facts) -> float:
+    """Return for how long no job of the queue has started, while all of its slots are taken."""
+    return min(each.newest_s for each in facts.slot_holders)
+
+
+def without_threads(facts: Facts) -> list[Server]:
+    """Return the live workers whose threads have all been taken for long."""
+    return [
+        each
+        for each in facts.servers
+        if each.state == "live"
+        and each.status.threads is not None
+        and each.status.threads.since_s >= STANDS_STILL_S
+    ]
+
+
+def with_blocked_loop(facts: Facts) -> list[Server]:
+    """Return the live workers whose event loop handlers have blocked within the last minute."""
+    return [
+        each
+        for each in facts.servers
+        if each.state in ("live", "late")
+        and each.status.loop is not None
+        and each.status.loop.blocked_s >= BLOCKED_S_MIN
+    ]
 
 
 def _later(facts: Facts) -> Iterator[Reason]:

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import NamedTuple
 
-from taskd.core.explain.reasons import AHEAD_MAX, Facts, Reason, Server, Why, reasons
+from taskd.core.explain.reasons import (
+    AHEAD_MAX,
+    Facts,
+    Reason,
+    Server,
+    Why,
+    idle_s,
+    reasons,
+    with_blocked_loop,
+    without_threads,
+)
 from taskd.core.humanize import count, given_up, moment, rate_text, span
 from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.tasks.registry import BUILT_IN_APP
@@ -258,6 +268,63 @@ def _queued(facts: Facts) -> Words:
     return text, [] if facts.paused_at else ["taskd workers"]
 
 
+def _slots_taken(facts: Facts) -> Words:
+    held = [
+        f"{each.jobs:,} by the task {first_line(each.task)} for up to {span(each.oldest_s)}, "
+        + (
+            f"{'which has' if each.endless == each.jobs else 'some with'} no timeout"
+            if each.endless
+            else "until its timeout"
+        )
+        for each in facts.slot_holders[:SERVERS_NAMED_MAX]
+    ]
+    text = (
+        f"All {count(facts.slots or 0, 'slot')} of the queue {facts.queue} are taken: "
+        f"{'; '.join(held)}. The last of these jobs started {_ago(idle_s(facts))}."
+    )
+    [first, *_] = sorted(facts.slot_holders, key=lambda each: -each.endless)
+    task = shlex.quote(first.task)
+    commands = [f"taskd why {first.first_job_id}", f"taskd jobs list --task {task} --state running"]
+    if first.endless:
+        text += " Without a timeout an attempt that hangs keeps its slot until it is cancelled."
+        commands.append(f"taskd jobs cancel --task {task} --state running")
+    return text, commands
+
+
+def _threads_taken(facts: Facts) -> Words:
+    texts = []
+    for each in without_threads(facts):
+        threads = each.status.threads
+        assert threads is not None
+        tasks = sorted(threads.tasks, key=lambda task: -threads.tasks[task])
+        held = ", ".join(
+            f"{threads.tasks[task]:,} by the task {first_line(task)}" for task in tasks
+        )
+        texts.append(
+            f"Its handler needs a thread, and all {count(threads.threads, 'thread')} of "
+            f"{_name(each.host, each.pid)} have been taken for {span(threads.since_s)}: {held}."
+        )
+    return f"{' '.join(texts)} A thread cannot be cancelled: restart the worker.", [
+        "taskd doctor full_queues"
+    ]
+
+
+def _loop_blocked(facts: Facts) -> Words:
+    texts, commands = [], []
+    for each in with_blocked_loop(facts):
+        loop = each.status.loop
+        assert loop is not None
+        by = f"the task {first_line(loop.task)}" if loop.task else "code outside of a handler"
+        texts.append(
+            f"The event loop of {_name(each.host, each.pid)} has been blocked again and again for "
+            f"{span(loop.since_s)}, for {span(loop.blocked_s)} of the last minute, mostly by {by}: "
+            "meanwhile no other job starts there."
+        )
+        if loop.task:
+            commands.append(f"taskd tasks pause {shlex.quote(loop.task)}")
+    return " ".join(texts), [*dict.fromkeys(commands), "taskd doctor blocked_loops"]
+
+
 def _limit_full(facts: Facts) -> Words:
     limit = first_line(facts.limit_name)
     if facts.gate == "next":
@@ -329,6 +396,9 @@ SENTENCES: dict[Why, Callable[[Facts], Words]] = {
     Why.LIMIT_CLOSED: _limit_closed,
     Why.LIMIT_UNKNOWN: _limit_unknown,
     Why.QUEUE_LIMITED: _queue_limited,
+    Why.SLOTS_TAKEN: _slots_taken,
+    Why.THREADS_TAKEN: _threads_taken,
+    Why.LOOP_BLOCKED: _loop_blocked,
 }
 
 

@@ -81,6 +81,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         "doctor_queues": (BATCH,),
         "doctor_tasks": (BATCH,),
         "doctor_workers": (),
+        "doctor_running": (BATCH,),
         "doctor_schedules": (BATCH,),
         "doctor_stuck": (BATCH,),
         "doctor_limits": (BATCH,),

@@ -76,7 +76,9 @@ def _in_utc(written: str | None) -> str | None:
 async def why_job(on: Fetches, job_id: int) -> Facts | None:
     """Return what decides whether a job runs; None if the id is unknown."""
     for row in _rows(await on.fetch("why_job", job_id, AHEAD_MAX + 1, SERVERS_MAX)):
-        more: Row = {"servers": msgspec.json.decode(row["servers"] or "[]")}
+        more: Row = {
+            name: msgspec.json.decode(row[name] or "[]") for name in ("servers", "slot_holders")
+        }
         if row["state"] == JobState.BLOCKED:
             parents = await workflows.pending_parents(on, job_id, PARENTS_MAX)
             more["parents"] = parents

@@ -23,6 +23,7 @@ from taskd.core.outcomes.attempt_ends import (
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.finishing.acker import Acker
+from taskd.worker.observing.failure_streaks import FailureStreaks
 
 COUNTED = (
     "done",
@@ -47,11 +48,13 @@ class OutcomeRecorder:
 
     Attributes:
         counts: the number of attempts by how they ended, with the keys of COUNTED.
+        streaks: the tasks whose attempts all fail.
     """
 
     def __init__(self, acker: Acker) -> None:
         self._acker = acker
         self.counts = dict.fromkeys(COUNTED, 0)
+        self.streaks = FailureStreaks()
 
     def succeeded(
         self,
@@ -68,6 +71,7 @@ class OutcomeRecorder:
         """
         if value is None and job.workflow_id is None and (context is None or not context.completed):
             self.counts["done"] += 1
+            self.streaks.succeeded(job.task)
             self._acker.done(job)
             events.job_done(job, time.monotonic() - began)
         else:
@@ -128,9 +132,11 @@ class OutcomeRecorder:
                 events.job_interrupted(job, ack, duration_s, why)
             case JobState.DONE:
                 counts["done"] += 1
+                self.streaks.succeeded(job.task)
                 events.job_done(job, duration_s)
             case JobState.FAILED:
                 counts["failed"] += 1
+                self.streaks.failed(job.task, ack.error)
                 events.job_failed(job, ack, duration_s)
             case JobState.CANCELLED:
                 counts["cancelled"] += 1
@@ -143,4 +149,5 @@ class OutcomeRecorder:
                 events.job_snoozed(job, ack, duration_s)
             case _:
                 counts["retried"] += 1
+                self.streaks.failed(job.task, ack.error)
                 events.job_retried(job, ack, duration_s)

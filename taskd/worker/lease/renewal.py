@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from taskd import events
+from taskd.core.worker_status import LoopBlocked
 from taskd.errors import StoreUnavailable
 from taskd.store import workers
 from taskd.store.connections.database import Database, Lane
@@ -38,6 +39,8 @@ class LeaseThread:
     Args:
         declared_dead: called on the main loop with the id of the worker that was declared dead.
         works_with: called on the main loop when the oldest code that works with the schema changes.
+        published: returns the status to publish with each renewal, as JSON, given how the loop was
+            blocked lately; called on the thread.
     """
 
     def __init__(
@@ -47,13 +50,14 @@ class LeaseThread:
         pulse: Pulse,
         declared_dead: Callable[[int], None],
         works_with: Callable[[int], None],
+        published: Callable[[LoopBlocked | None], str],
     ) -> None:
         self._database = database
         self._lease = lease
         self._pulse = pulse
         self._monitor = LoopMonitor(pulse)
         self._declared_dead = declared_dead
-        self._works_with = works_with
+        self._works_with, self._published = works_with, published
         self._floor = 0
         self._main_loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="taskd-lease", daemon=True)
@@ -123,12 +127,22 @@ class LeaseThread:
                 delay_s = await self._renew(lane) or delay_s
             await asyncio.sleep(delay_s)
 
+    def _status(self) -> str:
+        # The lease must be renewed even if the status cannot be told.
+        with suppress(Exception):
+            return self._published(self._monitor.recent())
+        return "{}"
+
     async def _renew(self, lane: Lane) -> float | None:
         """Renew the lease; return the delay until the next try if it failed."""
         worker_id, sent = self._lease.worker_id, boottime_s()
         try:
             floor = await workers.renew_lease(
-                lane, worker_id, self._lease.lease_s, draining=self._lease.draining
+                lane,
+                worker_id,
+                self._lease.lease_s,
+                draining=self._lease.draining,
+                status=self._status(),
             )
         except StoreUnavailable as error:
             # While the server is down no worker can take jobs over. Other failures (no reply, an

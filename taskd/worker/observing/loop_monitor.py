@@ -11,11 +11,13 @@ import threading
 import time
 import traceback
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from taskd import events
 from taskd.core.jobs.job import Job
+from taskd.core.worker_status import LoopBlocked
 
 # While attempts run, the loop ticks every 40 to 60 ms and is checked ten times a second, so a
 # blocking job is named within 0.45 s. Thirty wake-ups per second would be most of an idle worker's
@@ -32,6 +34,8 @@ AGAIN_S_MAX = 60.0
 LAG_BOUNDS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 STACK_FRAMES = 8
 STACK_CHARS = 4000
+# Blockages are summed up over this time for the status that the worker publishes.
+RECENT_S = 60.0
 
 
 class Pulse:
@@ -116,6 +120,9 @@ class LoopMonitor:
         self._by: Job | None = None
         self._current: _Report | None = None
         self._reports: dict[str, _Report] = {}
+        # When blockages began and ended, and the task of each.
+        self._recent: deque[tuple[float, float, str | None]] = deque()
+        self._series_since = 0.0
 
     def check(self) -> None:
         """Check once; called every LOOK_EVERY_S, REST_LOOK_EVERY_S while the worker is idle."""
@@ -130,6 +137,23 @@ class LoopMonitor:
         if self._since is None:
             self._since, self._by = ticked, self._pulse.running(self._loop)
         self._log(now, now - self._since)
+
+    def recent(self) -> LoopBlocked | None:
+        """Return how the loop was blocked within the last RECENT_S; None: it was not."""
+        now = time.monotonic()
+        spans = [*self._recent]
+        if self._since is not None:
+            spans.append((self._since, now, self._by.task if self._by else None))
+        blocked: dict[str | None, float] = {}
+        for began, ended, task in spans:
+            within_s = ended - max(began, now - RECENT_S)
+            if within_s > 0:
+                blocked[task] = blocked.get(task, 0.0) + within_s
+        if not blocked:
+            return None
+        since = self._series_since if self._recent else spans[0][0]
+        worst = max(blocked, key=lambda task: blocked[task])
+        return LoopBlocked(round(sum(blocked.values()), 1), round(now - since, 1), worst)
 
     def stack(self) -> str:
         """Return where the main thread is."""
@@ -157,6 +181,15 @@ class LoopMonitor:
 
     def _ended(self, blocked_s: float) -> None:
         by, report = self._by, self._current
+        if self._since is not None:
+            self._remember(self._since, self._since + blocked_s, by.task if by else None)
         self._since = self._by = self._current = None
         if report is not None and not report.suppressed:
             events.loop_unblocked(blocked_s, by)
+
+    def _remember(self, began: float, ended: float, task: str | None) -> None:
+        while self._recent and self._recent[0][1] < began - RECENT_S:
+            self._recent.popleft()
+        if not self._recent:
+            self._series_since = began
+        self._recent.append((began, ended, task))

@@ -16,12 +16,10 @@ from taskd.store.connections.transactions import Transactions
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.batches import Batches, Member
 from taskd.worker.running.process_pool import JobProcesses, ProcessCall
-from taskd.worker.running.threads import ThreadCall
+from taskd.worker.running.threads import ThreadCall, ThreadSlots
 from taskd.worker.running.transactions import TransactionAttemptContext, TransactionCall
 
 if TYPE_CHECKING:
-    import asyncio
-
     from taskd.worker.running.attempt import Attempt
 
 
@@ -40,7 +38,7 @@ class Executors:
     """The threads, processes and connections for handlers that do not run on the loop."""
 
     threads: Executor
-    thread_slots: asyncio.Semaphore
+    thread_slots: ThreadSlots
     processes: JobProcesses
     transactions: Transactions
 
@@ -67,4 +65,4 @@ def call_of(
     if task.kind is HandlerKind.TRANSACTION:
         assert isinstance(context, TransactionAttemptContext)
         return TransactionCall(executors.transactions, task, context, handle)
-    return ThreadCall(handle, executors.threads, executors.thread_slots)
+    return ThreadCall(task.name, handle, executors.threads, executors.thread_slots)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -10,19 +12,56 @@ from contextvars import copy_context
 from typing import Any
 
 from taskd.core.outcomes.attempt_ends import Raised, Returned
+from taskd.core.worker_status import ThreadsTaken
 from taskd.worker.running.handler_call import HandlerCall
+
+
+class ThreadSlots(asyncio.Semaphore):
+    """The free threads for plain functions, and who has the others.
+
+    The main loop writes it, and the lease thread reads it.
+
+    Args:
+        threads: number of threads.
+    """
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._threads, self._began = threads, 0.0
+        self._tasks: Counter[str] = Counter()
+
+    def begin(self, task: str) -> None:
+        """A call of this task has its thread."""
+        self._began = time.monotonic()
+        self._tasks[task] += 1
+
+    def end(self, task: str) -> None:
+        """A call has ended."""
+        self._tasks[task] -= 1
+        if not self._tasks[task]:
+            del self._tasks[task]
+
+    def taken(self) -> ThreadsTaken | None:
+        """Return who has the threads, if none is free."""
+        if not self.locked():
+            return None
+        since_s = round(time.monotonic() - self._began, 1)
+        return ThreadsTaken(self._threads, since_s, dict(self._tasks))
 
 
 class ThreadCall(HandlerCall):
     """A plain function that runs in the thread pool.
 
     Args:
+        task: the name of its task.
         call: the function with its arguments.
     """
 
-    def __init__(self, call: Callable[[], Any], pool: Executor, slots: asyncio.Semaphore) -> None:
+    def __init__(
+        self, task: str, call: Callable[[], Any], pool: Executor, slots: ThreadSlots
+    ) -> None:
         super().__init__()
-        self._call, self._pool, self._slots = call, pool, slots
+        self._task, self._call, self._pool, self._slots = task, call, pool, slots
 
     async def run(self) -> Any:
         """Run it; return its result.
@@ -33,12 +72,19 @@ class ThreadCall(HandlerCall):
         self.wait()
         async with self._slots:
             self.begin()
-            # In the job's own context: what a function sets does not reach the thread's next job.
-            inside = copy_context().run
-            future = asyncio.get_running_loop().run_in_executor(self._pool, inside, self._guarded)
-            while not future.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait({future})
+            self._slots.begin(self._task)
+            try:
+                # In the job's own context: what a function sets does not reach the thread's next
+                # job.
+                inside = copy_context().run
+                future = asyncio.get_running_loop().run_in_executor(
+                    self._pool, inside, self._guarded
+                )
+                while not future.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait({future})
+            finally:
+                self._slots.end(self._task)
         happened = future.result()
         if isinstance(happened, Raised):
             raise happened.error
