@@ -173,7 +173,8 @@ GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]) TO taskd_worker, task
 GRANT EXECUTE ON FUNCTION taskd.state_when_due(text, timestamptz) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.admit_due(bigint), taskd.take_queue_slots(text, bigint),
-    taskd.claim_limited(bigint, text, bigint, bigint, text[], smallint[]), taskd.return_tokens(text, bigint), taskd.count_depths()
+    taskd.claim_limited(bigint, text, bigint, bigint, text[], smallint[]), taskd.return_tokens(text, bigint), taskd.count_depths(),
+    taskd.follow_clock_back(double precision)
     TO taskd_worker;
 -- Workers publish limits, but set none by hand.
 GRANT SELECT, INSERT (name, concurrency, concurrency_in_all, rate, burst, app, declared),

@@ -2615,6 +2615,61 @@ EXCEPTION WHEN syntax_error OR undefined_table OR undefined_column OR undefined_
 END
 $$;
 
+-- Correct the times that the database has written before its clock was set back, so that nothing waits until the clock has
+-- reached them again. `noticed_s`: by how much a worker saw the clock go back; NULL: look for times that are ahead. Return by
+-- how much the clock went back, NULL if it did not, and the schedules whose next tick was computed anew.
+--
+-- A lease begins anew, with its full length: a live worker renews it, and a dead one is found out in the usual time. Keys of
+-- limits are checked now. Depths are counted now. The next tick of a schedule is computed from now, if its ticks follow elapsed
+-- time (a period, or cron with `*` or `*/n` as minute or hour), or if its last tick is more than three hours ahead. Other cron
+-- times that were fired are not fired again, as after the end of daylight saving time. Times that callers have set (due times,
+-- deadlines, ends of pauses, keys) stay.
+-- Called by: follow_clock_back.
+CREATE FUNCTION taskd.follow_clock_back(noticed_s double precision, OUT ahead_s double precision, OUT schedules text[])
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    moment timestamptz := clock_timestamp();
+    later timestamptz := moment + interval '1 s';
+BEGIN
+    ahead_s := coalesce(noticed_s, date_part('epoch', greatest(
+        (SELECT max(w.renewed_at) FROM taskd.worker AS w), (SELECT max(s.last_tick) FROM taskd.schedule AS s)
+    ) - moment));
+    IF ahead_s IS NULL OR ahead_s < 1 THEN
+        ahead_s := NULL;
+        RETURN;
+    END IF;
+    -- A row that another session has locked is being corrected, or renewed.
+    UPDATE taskd.worker AS w
+    SET lease_until = moment + (w.lease_until - w.renewed_at), renewed_at = moment
+    WHERE w.id IN (SELECT o.id FROM taskd.worker AS o
+                   WHERE o.died_at IS NULL AND o.renewed_at > later ORDER BY o.id FOR UPDATE SKIP LOCKED);
+    UPDATE taskd.opening AS o
+    SET at = moment
+    WHERE o.ctid = ANY (ARRAY(SELECT p.ctid FROM taskd.opening AS p WHERE p.at > later FOR UPDATE SKIP LOCKED));
+    UPDATE taskd.queue AS q
+    SET depth_at = NULL
+    WHERE q.name IN (SELECT d.name FROM taskd.queue AS d WHERE d.depth_at > moment ORDER BY d.name FOR UPDATE SKIP LOCKED);
+    WITH ahead AS MATERIALIZED (
+        SELECT s.name FROM taskd.schedule AS s
+        WHERE s.last_tick > later AND s.next_at > s.last_tick
+          AND (s.cron IS NULL OR s.cron ~ '^\s*(\*|\S+\s+\*)' OR s.last_tick > moment + interval '3 hours')
+        ORDER BY s.name
+        FOR UPDATE SKIP LOCKED
+    ), moved AS (
+        -- Without a next tick, a worker computes the one that follows now. A period is continued before `starts_at`, too.
+        UPDATE taskd.schedule AS s
+        SET next_at = CASE WHEN s.cron IS NULL THEN s.starts_at + make_interval(secs => s.every_s * (
+                          floor(extract(epoch FROM moment - s.starts_at) / s.every_s::numeric) + 1)::double precision) END
+        FROM ahead
+        WHERE s.name = ahead.name
+        RETURNING s.name
+    )
+    SELECT array_agg(moved.name::text ORDER BY moved.name) INTO schedules FROM moved;
+END
+$$;
+
 -- Fire a schedule: enqueue the jobs of these ticks and move the next tick, if the next tick still is what the caller has
 -- read. Return `fired` and the number of jobs, `skipped`, `failed` and the error, `moved` if there were no ticks, or NULL
 -- if another worker fires the schedule or has fired it.
@@ -2828,6 +2883,9 @@ BEGIN
         SELECT rule.name, u.key, u.tokens - u.taken, moment
         FROM unnest(vars.key, vars.tokens, vars.taken) AS u (key, tokens, taken)
         WHERE u.taken > 0
+           -- No token would arrive before that time, if the clock was set back.
+           OR EXISTS (SELECT FROM taskd.bucket AS b
+                      WHERE b.limit_name = rule.name AND b.limit_key = u.key AND b.filled_at > moment)
         ON CONFLICT (limit_name, limit_key) DO UPDATE SET tokens = excluded.tokens, filled_at = excluded.filled_at;
     END IF;
     INSERT INTO taskd.opening (limit_name, limit_key, at)

@@ -33,6 +33,27 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
        EXISTS (SELECT FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
                WHERE n.nspname = 'taskd' AND c.relname = 'migration') AS has_schema;
 
+-- Times that the database has written and that are still to come, because its clock was set back: of leases, of ticks of
+-- schedules, and of the `batch` newest jobs. `ahead_s`: by how much the last of them is ahead.
+
+-- name: doctor_clock(batch bigint)
+-- roles: observer, admin
+SELECT kind, rows, ahead_s, names
+FROM (
+    SELECT 'lease' AS kind, count(*) AS rows, date_part('epoch', max(renewed_at) - clock_timestamp()) AS ahead_s, NULL::text[] AS names
+    FROM taskd.worker WHERE renewed_at > clock_timestamp() + interval '1 s'
+    UNION ALL
+    SELECT 'schedule', count(*), date_part('epoch', max(last_tick) - clock_timestamp()), (array_agg(name::text ORDER BY name))[:6]
+    FROM taskd.schedule WHERE last_tick > clock_timestamp() + interval '1 s'
+    UNION ALL
+    SELECT 'job', count(*), date_part('epoch', max(enqueued_at) - clock_timestamp()), NULL
+    FROM ((SELECT enqueued_at FROM taskd.job ORDER BY id DESC LIMIT $1)
+          UNION ALL
+          (SELECT enqueued_at FROM taskd.job_history ORDER BY id DESC LIMIT $1)) AS newest
+    WHERE enqueued_at > clock_timestamp() + interval '1 s'
+) AS ahead
+WHERE rows > 0;
+
 -- Settings of this session, and those that were set for this database or for a login (`scope`: '', 'database', 'login',
 -- 'login in database'), of logins that may use the schema. Settings that taskd makes for each of its own sessions matter in
 -- the second form only.

@@ -80,8 +80,9 @@ WHERE worker_id = $1;
 -- are repeated in each row, beside one of the other workers that count as alive; a worker that is alone gets one row without
 -- any. The table of workers is read once: it may hold thousands of dead ones.
 --
--- `silent`: the lease has run out, and the server has been up for longer than a lease (after an outage every lease has run
--- out, and nobody is dead). `neighbour`: the worker has the same host, boot and pid namespace, so that its death can be
+-- `now`: the database's time, by which a worker notices that the clock was set back. `silent`: the lease has run out, and the
+-- server has been up for longer than a lease (after an outage every lease has run out, and nobody is dead) or has started
+-- before its clock was set back. `neighbour`: the worker has the same host, boot and pid namespace, so that its death can be
 -- proved by the process table.
 
 -- name: check_upkeep(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
@@ -154,12 +155,18 @@ WITH RECURSIVE owner AS (
     FROM taskd.due
 )
 SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.gate_s, seen.limited, seen.uncounted, seen.tick_s,
-       seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.elsewhere, seen.limits, other.id, other.pid, other.pid_started,
+       seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.elsewhere, seen.limits, clock_timestamp() AS now, other.id, other.pid, other.pid_started,
        (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
        (other.lease_until < clock_timestamp()
-        AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => $2)) AS silent
+        AND pg_postmaster_start_time() NOT BETWEEN clock_timestamp() - make_interval(secs => $2) AND clock_timestamp()) AS silent
 FROM seen
 LEFT JOIN living AS other ON other.id <> $1;
+
+-- Correct times that lie in the future because the database's clock was set back; see the function.
+
+-- name: follow_clock_back(noticed_s double precision)
+-- roles: worker
+SELECT ahead_s, schedules FROM taskd.follow_clock_back($1);
 
 -- Declare workers dead, for ever. Either the death is proved, or the lease has run out, which is checked again here: the
 -- worker may have renewed it since it was listed. The busy marks of the worker are cleared.

@@ -17,6 +17,7 @@ from taskd.cli.shared.output import (
     paused_for,
     print_json,
     print_rows,
+    printable,
     span,
     span_of,
     text_of,
@@ -85,7 +86,15 @@ def list_(session: Session, as_json: bool) -> None:
     """List schedules: their times, their next and last ticks, and their errors."""
     from taskd.store import schedules as store
 
-    print_rows(session.run(store.list_), COLUMNS, as_json=as_json)
+    rows = session.run(store.list_)
+    print_rows(rows, COLUMNS, as_json=as_json)
+    for row in rows:
+        if row["last_tick"] is not None and row["last_tick"] > row["now"]:
+            ahead = span((row["last_tick"] - row["now"]).total_seconds())
+            session.echo(
+                f"{printable(row['name'])}: its last tick, {moment(row['last_tick'])}, is {ahead} "
+                "ahead of the database's clock, which was set back since; see taskd docs clocks"
+            )
 
 
 @schedules.command("next")

@@ -133,6 +133,11 @@ def schedule_skipped(schedule: str, tick: datetime) -> None:
     emit("schedule.skipped", "info", schedule=schedule, tick=tick.isoformat())
 
 
+def clock_set_back(ahead_s: float, schedules: Sequence[str]) -> None:
+    """The database's clock was set back; ticks of `schedules` are computed from the new time."""
+    emit("clock.set_back", "warning", ahead_s=round(ahead_s, 1), schedules=list(schedules))
+
+
 def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
     """Ticks were due while no worker fired them; `caught_up` of them are fired now."""
     since_text = since and since.isoformat()

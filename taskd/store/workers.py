@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
@@ -56,6 +57,7 @@ class Surroundings(NamedTuple):
         elsewhere: by queue, the tasks that another live worker of the queue can run and this worker
             cannot, each with the newest version of its arguments that the other worker reads.
         limits: concurrency of queues for which an operator has set it.
+        now: the database's time.
     """
 
     others: list[Other]
@@ -68,6 +70,7 @@ class Surroundings(NamedTuple):
     resumed: list[str]
     elsewhere: dict[str, dict[str, int]]
     limits: dict[str, int]
+    now: datetime
 
 
 class RunningJob(NamedTuple):
@@ -157,9 +160,9 @@ async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surround
     """Return the other workers, whether jobs must be rescued, and what is due next."""
     rows = await on.fetch("check_upkeep", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
     orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
-    tick_s, query_tick_s, expired, paused, resumed, elsewhere, limits, *_ = rest
+    tick_s, query_tick_s, expired, paused, resumed, elsewhere, limits, now, *_ = rest
     return Surroundings(
-        [Other(*row[13:]) for row in rows if row[13] is not None],
+        [Other(*row[14:]) for row in rows if row[14] is not None],
         orphans,
         uncounted,
         DueIn(job_s, suspect_s, gate_s, limited),
@@ -169,7 +172,30 @@ async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surround
         resumed,
         msgspec.json.decode(elsewhere or "{}", type=dict[str, dict[str, int]]),
         msgspec.json.decode(limits or "{}", type=dict[str, int]),
+        now,
     )
+
+
+class ClockSetBack(NamedTuple):
+    """The database's clock was set back, and what was corrected.
+
+    Attributes:
+        ahead_s: by how many seconds.
+        schedules: the schedules whose next tick was computed anew.
+    """
+
+    ahead_s: float
+    schedules: list[str]
+
+
+async def follow_clock_back(on: Fetches, noticed_s: float | None) -> ClockSetBack | None:
+    """Correct times that are in the future because the clock was set back; None: it was not.
+
+    Args:
+        noticed_s: by how many seconds this worker saw it go back; None: look for such times.
+    """
+    [[ahead_s, schedules]] = await on.fetch("follow_clock_back", noticed_s)
+    return None if ahead_s is None else ClockSetBack(ahead_s, schedules or [])
 
 
 async def declare_dead(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:

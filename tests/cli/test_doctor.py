@@ -629,6 +629,27 @@ def test_a_clock_that_is_off_is_reported(doctor, monkeypatch):
     assert doctor.one("clock")["level"] == "warning"
 
 
+def test_a_clock_of_the_database_that_was_set_back_is_reported(doctor):
+    taskd = doctor.shell
+    taskd("schedules", "set", "nightly", "t", "--queue", "q", "--every", "1h")
+    taskd.worker(1, "q")
+    taskd.enqueue("t", "--queue", "q")
+    assert doctor.one("clock_set_back")["level"] == "ok"
+    # For the database, times in the future are the same.
+    taskd.sql("UPDATE taskd.job SET enqueued_at = now() + interval '55 min'")
+    taskd.sql("UPDATE taskd.worker SET renewed_at = now() + interval '59 min'")
+    taskd.sql("UPDATE taskd.schedule SET last_tick = now() + interval '30 min'")
+    finding = doctor.one("clock_set_back")
+    assert finding["level"] == "warning"
+    [text] = finding["found"]
+    assert text.startswith("the database's clock was set back, by 59m")
+    for words in ("1 lease renewal", "1 last tick (nightly)", "1 enqueued job"):
+        assert words in text
+    listed = taskd("schedules", "list").stderr
+    assert "nightly: its last tick, " in listed
+    assert "ahead of the database's clock, which was set back" in listed
+
+
 # Jobs.
 
 

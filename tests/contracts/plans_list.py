@@ -122,6 +122,7 @@ NOT_PINNED = {
         ("draw_xid", "transactions_ended", "count_waiting_notifiers", "wake_workers"), ASKS_NO_TABLE
     ),
     **dict.fromkeys(("truncate_expired_partition", "drop_expired_partition"), BY_CATALOG),
+    "follow_clock_back": "once, when a worker starts, and when the clock was set back",
     "turn_enqueue_checks_off": "once, when a worker has left",
     "clear_busy_mark": "it reads and writes a sequence, and no table",
     "count_left": "it counts all that is left, so it reads it: for --until-empty alone",

@@ -286,6 +286,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         *AT_START,
         *(
             "check_upkeep",
+            "follow_clock_back",
             "renew_lease",
             "listen",
             "poll_queues",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
@@ -234,3 +235,52 @@ async def test_a_query_runs_with_the_rights_of_who_has_set_it_and_no_others(
             await connection.execute(statement)
     await connection.close()
     await asyncio.gather(worker.close(), admin.close())
+
+
+async def test_schedules_go_on_after_the_clock_was_set_back(desk: Desk) -> None:
+    @desk.task()
+    async def tidy() -> None: ...
+
+    schedule("tidy", tidy, every(1), registry=desk.registry)
+    first = await desk.start(**BRISK)
+    await desk.heard.wait("schedule.fired")
+    await first.stop()
+    # For the database, times in the future are the same as a clock that was set back.
+    await desk.sql.execute(
+        "UPDATE taskd.schedule SET next_at = next_at + interval '1 h', "
+        "last_tick = last_tick + interval '1 h', starts_at = starts_at + interval '1 h'"
+    )
+    fired = len(desk.heard.of("schedule.fired"))
+    await desk.start(**BRISK)
+    [told] = await desk.heard.wait("clock.set_back")
+    assert told["schedules"] == ["tidy"]
+    assert 3590 < told["ahead_s"] <= 3600
+    await desk.heard.wait("schedule.fired", fired + 2)
+
+
+async def test_a_worker_notices_that_the_clock_is_set_back_while_it_runs(desk: Desk) -> None:
+    @desk.task()
+    async def tidy() -> None: ...
+
+    started = await desk.start(**BRISK)
+    rescuer = started.worker.parts.rescuer
+    await until(lambda: rescuer._compared)
+    assert not desk.heard.of("clock.set_back")
+    then, received = rescuer._clock
+    rescuer._clock = then + timedelta(hours=1), received
+    rescuer.wakeup.set()
+    [told] = await desk.heard.wait("clock.set_back")
+    assert 3590 < told["ahead_s"] <= 3600
+
+
+async def test_slow_replies_do_not_look_like_a_clock_that_was_set_back(desk: Desk) -> None:
+    @desk.task()
+    async def tidy() -> None: ...
+
+    rescuer = (await desk.start(**BRISK)).worker.parts.rescuer
+    await until(lambda: rescuer._compared)
+    then, received = rescuer._clock
+    # The reply to the last check took a minute, and the one to this check takes another.
+    rescuer._clock = then - timedelta(minutes=1), received
+    rescuer._compare_clocks(then + timedelta(minutes=2), received + 60.0)
+    assert rescuer._went_back_s is None

@@ -64,6 +64,11 @@ DATABASE = (
         ("connection",), server.clock,
     ),
     Check(
+        "clock_set_back", "Stored times that are still to come: the database's clock was set back",
+        "What counts from such a time is late: retries, delayed jobs, fixed times of cron.",
+        ("doctor_clock",), server.clock_set_back,
+    ),
+    Check(
         "wraparound", "The age of the oldest transaction id",
         "When transaction ids run out, the server accepts no more writes.",
         ("doctor_server",), server.wraparound,

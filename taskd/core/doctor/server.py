@@ -13,6 +13,7 @@ from taskd.core.doctor.finding import (
     count,
     error,
     hint,
+    names,
     ok,
     only,
     span,
@@ -153,6 +154,33 @@ def clock(facts: Facts) -> Iterator[Observation]:
         yield hint(text, repair)
     else:
         yield ok("the clocks of this machine and the database agree, within the time of an answer")
+
+
+# What the rows of `doctor_clock` are.
+AHEAD = {"lease": "lease renewal", "schedule": "last tick", "job": "enqueued job"}
+
+
+def clock_set_back(facts: Facts) -> Iterator[Observation]:
+    """Find times that the database has written and that are still to come."""
+    rows = facts["doctor_clock"]
+    if not rows:
+        yield ok("no stored time is ahead of the database's clock")
+        return
+    back_s = max(row["ahead_s"] for row in rows)
+    found = [
+        count(row["rows"], AHEAD[row["kind"]])
+        + (f" ({names(row['names'])})" if row["names"] else "")
+        for row in rows
+    ]
+    yield (warning if back_s > SKEW_HINT_S else hint)(
+        f"the database's clock was set back, by {span(back_s)} or more: still to come are "
+        f"{', '.join(found)}",
+        advice(
+            "Workers have corrected leases, limits and schedules. Retries and delayed jobs stay "
+            "late by that time: `taskd jobs set --help` moves them. Keep the clock right by NTP, "
+            "which slows it down and does not set it back."
+        ),
+    )
 
 
 def pooler(facts: Facts) -> Iterator[Observation]:

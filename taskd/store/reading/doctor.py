@@ -62,6 +62,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
     """
     args: Mapping[str, tuple[Any, ...]] = {
         "doctor_server": (),
+        "doctor_clock": (1000,),
         "doctor_settings": (),
         "doctor_snapshots": (100,),
         "doctor_locks": (100,),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 
 from taskd import events
 from taskd.core.jobs.job import JobState
@@ -25,6 +27,8 @@ MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
 EXPIRE_BATCH = UNPARK_BATCH = 1000
 SWEEP_EVERY_S_MAX = 5.0
+# Clocks that are synchronised are set back by less.
+BACK_S_MIN = 1.0
 
 
 class Rescuer(Loop):
@@ -56,6 +60,10 @@ class Rescuer(Loop):
         self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
         self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
         self._controls = controls
+        # The database's time at the last check, and when it was received (time.monotonic).
+        self._clock: tuple[datetime, float] | None = None
+        self._went_back_s: float | None = None
+        self._compared = False
 
     async def check(self) -> workers.Surroundings:
         """Read the state of the system and apply what operators have set.
@@ -65,7 +73,9 @@ class Rescuer(Loop):
         Raises:
             StoreUnavailable: the database does not answer.
         """
+        sent = time.monotonic()
         seen = await workers.check_upkeep(self._lane, self._me(), self._lease.lease_s)
+        self._compare_clocks(seen.now, sent)
         self._controls.apply(seen.paused, seen.limits, seen.elsewhere)
         return seen
 
@@ -73,6 +83,8 @@ class Rescuer(Loop):
         """Check and rescue once; do nothing while the database is unavailable."""
         try:
             seen = await self.check()
+            if self._went_back_s is not None or not self._compared:
+                await self._follow_clock_back()
             self._on_due(seen.due)
             for callback in self._on_ticks:
                 callback(seen.ticks)
@@ -86,6 +98,24 @@ class Rescuer(Loop):
                 await self._unpark(seen.resumed)
         except StoreUnavailable:
             return
+
+    def _compare_clocks(self, now: datetime, sent: float) -> None:
+        """Notice that the database's clock was set back, whatever the replies took."""
+        if self._clock is not None:
+            then, received = self._clock
+            back_s = (sent - received) - (now - then).total_seconds()
+            if back_s > BACK_S_MIN:
+                self._went_back_s = max(back_s, self._went_back_s or 0.0)
+        self._clock = now, time.monotonic()
+
+    async def _follow_clock_back(self) -> None:
+        """Correct what was written before the clock was set back; after the start, look for it."""
+        corrected = await workers.follow_clock_back(self._lane, self._went_back_s)
+        self._went_back_s, self._compared = None, True
+        if corrected is not None:
+            events.clock_set_back(corrected.ahead_s, corrected.schedules)
+            for callback in self._on_ticks:
+                callback(TicksIn(0.0, 0.0))
 
     async def _expire(self) -> None:
         while ended := await changes.expire(self._lane, EXPIRE_BATCH):
