@@ -76,6 +76,15 @@ class TestServer:
         )
         return name
 
+    def create_encoded(self, encoding: str) -> str:
+        """Create an empty database with another encoding than UTF8."""
+        name = f"taskd_test_{self.run}_{next(_numbers)}"
+        self.admin(
+            f"CREATE DATABASE \"{name}\" ENCODING '{encoding}' LOCALE_PROVIDER libc LOCALE 'C' "
+            "TEMPLATE template0"
+        )
+        return name
+
     def drop(self, name: str) -> None:
         self.admin(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 

@@ -9,6 +9,24 @@ SELECT to_hex((date_part('epoch', applied_at) * 1000000)::bigint) AS key
 FROM taskd.migration
 WHERE number = 1;
 
+-- Why a server accepts no writes: it is a standby, or `default_transaction_read_only` is on. `place`: where that was set, with the
+-- file only for logins that may read it; `reset`: the statement that resets it there, if one does.
+
+-- name: read_only_cause()
+-- roles: producer, worker, observer, admin
+SELECT pg_is_in_recovery() OR setting = 'off' AS standby,
+       CASE source WHEN 'database' THEN format('for the database %I', current_database())
+                   WHEN 'user' THEN format('for the login %I', session_user)
+                   WHEN 'database user' THEN format('for the login %I in the database %I', session_user, current_database())
+                   WHEN 'client' THEN 'by the DSN of this client'
+                   ELSE 'for the whole server, in ' || coalesce(sourcefile, 'its configuration') END AS place,
+       CASE source WHEN 'database' THEN format('ALTER DATABASE %I RESET %s', current_database(), name)
+                   WHEN 'user' THEN format('ALTER ROLE %I RESET %s', session_user, name)
+                   WHEN 'database user' THEN format('ALTER ROLE %I IN DATABASE %I RESET %s', session_user, current_database(), name)
+       END AS reset
+FROM pg_settings
+WHERE name = 'default_transaction_read_only';
+
 -- The connections that the server allows, reserves for superusers and others, and has, for the connection budget that a
 -- worker checks at its start. `pg_stat_database` counts for every login; `pg_stat_activity` hides details of other users'
 -- sessions from logins that may not read everything. `reserved_connections` exists from PostgreSQL 16 on.

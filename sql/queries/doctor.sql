@@ -14,6 +14,7 @@
 -- roles: producer, worker, observer, admin
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer / 10000 AS major,
        pg_is_in_recovery() AS standby, clock_timestamp() AS clock, current_database()::text AS database,
+       pg_encoding_to_char((SELECT encoding FROM pg_database WHERE datname = current_database()))::text AS encoding,
        session_user::text AS login,
        NOT pg_has_role(session_user, 'pg_read_all_stats', 'USAGE') AS hidden,
        (SELECT rolsuper FROM pg_roles WHERE rolname = session_user) AS superuser,

@@ -593,6 +593,26 @@ def test_settings_of_the_database_that_hurt_are_reset(doctor, dsn):
         assert not any(setting in text for text in doctor.one("server_settings")["found"])
 
 
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [("SQL_ASCII", "letters beyond ASCII"), ("LATIN1", "characters that it does not have")],
+)
+def test_an_encoding_that_cannot_hold_every_text_is_reported(server, home, encoding, words):
+    name = server.create_encoded(encoding)
+    try:
+        shell = Shell(server.dsn(name))
+        shell("db", "migrate")
+        finding = Doctor(shell).one("encoding")
+        assert finding["level"] == "warning"
+        assert f"is {encoding}: PostgreSQL refuses" in finding["found"][0]
+        assert words in finding["found"][0]
+        # That is what happens.
+        assert shell.enqueue("plain", "--queue", "q") == 1
+        shell("enqueue", "Łódź", "--queue", "q", code=2)
+    finally:
+        server.drop(name)
+
+
 def test_a_limit_on_connections_is_reported_and_lifted(doctor):
     name = doctor.shell.sql("SELECT current_database()")[0][0]
     doctor.run(f'ALTER DATABASE "{name}" CONNECTION LIMIT 5')

@@ -89,6 +89,14 @@ def test_the_age_says_whose_age_it_is(taskd):
     ]
 
 
+def test_ids_beyond_those_of_javascript_are_exact(taskd):
+    taskd.sql("ALTER SEQUENCE taskd.job_id_seq RESTART 9007199254740993")
+    job = taskd.enqueue("t", "--queue", "q")
+    assert job == 2**53 + 1
+    assert taskd.json("jobs", "list")[0]["id"] == job
+    assert taskd.json("jobs", "show", job)[0]["id"] == job
+
+
 def test_show_shows_everything(some):
     [job] = some.json("jobs", "show", 4)
     assert job["args"] == {"n": 4}

@@ -30,6 +30,7 @@ from taskd.store.schema.repairs import load, render
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 SERVER = {
     "version": "18.1", "major": 18, "standby": False, "clock": NOW, "database": "shop",
+    "encoding": "UTF8",
     "login": "ada",
     "hidden": False, "superuser": False, "allowed": 100, "reserved": 3, "used": 20, "ours": 7,
     "database_allowed": -1, "database_used": 20, "login_allowed": -1, "login_used": 7,

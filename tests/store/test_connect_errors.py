@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from taskd.store.connections.connect_errors import target_of
 from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import Down, Silence, translate
 from tests.canary import PASSWORD
+from tests.logins import Logins
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -153,3 +155,48 @@ def test_a_name_with_several_addresses_that_all_refuse_is_down() -> None:
     assert isinstance(translate(OSError(refusal)), Down)
     other = f"Multiple exceptions: {each.format('::1')}, [Errno 113] Connect call failed ('1', 1)"
     assert not isinstance(translate(OSError(other)), Down)
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        ("DATABASE {database}", "for the database {database}"),
+        ("ROLE {login}", "for the login {login}"),
+        ("ROLE {login} IN DATABASE {database}", "for the login {login} in the database {database}"),
+    ],
+)
+async def test_a_server_that_accepts_no_writes_names_the_setting_and_how_to_reset_it(
+    dsn: str, sql: Any, logins: Logins, place: str, where: str
+) -> None:
+    login = f"{logins.role('producer')}_login"
+    names = {"database": await sql.fetchval("SELECT current_database()"), "login": login}
+    target = place.format(**names)
+    await sql.execute(f"ALTER {target} SET default_transaction_read_only = on")
+    with pytest.raises(StoreUnavailable) as told:
+        await Database({"dsn": logins.dsn("producer")}).connect("test")
+    reason = "accepts no writes: default_transaction_read_only is on, set "
+    assert str(told.value).endswith(reason + where.format(**names))
+    [note] = told.value.__notes__
+    reset = note.split("`")[1]
+    assert reset == f"ALTER {target} RESET default_transaction_read_only;"
+    await sql.execute(reset)
+    await (await Database({"dsn": logins.dsn("producer")}).connect("test")).close()
+
+
+async def test_a_read_only_setting_of_the_dsn_is_named(dsn: str) -> None:
+    joined = "&" if "?" in dsn else "?"
+    read_only = f"{dsn}{joined}default_transaction_read_only=on"
+    with pytest.raises(StoreUnavailable, match="set by the DSN of this client"):
+        await Database({"dsn": read_only}).connect("test")
+
+
+async def test_a_dsn_can_allow_writes_in_a_read_only_database(dsn: str, sql: Any) -> None:
+    name = await sql.fetchval("SELECT current_database()")
+    await sql.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    joined = "&" if "?" in dsn else "?"
+    database = Database({"dsn": f"{dsn}{joined}default_transaction_read_only=off"})
+    connection = await database.connect("test")
+    try:
+        assert await connection.fetchval("SHOW transaction_read_only") == "off"
+    finally:
+        await connection.close()

@@ -49,6 +49,11 @@ DATABASE = (
         ("doctor_settings", "doctor_server", "doctor_partitions"), settings.settings,
     ),
     Check(
+        "encoding", "The encoding of the database",
+        "Texts in other languages cannot be stored in every encoding.",
+        ("doctor_server",), server.encoding,
+    ),
+    Check(
         "connections", "Connections in use and allowed",
         "A worker without connections does not start, and a producer without one fails.",
         ("doctor_server",), server.connections,

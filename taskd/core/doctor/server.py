@@ -72,6 +72,27 @@ def version(facts: Facts) -> Iterator[Observation]:
         yield ok(f"{release}, supported until {ends}")
 
 
+def encoding(facts: Facts) -> Iterator[Observation]:
+    """Check that the database can hold every character."""
+    name = only(facts, "doctor_server")["encoding"]
+    if name == "UTF8":
+        yield ok("the encoding of the database is UTF8")
+        return
+    harm = (
+        "PostgreSQL refuses names of tasks, queues and keys with letters beyond ASCII, and \\u "
+        "escapes in JSON from SQL"
+        if name == "SQL_ASCII"
+        else "PostgreSQL refuses jobs, results and errors with characters that it does not have"
+    )
+    yield warning(
+        f"the encoding of the database is {name}: {harm}",
+        advice(
+            "The encoding of a database cannot be changed. Make a new one, `createdb --template "
+            "template0 --encoding UTF8 NAME`, and restore a dump of this one into it."
+        ),
+    )
+
+
 def connections(facts: Facts) -> Iterator[Observation]:
     """Check that there are connections for the workers, and for one more."""
     server = only(facts, "doctor_server")

@@ -28,6 +28,7 @@ from taskd.store.connections.error_translation import (
     is_refused,
     translated,
 )
+from taskd.store.connections.statements import statement
 
 CLOSED = "the server closed the connection before it answered"
 MEND_CLOSED = "Check that PostgreSQL listens there, and read its log."
@@ -141,6 +142,28 @@ def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError 
         made.add_note(remedy)
     else:
         return None
+    return made
+
+
+async def why_read_only(connection: asyncpg.Connection, target: Target) -> Down:
+    """Return the error for a server that accepts no writes: the setting, and how to change it."""
+    row = await connection.fetchrow(statement("read_only_cause").text)
+    if row["standby"]:
+        made = Down(f"PostgreSQL at {target} is a standby: it accepts no writes")
+        made.add_note(
+            "Name the primary, or all hosts, in the DSN: postgresql://host1,host2/database."
+        )
+        return made
+    made = Down(
+        f"PostgreSQL at {target} accepts no writes: default_transaction_read_only is on, set "
+        f"{row['place']}"
+    )
+    remedy = f"run `{row['reset']};`" if row["reset"] else "set it to off there"
+    made.add_note(
+        "Someone may have stopped all writes on purpose, for example during a switch-over. To "
+        f"allow them again, {remedy}. For one program alone, add "
+        "default_transaction_read_only=off to the parameters of its DSN."
+    )
     return made
 
 

@@ -19,7 +19,7 @@ import asyncpg
 
 from taskd.errors import ConfigError, StoreUnavailable, TaskdError
 from taskd.store.connections import dsn_hosts
-from taskd.store.connections.connect_errors import reaching, target_of
+from taskd.store.connections.connect_errors import reaching, target_of, why_read_only
 from taskd.store.connections.error_translation import (
     STRAYED,
     Down,
@@ -324,12 +324,29 @@ class Database:
                 # up.
                 unsure = unsure or (None if isinstance(known_error, Down) else error)
                 if number == len(addresses):
-                    raise unsure or error from None
+                    raise await self._read_only(address, unsure or error) from None
             else:
                 # One assignment, as the lease thread connects by the same list.
                 self._addresses = [address, *(each for each in addresses if each != address)]
                 return connection
         raise AssertionError("there is at least one address")
+
+    async def _read_only(self, address: Mapping[str, Any], error: Exception) -> Exception:
+        """Return the error of the last host; one that says why, if the host accepts no writes."""
+        not_matched: type[Exception] = asyncpg.exceptions.TargetServerAttributeNotMatched
+        if not isinstance(error, not_matched):
+            return error
+        args = self.connect_args | dict(address) | {"target_session_attrs": "any"}
+        try:
+            connection = await asyncpg.connect(
+                **args, timeout=CONNECT_TIMEOUT_S, command_timeout=self.silence_s
+            )
+            try:
+                return await why_read_only(connection, self._target)
+            finally:
+                await close(connection)
+        except Exception:  # noqa: BLE001 - the error that is known says enough
+            return error
 
     @contextlib.asynccontextmanager
     async def connection(self, purpose: str, **settings: str) -> AsyncIterator[asyncpg.Connection]:
