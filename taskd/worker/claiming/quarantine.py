@@ -36,7 +36,7 @@ NO_SLOT_S = 1.0
 OUTLIVED_S = 0.2
 GROUP_MAX = 32
 # Isolated suspects start when no other suspect is younger: a crash must not be that of another.
-SETTLED_S = 3.0
+SETTLED_S = 2.0
 # A suspect that was near so many crashes keeps isolated ones waiting for 30 s, others for 2 s.
 UNPROVEN_CRASHES = 3
 PROVEN_S = 30.0
