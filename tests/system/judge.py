@@ -1,4 +1,4 @@
-"""The judge: an exact history of every job, and the checks I1 to I15 over it.
+"""The judge: an exact history of every job, and the checks I1 to I16 over it.
 
     judge = Judge(dsn)
     await judge.install()          # triggers, in the test's own database
@@ -24,6 +24,7 @@ worker |
 | I13 | a unique key of two live jobs; a version that was lost, or started after a newer one |
 | I14 | a job of a workflow that started, was cancelled or still waits against its dependencies |
 | I15 | a crash that was charged to a bystander; an innocent job that failed as `crashed` |
+| I16 | a job that stayed parked for a minute while a worker lived that could run it |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such
 handlers calls `check(records=False)`, which leaves out the checks that need records.

@@ -32,6 +32,7 @@ CREATE TABLE judge.event (
     started_at timestamptz,
     queue text,
     lost boolean NOT NULL DEFAULT false, -- a rescue took it from its worker
+    parked boolean NOT NULL DEFAULT false,
     backend integer NOT NULL DEFAULT pg_backend_pid(),
     txid xid8 NOT NULL DEFAULT pg_current_xact_id()
 );
@@ -124,11 +125,11 @@ BEGIN
     WITH seen AS (
         INSERT INTO judge.event (kind, job, old_state, new_state, old_worker, worker, old_fence, fence,
                                  old_attempt, attempt, old_crashes, crashes, old_interrupts, interrupts,
-                                 old_run_at, run_at, started_at, queue, lost)
+                                 old_run_at, run_at, started_at, queue, lost, parked)
         SELECT 'changed', n.id, o.state, n.state, o.worker_id, n.worker_id, o.fence, n.fence,
                o.attempt, n.attempt, o.crashes, n.crashes, o.interrupts, n.interrupts,
                o.run_at, n.run_at, n.started_at, n.queue,
-               coalesce(n.errors -> -1 ->> 'type' = 'WorkerLost' AND n.errors <> o.errors, false)
+               coalesce(n.errors -> -1 ->> 'type' = 'WorkerLost' AND n.errors <> o.errors, false), n.parked
         FROM old_rows AS o JOIN new_rows AS n ON n.id = o.id
         WHERE (o.state, o.worker_id, o.fence, o.attempt, o.crashes, o.interrupts)
               IS DISTINCT FROM (n.state, n.worker_id, n.fence, n.attempt, n.crashes, n.interrupts)
@@ -469,6 +470,17 @@ CREATE VIEW judge.key_held AS
         GROUP BY its.task, its.unique_key, s.txid
     ) AS moves;
 
+-- How long jobs were parked although a worker lived all the while that serves their queue and has their task.
+CREATE VIEW judge.left_parked AS
+    SELECT spell.job, spell.at, spell.until, worker.id AS worker
+    FROM (
+        SELECT job, at, queue, parked, lead(at, 1, clock_timestamp()) OVER (PARTITION BY job ORDER BY seq) AS until
+        FROM judge.event
+    ) AS spell
+    JOIN taskd.jobs AS its ON its.id = spell.job
+    JOIN taskd.worker AS worker ON its.task = ANY (worker.tasks) AND spell.queue = ANY (worker.queues)
+    WHERE spell.parked AND worker.started_at < spell.at AND coalesce(worker.died_at, 'infinity') > spell.until;
+
 -- Every breach. `by_records`: known only when handlers write records.
 CREATE VIEW judge.breach AS
     SELECT "check", what, job, detail, false AS by_records FROM judge.violation
@@ -627,6 +639,10 @@ CREATE VIEW judge.breach AS
            format('failed as crashed, though the suspects of worker %s were %s', worker.id, worker.suspects), false
     FROM judge.step AS s JOIN taskd.worker AS worker ON worker.id = s.old_worker
     WHERE s.new_state = 'failed' AND s.crashes > s.old_crashes AND s.crashes < 10 AND worker.suspects <> ARRAY[s.job]
+    UNION ALL
+    -- A worker unparks jobs within seconds, and within a minute even if it was cut off meanwhile.
+    SELECT 'I16', 'left parked', job, format('parked from %s to %s, while worker %s could run it', at, until, worker), false
+    FROM judge.left_parked WHERE until - at > interval '1 minute'
     UNION ALL
     SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false
     FROM pg_stat_activity

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from taskd.core.jobs.job import JobState
 from taskd.core.jobs.limit import LimitOf
 from taskd.core.jobs.unique import Unique
+from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import NotStarted
 from taskd.store.jobs import jobs
 from tests.system.judge_helpers import QUEUE, TASK, Open, Scene, one_job_done, two_in_a_chain
@@ -108,6 +110,15 @@ async def innocent_failed_as_crashed(stage: Scene) -> None:
     await stage.a.claim()
     await stage.bury(stage.a)
     await stage.rescue(max_crashes=1)
+
+
+async def parked_beside_a_worker_that_has_its_task(stage: Scene) -> None:
+    await stage.enqueue()
+    job = await stage.a.claim()
+    ack = Ack(job.id, stage.a.id, job.fence, JobState.SCHEDULED, refund=True, parked=True)
+    await jobs.ack_outcomes(stage.a.hand, stage.a.id, [ack])
+    await stage.sql("UPDATE judge.event SET at = at - interval '2 minutes'")
+    await stage.sql("UPDATE taskd.worker SET started_at = started_at - interval '1 h'")
 
 
 async def run_without_a_claim(stage: Scene) -> None:
@@ -299,6 +310,7 @@ BREACHES = [
     (crash_charged_to_a_bystander, "I15", "charged"),
     (death_that_says_nothing_charged, "I15", "charged"),
     (innocent_failed_as_crashed, "I15", "innocent"),
+    (parked_beside_a_worker_that_has_its_task, "I16", "left parked"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 from taskd import Context, task
@@ -57,6 +58,16 @@ async def transfers(ctx: Context, amount: int) -> None:
         [(ctx.job_id, 1, -amount), (ctx.job_id, 2, amount)],
     )
     await has_done(ctx, ctx.conn)
+
+
+async def newer(ctx: Context) -> None:
+    """A task that the code of one host does not have yet, as in the middle of a deploy."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+if not os.environ.get("NEMESIS_OLD_CODE"):
+    task(queue="fast", backoff=SOON)(newer)
 
 
 @task(queue="fast", backoff=SOON)

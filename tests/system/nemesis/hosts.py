@@ -47,6 +47,7 @@ class Host:
         codes: exit codes of its processes, except for those that a fault has killed.
         surprises: processes that ended unexpectedly.
         busy: a lock that is held while a fault concerns this host.
+        old_code: its code lacks the newest task.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Host:
         self.codes: Counter[int] = Counter()
         self.surprises: list[str] = []
         self.busy = asyncio.Lock()
+        self.old_code = False
         self.clock = home / f"{name}.clock"
         self._cluster, self._settings = cluster, settings
         self._up = asyncio.Event()
@@ -92,6 +94,8 @@ class Host:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("TASKD_", "PG"))}
         made = kept | {f"TASKD_{name.upper()}": str(value) for name, value in told.items()}
         made["JUDGE_RECORDS"] = str(self.home)
+        if self.old_code:
+            made["NEMESIS_OLD_CODE"] = "1"
         if FAKETIME:
             # The monotonic clock stays, as it cannot be set on a real machine either.
             made |= {

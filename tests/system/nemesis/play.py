@@ -51,6 +51,7 @@ def load(plan: Plan, dice: random.Random) -> list[NewJob | Workflow]:
             lambda: app.transfers.job(amount=1): 6,
             lambda: app.blocks_loop.job(ms=dice.randint(50, 500)): 1,
             app.stubborn.job: 1,
+            lambda: NewJob("newer", queue="fast"): 2,
         },
         plan.jobs - plan.pills,
         dice,
@@ -80,6 +81,7 @@ class Play:
             Host(f"host-{number}", home, cluster, self._notes, settings)
             for number in range(1, plan.hosts + 1)
         ]
+        self._hosts[-1].old_code = plan.hosts > 1
         self._world = World(cluster, self._hosts, self._dice, plan.longest_s, disk, self._client)
         self._marks: list[Mark] = []
 
