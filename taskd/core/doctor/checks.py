@@ -210,8 +210,8 @@ DATABASE = (
         ("doctor_schedules",), jobs.schedules,
     ),
     Check(
-        "suspects", "Jobs whose worker died, and that wait in quarantine",
-        "Each process runs them one at a time, so many of them take long.",
+        "suspects", "Jobs whose worker crashed, and that wait in quarantine",
+        "A worker that serves their queue starts them in groups within seconds: no such worker has a free slot.",
         ("doctor_stuck",), jobs.suspects,
     ),
     Check(
