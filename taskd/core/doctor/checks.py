@@ -211,7 +211,7 @@ DATABASE = (
     ),
     Check(
         "suspects", "Jobs whose worker crashed, and that wait in quarantine",
-        "A worker that serves their queue starts them in groups within seconds: no such worker has a free slot.",
+        "They start within seconds if a worker of their queue has a free slot.",
         ("doctor_stuck",), jobs.suspects,
     ),
     Check(

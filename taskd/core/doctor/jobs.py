@@ -310,7 +310,7 @@ def suspects(facts: Facts) -> Iterator[Observation]:
     for row in facts["doctor_stuck"]:
         if row["why"] == "suspect" and row["late_s"] >= GRACE_S:
             yield warning(
-                f"{many(row['jobs'], 'job')} whose worker crashed wait to be retried in quarantine, "
+                f"{many(row['jobs'], 'job')} whose worker crashed wait in quarantine, "
                 f"for up to {span(row['late_s'])}: {names(row['ids'])}",
                 command(f"taskd jobs show {row['ids'][0]}"),
             )
