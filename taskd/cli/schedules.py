@@ -245,7 +245,10 @@ def set_(
         return
     session.echo(f"{outcome}: {name}, {_rhythm(row)}; next: {_next(row) or 'not computed yet'}")
     if row["app"] is not None and outcome != "unchanged":
-        session.echo(f"app {row['app']} declares it, and no longer changes it until you delete it")
+        session.echo(
+            f"app {row['app']} declares this schedule in its code. Your change overrides the code "
+            "until you delete the schedule."
+        )
 
 
 async def _set(session: Session, schedule: Schedule) -> tuple[str, dict[str, Any]]:

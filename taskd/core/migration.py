@@ -1,15 +1,16 @@
-"""Migrations as facts, and the handshake: which code and which schema work with each other.
+"""Migrations as values, and the check whether this code works with a schema.
 
 A migration has a number. The version of a schema is the number of its newest applied migration, and
 the version of the code is the number of the newest migration that it contains. A migration
 describes itself in comment lines:
 
 ```
-step: expand        it adds what its code needs; or `contract`: it removes what its code no longer
-                    uses, so that this code works before it as well
-works with: >= 6    the oldest code that works once it is applied
-locks: job share    what it locks of existing tables, separated by commas
-no transaction      it cannot run in one: CREATE INDEX CONCURRENTLY
+step: expand        it adds objects that the new code needs, so it is applied before that code runs
+step: contract      it removes objects that the new code no longer uses; that code also works
+                    before the migration is applied
+works with: >= 6    the oldest version of the code that works after the migration is applied
+locks: job share    the existing tables that it locks, each with the mode, separated by commas
+no transaction      it cannot run in a transaction: CREATE INDEX CONCURRENTLY
 ```
 """
 
@@ -25,7 +26,7 @@ from taskd.errors import SchemaEdited, SchemaError, SchemaOutdated, SchemaTooNew
 
 EXPAND: Final = "expand"
 CONTRACT: Final = "contract"
-# The lock modes of a table, weakest first, and what waits for a lock of that mode.
+# The lock modes of a table, weakest first, and the statements that a lock of that mode blocks.
 LOCK_MODES: Final = {
     "share update exclusive": "no job waits for it",
     "share": "writes to it wait",
@@ -45,7 +46,7 @@ _CONCURRENT = re.compile(
 
 
 class Lock(NamedTuple):
-    """A lock of a table of the schema, in PostgreSQL's words."""
+    """A lock on a table of the schema: the table, and the mode by PostgreSQL's name."""
 
     table: str
     mode: str
@@ -55,7 +56,7 @@ class Step(NamedTuple):
     """A statement of a migration that runs outside a transaction.
 
     Attributes:
-        made: the index that it builds, which is invalid if it was partly built.
+        made: the index that it builds. If the statement was interrupted, that index is invalid.
     """
 
     text: str
@@ -67,7 +68,7 @@ class Migration:
     """One file of sql/migrations.
 
     Raises:
-        ValueError: its description is incomplete; this is a bug in taskd.
+        ValueError: its comment lines are incomplete or wrong; this is a bug in taskd.
     """
 
     number: int
@@ -102,24 +103,24 @@ class Migration:
 
     @property
     def works_with(self) -> int:
-        """Return the oldest code that works once it is applied."""
+        """Return the oldest version of the code that works after the migration is applied."""
         return int(_WORKS_WITH.findall(self.text)[0])
 
     @property
     def is_needed(self) -> bool:
-        """Return whether the code that contains it needs it to be applied."""
+        """Return whether the code that contains this migration works only after it is applied."""
         return bool(_STEP.findall(self.text)[0] == EXPAND)
 
     @property
     def locks(self) -> tuple[Lock, ...]:
-        """Return what it locks of existing tables, in order."""
+        """Return the locks that it takes on existing tables, in order."""
         match = _LOCKS.search(self.text)
         parts = match[1].split(",") if match else []
         return tuple(Lock(*part.strip().split(" ", 1)) for part in parts)
 
     @property
     def in_transaction(self) -> bool:
-        """Return whether it is applied in a transaction, with its record."""
+        """Return whether it and its row in taskd.migration are written in one transaction."""
         return _APART.search(self.text) is None
 
     @property
@@ -157,7 +158,7 @@ class Entry(NamedTuple):
 
 
 class CodeRange(NamedTuple):
-    """The schema versions that a piece of code works with: the oldest, and the newest it knows."""
+    """The oldest schema version that a version of the code works with, and the newest it knows."""
 
     oldest: int
     newest: int
@@ -177,7 +178,7 @@ def code_range(known: Sequence[Migration]) -> CodeRange:
 
 
 def floor_of(ledger: Sequence[Entry]) -> int:
-    """Return the oldest code that works with a schema once its announced migrations are applied."""
+    """Return the oldest version of the code that will work after all announced migrations."""
     return max((entry.works_with for entry in ledger), default=0)
 
 
@@ -188,7 +189,7 @@ def missing(known: Sequence[Migration], ledger: Sequence[Entry]) -> list[Migrati
 
 
 def misfit(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError | None:
-    """Return why code with these migrations must not work with a schema; None if it can."""
+    """Return the error if code with these migrations cannot use a schema, else None."""
     error = out_of_date(known, ledger)
     if error is not None:
         return error
@@ -204,7 +205,7 @@ def misfit(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError |
 
 
 def out_of_date(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError | None:
-    """Return why code with these migrations must not migrate a schema; None if it can."""
+    """Return the error if code with these migrations must not migrate a schema, else None."""
     newest, floor = known[-1].number, floor_of(ledger)
     if floor > newest:
         coming = any(not each.is_applied and each.works_with > newest for each in ledger)

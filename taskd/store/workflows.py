@@ -18,17 +18,25 @@ Row = dict[str, Any]
 
 
 class Results(NamedTuple):
-    """Results of jobs, by node; None instead of all of them if they are too large."""
+    """The results of jobs.
+
+    Attributes:
+        by_node: the results by node; None if they are larger than the limit.
+        size: their total size in bytes.
+    """
 
     by_node: dict[str, Any] | None
     size: int
 
 
 async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
-    """Insert a workflow, all or nothing; return its id, then those of its jobs in the plan's order.
+    """Insert a workflow and its jobs in one statement.
 
     Args:
         jobs: the jobs of the plan's nodes, each with its queue.
+
+    Returns:
+        The id of the workflow, then the ids of its jobs in the order of the plan.
 
     Raises:
         QueueFull: a queue has no room for the jobs without parents; nothing was written.
@@ -51,7 +59,7 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
 
 
 async def parent_results(on: Fetches, job_id: int, bytes_max: int) -> Results:
-    """Return the results of the done jobs that this one waited for, oldest first."""
+    """Return the results of the done jobs that this job waited for, oldest first."""
     rows = await on.fetch("parent_results", job_id, bytes_max)
     size = (rows[0][2] or 0) if rows else 0
     if size > bytes_max:
@@ -85,22 +93,28 @@ async def stats(on: Fetches, name: str, limit: int) -> list[Row]:
 
 
 async def stop(on: Fetches, workflow_id: int) -> bool:
-    """Let no further stage start; return whether the workflow exists."""
+    """Stop a workflow, so that no further stage starts; return whether the workflow exists."""
     return bool(await on.fetch("stop_workflow", workflow_id))
 
 
 async def jobs_to_cancel(on: Fetches, workflow_id: int) -> list[int]:
-    """Return the live jobs of a workflow without a requested cancel."""
+    """Return the live jobs of a workflow whose cancel has not been requested yet."""
     return [row[0] for row in await on.fetch("workflow_jobs_to_cancel", workflow_id)]
 
 
 async def jobs_to_retry(on: Fetches, workflow_id: int) -> list[int]:
-    """Return the failed and cancelled jobs, oldest first, without callbacks that are not needed."""
+    """Return the failed and cancelled jobs of a workflow, oldest first.
+
+    Callbacks that were cancelled because nothing failed are left out.
+    """
     return [row[0] for row in await on.fetch("workflow_jobs_to_retry", workflow_id)]
 
 
 async def pending_parents(on: Fetches, job_id: int, limit: int) -> list[Row]:
-    """Return the jobs that a blocked one waits for, oldest first; each row has their number."""
+    """Return at most `limit` of the jobs that a blocked job waits for, oldest first.
+
+    The column `parents` of each row is how many there are in all.
+    """
     return [dict(row) for row in await on.fetch("pending_parents", job_id, limit)]
 
 

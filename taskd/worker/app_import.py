@@ -25,7 +25,7 @@ from taskd.worker.running.process_pool import process_slots
 def load_app(name: str) -> Registry:
     """Import the app and its submodules; return the default registry with their tasks.
 
-    The current directory is importable, as with other workers.
+    The current directory is added to sys.path, as Celery and RQ do.
 
     Raises:
         AppError: the app cannot be imported, or registers no task.

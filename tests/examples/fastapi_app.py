@@ -56,7 +56,8 @@ async def remind(order_id: int) -> None:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with taskd.configure(os.environ["DATABASE_URL"]):  # connects, so a wrong one shows now
+    # configure() connects at once, so a wrong DATABASE_URL fails here.
+    async with taskd.configure(os.environ["DATABASE_URL"]):
         yield
     await engine.dispose()
 

@@ -97,7 +97,7 @@ async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Fi
 
 
 def _setup(loaded: Loaded) -> dict[str, Any]:
-    """Return the findings that need no database."""
+    """Return the facts about the settings and the embedded server, which need no database."""
     settings = loaded.settings
     found: dict[str, Any] = {
         "refused": None,

@@ -19,10 +19,10 @@ from taskd.worker.service import Loop, Wakeup, jittered_s
 
 PROMOTE_BATCH = 1000
 PROMOTE_AT_MOST_EVERY_S = 0.05
-# Most notifications are for jobs that can be claimed at once, so the due times are not read for
-# each.
+# Most notifications announce a job that can be claimed at once, so the promoter does not read the
+# due times after each notification.
 CHECK_AT_MOST_EVERY_S = 0.5
-# The rescuer also reads the due times, far more often than this.
+# The rescuer also reads the due times, and more often.
 TIMER_S_MAX = 30.0
 TIMER_BUSY_S = 1.0
 
@@ -31,8 +31,9 @@ class Promoter(Loop):
     """Service: promotes due jobs on a timer set to the next due time; wakes the quarantine.
 
     Args:
-        consumers: the consumers of the queues served here; a promotion also notifies other workers.
-            While one of them polls continuously, producers may not notify for future jobs.
+        consumers: the consumers of the queues that this worker serves. While one of them polls its
+            queue continuously, producers do not notify for jobs that are due later, so the
+            promoter then reads the due times every second.
         suspects: the wake-up of the quarantine.
     """
 
@@ -46,20 +47,20 @@ class Promoter(Loop):
         self._check_timer: asyncio.TimerHandle | None = None
 
     def notified(self) -> None:
-        """Read the due times soon: a notification may announce a job that will be due.
+        """Read the due times soon: a notification can announce a job that is due later.
 
-        Nearly all notifications announce a job to claim. If a consumer then finds no job, it sets
-        the wake-up of this service.
+        Nearly all notifications announce a job that can be claimed now. If a consumer then finds no
+        job, it wakes this service.
         """
         if self._check_timer is None:
             wait_s = max(0.0, self._checked_at + CHECK_AT_MOST_EVERY_S - time.monotonic())
             self._check_timer = asyncio.get_running_loop().call_later(wait_s, self.wakeup.set)
 
     def expect(self, due: DueIn) -> None:
-        """Wake up if a job is due before the timer ends; the rescuer has read the due times.
+        """Wake up if a job is due before the timer ends. The rescuer calls this with due times.
 
-        This covers lost notifications, so the promoter itself reads the due times only twice a
-        minute.
+        The rescuer so finds jobs whose notification was lost, and the promoter itself needs to read
+        the due times only twice a minute.
         """
         self._update_limited(due)
         soon = [each for each in (due.job_s, due.suspect_s, due.gate_s) if each is not None]
@@ -76,7 +77,7 @@ class Promoter(Loop):
             wait_s = await self._promote()
         except StoreUnavailable:
             wait_s = 1.0
-        # Every enqueue may notify, but the due times are not read for each notification.
+        # Every enqueue can notify, but the due times are not read after each notification.
         pause_s = min(wait_s or PROMOTE_AT_MOST_EVERY_S, PROMOTE_AT_MOST_EVERY_S)
         await asyncio.sleep(pause_s)
         busy = any(
@@ -121,7 +122,7 @@ class Promoter(Loop):
                 self._consumers[queue].wakeup.set()
             due = await jobs.next_due(self._lane)
             if not admitted.checked:
-                break  # other workers admit them, or hold a lock
+                break  # other workers are admitting these jobs, or hold a lock
         return due
 
     def _update_limited(self, due: DueIn) -> None:
