@@ -10,11 +10,11 @@ from taskd.store.connections.statements import Fetches
 async def pause(
     on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
 ) -> list[str]:
-    """Stop claiming from queues for some seconds, or (None) until resumed; return their names."""
+    """Pause queues for `for_s` seconds (None: until they are resumed); return their names."""
     rows = await on.fetch("pause_queues", list(names), for_s, reason)
     return sorted(row[0] for row in rows)
 
 
 async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Claim from paused queues again; return the names of those that were paused."""
+    """Resume queues; return the names of those that were paused."""
     return sorted(row[0] for row in await on.fetch("resume_queues", list(names)))

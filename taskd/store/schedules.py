@@ -18,9 +18,11 @@ ROWS_MAX = 10_000
 
 
 class TicksIn(NamedTuple):
-    """Seconds until the next tick, of schedules without and with a query; None: there is none.
+    """Seconds until the next tick; None: no tick follows.
 
-    Only workers that are allowed to run queries get ticks of schedules with a query.
+    Attributes:
+        plain_s: of schedules without a query.
+        query_s: of schedules whose query runs as this worker's user.
     """
 
     plain_s: float | None
@@ -51,7 +53,12 @@ class DueSchedule(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """The outcome of a tick: `fired`, `skipped`, `failed` or `moved`; None: another worker's."""
+    """What a tick did.
+
+    Attributes:
+        outcome: `fired`, `skipped`, `failed` or `moved`; None: another worker has fired the tick.
+        jobs: number of enqueued jobs.
+    """
 
     outcome: str | None
     jobs: int
@@ -70,9 +77,14 @@ def rhythm(every_s: float | None, cron: str | None, timezone: str, starts_at: da
 async def set_(
     on: Fetches, schedules: Sequence[Schedule], app: str | None = None
 ) -> dict[str, str]:
-    """Make or change schedules, by hand or for an app that declares them; return what happened.
+    """Make or change schedules.
 
-    `created`, `changed`, `unchanged`, or `taken`: it belongs to another app.
+    Args:
+        app: the app that declares the schedules; None: they are set by hand.
+
+    Returns:
+        By name: `created`, `changed`, `unchanged`, or `taken` (another app has declared it, or it
+        was made by hand).
 
     Raises:
         ValueRefused: PostgreSQL refuses a value; or the schedule names no queue, and its task is
@@ -141,7 +153,7 @@ async def fire(
     next_at: datetime,
     metadata: str | None = None,
 ) -> Fired:
-    """Make the jobs of these ticks and move the next tick, unless another worker has done so.
+    """Enqueue the jobs of these ticks and set the next tick, unless another worker has done so.
 
     Raises:
         StoreUnavailable: not possible now; the ticks stay due.
@@ -151,7 +163,7 @@ async def fire(
 
 
 async def pause_invalid(on: Fetches, read: DueSchedule, error: str) -> bool:
-    """Pause a schedule whose next tick cannot be computed; return whether this call did it."""
+    """Pause a schedule whose next tick cannot be computed; return whether this call paused it."""
     return bool(await on.fetch("pause_invalid_schedule", read.name, read.revision, error[:400]))
 
 
@@ -166,24 +178,27 @@ async def list_(on: Fetches) -> list[Row]:
 
 
 async def delete(on: Fetches, names: Sequence[str]) -> dict[str, str | None]:
-    """Delete schedules; return the app of each that existed, None for those made at run time."""
+    """Delete schedules; return the app of each deleted one, by name; None: no app declares it."""
     return {row[0]: row[1] for row in await on.fetch("delete_schedules", list(names))}
 
 
 async def pause(
     on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
 ) -> list[str]:
-    """Pause schedules for some seconds, or (None) until resumed; return the names that exist."""
+    """Pause schedules for `for_s` seconds (None: until resumed); return the names that exist."""
     return sorted(row[0] for row in await on.fetch("pause_schedules", list(names), for_s, reason))
 
 
 async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Resume schedules, from the next tick on; return the names of those that were paused."""
+    """Resume schedules from their next tick on; return the names of those that were paused."""
     return sorted(row[0] for row in await on.fetch("resume_schedules", list(names)))
 
 
 async def run(on: Fetches, name: str) -> list[int] | None:
-    """Make the jobs of a schedule now; return their ids. None: skipped, as one of its jobs is live.
+    """Enqueue the jobs of a schedule now.
+
+    Returns:
+        Their ids; None: its overlap is `skip`, and one of its jobs is live.
 
     Raises:
         ScheduleNotFound: no schedule has this name.

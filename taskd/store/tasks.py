@@ -16,7 +16,12 @@ NAMES_MAX = 10_000
 
 
 class PublishedTask(NamedTuple):
-    """A row of `taskd.task`: the columns of `find_tasks`. `args_schema` is JSON Schema as text."""
+    """A row of `taskd.task`, with the columns of `find_tasks`.
+
+    Attributes:
+        args_schema: the JSON Schema of the arguments, as text.
+        unique_rule: the rule for unique keys, as JSON text.
+    """
 
     name: str
     app: str
@@ -46,7 +51,7 @@ class PublishedTask(NamedTuple):
 
 
 async def find(on: Fetches, names: Collection[str]) -> dict[str, PublishedTask]:
-    """Return the published tasks of these names, by name; unpublished ones are missing."""
+    """Return the published tasks with these names, by name; unpublished tasks are missing."""
     rows = await on.fetch("find_tasks", list(names))
     return {row[0]: PublishedTask(*row) for row in rows}
 
@@ -54,16 +59,17 @@ async def find(on: Fetches, names: Collection[str]) -> dict[str, PublishedTask]:
 async def pause(
     on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
 ) -> list[str]:
-    """Stop starting jobs of tasks for some seconds, or (None) until resumed.
+    """Pause tasks for `for_s` seconds (None: until they are resumed).
 
-    Returns the names of the tasks that are paused now, with their former names. Tasks that no
-    worker has published are missing.
+    Returns:
+        The names of the tasks that are paused now, former names included. Tasks that no worker has
+        published are missing.
     """
     return sorted(row[0] for row in await on.fetch("pause_tasks", list(names), for_s, reason))
 
 
 async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Start jobs of paused tasks again; return the names of those that were paused."""
+    """Resume tasks; return the names of those that were paused."""
     return sorted(row[0] for row in await on.fetch("resume_tasks", list(names)))
 
 

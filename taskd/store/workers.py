@@ -17,9 +17,11 @@ from taskd.store.schedules import TicksIn
 
 
 class Incarnation(NamedTuple):
-    """One start of one worker process. `id` is random and never used again.
+    """One start of one worker process.
 
     Attributes:
+        id: a random number, which is never used again.
+        pid_started: the start time of the process in clock ticks since the host booted.
         schema: the schema versions that its code works with; zeros: unknown.
     """
 
@@ -35,7 +37,12 @@ class Incarnation(NamedTuple):
 
 
 class Other(NamedTuple):
-    """Another worker that counts as alive."""
+    """Another worker that was not declared dead.
+
+    Attributes:
+        neighbour: it runs on this host, in this pid namespace, so its pid can be checked here.
+        silent: its lease has expired, and the server has been up long enough for a renewal.
+    """
 
     id: int
     pid: int
@@ -45,15 +52,17 @@ class Other(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """The state that a worker polls besides its own jobs.
+    """The state of the database that a worker reads for upkeep.
 
     Attributes:
-        others: the other workers that count as alive.
+        others: the other workers that were not declared dead.
         orphans: whether a running job has no live owner.
-        uncounted: the depth of a queue with a depth limit must be counted.
-        expired: the deadline of a waiting job has passed.
+        uncounted: whether the jobs of a queue with a depth limit must be counted.
+        due: when the next jobs are due.
+        ticks: when the next ticks of schedules are due.
+        expired: whether the deadline of a waiting job has passed.
         paused: names of paused tasks.
-        resumed: names of tasks with parked jobs that this worker can run.
+        resumed: names of tasks with parked jobs that this worker can run now.
         elsewhere: by queue, the tasks that another live worker of the queue can run and this worker
             cannot, each with the newest version of its arguments that the other worker reads.
         limits: concurrency of queues for which an operator has set it.
@@ -74,7 +83,12 @@ class Surroundings(NamedTuple):
 
 
 class RunningJob(NamedTuple):
-    """A job that a worker runs, as the database says; `reason` is that of a requested cancel."""
+    """A job that a worker runs, according to the database.
+
+    Attributes:
+        cancel_reason: the reason of the requested cancellation; None: none was requested.
+        age_s: seconds since the claim.
+    """
 
     id: int
     fence: int
@@ -83,7 +97,7 @@ class RunningJob(NamedTuple):
 
 
 class Connections(NamedTuple):
-    """The server's connections: allowed, reserved for superusers, in use."""
+    """How many connections the server allows, reserves for superusers, and has open."""
 
     allowed: int
     reserved: int
@@ -91,7 +105,19 @@ class Connections(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Remaining jobs of some queues; the first three keep `--until-empty` running."""
+    """How many jobs some queues have left, by what they wait for.
+
+    A worker with `--until-empty` runs until `runnable`, `running` and `soon` are zero.
+
+    Attributes:
+        runnable: queued, or due and waiting for a limit.
+        soon: due but not promoted yet, or claimed before and due within a minute.
+        paused: their queue or task is paused.
+        unknown: this worker does not know their task.
+        blocked: they wait for other jobs.
+        later_retries: claimed before, and due in more than a minute.
+        future: never claimed, and not due yet.
+    """
 
     runnable: int
     running: int
@@ -146,7 +172,7 @@ async def renew_lease(
 
 
 async def retire(on: Fetches, worker_id: int) -> None:
-    """Record that this worker has ended; if it was the last live one, producers need not notify."""
+    """Record that this worker has ended; after the last live worker, producers stop notifying."""
     await on.fetch("retire_worker", worker_id)
     await on.fetch("turn_enqueue_checks_off")
 
@@ -157,7 +183,7 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
 
 
 async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
-    """Return the other workers, whether jobs must be rescued, and what is due next."""
+    """Read the other workers, whether jobs must be rescued, and when the next jobs are due."""
     rows = await on.fetch("check_upkeep", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
     orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
     tick_s, query_tick_s, expired, paused, resumed, elsewhere, limits, now, *_ = rest
@@ -199,7 +225,12 @@ async def follow_clock_back(on: Fetches, noticed_s: float | None) -> ClockSetBac
 
 
 async def declare_dead(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:
-    """Declare workers dead; return `host/pid` of those that were not dead before."""
+    """Declare workers dead; return `host/pid` of those that this call declared dead.
+
+    Args:
+        proved: their processes are known to have ended; if not, only workers whose leases have
+            expired are declared dead.
+    """
     rows = await on.fetch("declare_workers_dead", list(ids), proved)
     return [f"{row[1]}/{row[2]}" for row in rows]
 
@@ -210,7 +241,7 @@ async def prune(on: Fetches, after_s: float) -> None:
 
 
 async def connections(on: Fetches) -> Connections:
-    """Return the connections that the server allows."""
+    """Return how many connections the server allows and has open."""
     return Connections(*(await on.fetch("count_connections"))[0])
 
 
@@ -221,15 +252,15 @@ async def identify(on: Fetches) -> str:
 
 
 async def left(on: Fetches, queues: Sequence[str], tasks: Sequence[str]) -> Left:
-    """Return the remaining jobs of queues, for a worker that knows these tasks."""
+    """Count the jobs that are left in queues, for a worker that knows these tasks."""
     return Left(*(await on.fetch("count_left", list(queues), list(tasks)))[0])
 
 
 async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[str]) -> None:
-    """Publish the registry and declare the queues.
+    """Publish the tasks of the registry and declare the queues.
 
     Raises:
-        AppError: a task of this name belongs to another app and has another signature.
+        AppError: another app has published a task of the same name with another signature.
     """
     tasks = [(name, task) for task in registry for name in (task.name, *task.aliases)]
     rows = await on.fetch(

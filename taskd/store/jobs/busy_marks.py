@@ -35,18 +35,18 @@ async def set_busy_mark(
 
 
 async def clear_busy_mark(on: Fetches, queue: str, worker_id: int | None) -> None:
-    """Clear the mark of this worker, or, with None, any worker's."""
+    """Clear the mark that this worker has set; with None, the mark of any worker."""
     await on.fetch("clear_busy_mark", queue, worker_id)
 
 
 async def count_waiting_notifiers(on: Fetches) -> int:
-    """Return how many transactions wait at their commit for another one that notifies."""
+    """Return how many transactions wait, at their commit, for PostgreSQL's lock for NOTIFY."""
     waiting: int = (await on.fetch("count_waiting_notifiers"))[0][0]
     return waiting
 
 
 async def draw_xid(on: Fetches) -> str:
-    """Return a new transaction id, above every id that was drawn before."""
+    """Draw a new transaction id, which is higher than all ids before, and return it."""
     xid: str = (await on.fetch("draw_xid"))[0][0]
     return xid
 

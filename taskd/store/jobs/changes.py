@@ -1,4 +1,4 @@
-"""Change waiting jobs, find jobs in bulk, unpark and expire jobs."""
+"""Change waiting jobs, find jobs by a filter, queue parked jobs again, and expire jobs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from taskd.core.jobs.job import LIVE
 from taskd.core.jobs.job_changes import FINISHED_BADLY, Change, ChangeOutcome, Filter
 from taskd.store.connections.statements import Fetches
 
-# Rows that one statement reads: some 20 ms.
+# The most rows that one statement reads; that takes some 20 ms.
 READ_MAX = 5000
 
 
 async def change(
     on: Fetches, ids: Sequence[int], new: Change, args: str | None = None
 ) -> dict[int, ChangeOutcome]:
-    """Change those of the jobs that wait; return the outcome for each job.
+    """Change the waiting ones of these jobs; return the outcome for each job, by id.
 
     Args:
-        args: the JSON text of `args`, or of `update_args`.
+        args: the JSON text of `new.args` or `new.update_args`, whichever is given.
     """
     rows = await on.fetch(
         "change_jobs",
@@ -39,14 +39,14 @@ async def change(
 
 
 async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
-    """Return the tasks of those of the jobs that wait."""
+    """Return the names of the tasks of the waiting ones of these jobs."""
     return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
 
 
 async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
-    """Yield the ids of jobs that match a filter, in sorted batches, which can be empty.
+    """Yield the ids of the jobs that match a filter, in sorted batches; a batch can be empty.
 
-    Jobs that are enqueued or fail after the start are left out. No lock is held between two
+    Jobs that are enqueued or fail after the first read are left out. No lock is held between two
     batches: a caller that acts on a batch must check its jobs again.
     """
     up_to_id, after, up_to = (await on.fetch("find_bounds", chosen.since_s, chosen.older_than_s))[0]
@@ -71,11 +71,11 @@ async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
 
 
 async def unpark(on: Fetches, worker_id: int, tasks: Sequence[str], batch: int) -> dict[str, int]:
-    """Bring back parked jobs of these tasks that this worker can run; return counts by queue."""
+    """Queue the parked jobs of these tasks that this worker can run; return counts by queue."""
     rows = await on.fetch("unpark_jobs", worker_id, list(tasks), batch)
     return {row[0]: row[1] for row in rows}
 
 
 async def expire(on: Fetches, batch: int) -> dict[str, int]:
-    """Fail waiting jobs whose deadline has passed; return their number by task."""
+    """Fail waiting jobs whose deadline has passed; return how many, by task."""
     return {row[0]: row[1] for row in await on.fetch("expire_jobs", batch)}

@@ -1,7 +1,8 @@
-"""Upkeep of the history: make partitions ahead, drop expired ones. Every step is idempotent.
+"""Upkeep of the history: make partitions for the next days, drop expired ones.
 
-Each step gives up on a lock after 50 ms and is retried later. So a reader of the history can
-postpone a step, but a step that waits for a reader does not hold up acks.
+Every step is idempotent. It waits at most 50 ms for a lock, and is retried later. So a transaction
+that reads the history can postpone a step, but the acks that queue behind a waiting step are
+delayed by at most 50 ms.
 """
 
 from __future__ import annotations

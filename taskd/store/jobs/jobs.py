@@ -1,7 +1,7 @@
 """Jobs in the database: enqueue, claim, ack, promote, rescue, cancel, retry; always in batches.
 
-Every function takes the object that runs the statement: a `Lane`, or (enqueue, complete) the
-caller's own connection.
+The first argument of every function is the object that runs the statement: a `Lane`, or (enqueue,
+complete) the caller's own connection.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from taskd.store.connections.group_enqueue import Group
 from taskd.store.connections.pool import Pool
 from taskd.store.connections.statements import Fetches
 
-# Positions of priority, due time and id in a claimed row: RETURNING has no order.
+# Priority, due time and id of a claimed row. Claimed rows are sorted here: RETURNING has no order.
 URGENCY = itemgetter(7, 10, 0)
 
 
-# The smallest and largest priority, and a time before all jobs.
+# The smallest and the largest priority. _EVER is a time before that of any job.
 PRIORITY_MIN, PRIORITY_MAX = -(2**15), 2**15 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class Read(NamedTuple):
-    """The part of a queue that a claim reads, in the order of claims."""
+    """The part of a queue that a claim reads: the jobs after one position, and up to a priority.
+
+    Jobs are claimed in the order of priority, due time and id.
+    """
 
     after_priority: int = PRIORITY_MIN
     after_run_at: datetime = _EVER
@@ -42,19 +45,19 @@ class Read(NamedTuple):
 
     @classmethod
     def after(cls, job: Job) -> Read:
-        """Return the part behind this job."""
+        """Return the part that is claimed after this job."""
         # A float of seconds since 1970 is exact to a quarter of a microsecond until 2106.
         due_at = _EPOCH + timedelta(microseconds=round(job.due_at_s * 1e6))
         return cls(job.priority, due_at, job.id)
 
     @classmethod
     def urgent(cls, job: Job) -> Read:
-        """Return the part before this job, which is more urgent."""
+        """Return the part with jobs of more urgent priorities than that of this job."""
         return cls(up_to_priority=job.priority - 1)
 
     @property
     def only_urgent(self) -> bool:
-        """Return whether it ends before a job."""
+        """Return whether the part is limited to more urgent priorities; see urgent()."""
         return self.up_to_priority < PRIORITY_MAX
 
 
@@ -64,12 +67,12 @@ NONE_REFUSED: Mapping[str, int] = {}
 
 
 class DueIn(NamedTuple):
-    """In how many seconds something is due, as read by next_due; None: nothing is.
+    """Seconds until the next due times, as read by next_due; None: there is none.
 
     Attributes:
-        job_s: the next scheduled job.
-        suspect_s: the next suspect.
-        gate_s: the next check of limits.
+        job_s: until the next scheduled job is due.
+        suspect_s: until the next suspect is due.
+        gate_s: until limits must be checked again.
         limited: queues that an operator has limited; None: not read.
     """
 
@@ -100,12 +103,12 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
 
 
 def _rare(column: list[Any]) -> list[Any]:
-    """Return the column of an option; empty if no job has it, as unnest() fills it up."""
+    """Return the column of an option; empty if no job has it: unnest() then returns NULLs."""
     return column if column.count(None) < len(column) else []
 
 
 def _once(column: list[Any]) -> list[Any]:
-    """Return the column of a usually common value: one element if all jobs share it."""
+    """Return the column, shortened to one element if all jobs have the same value."""
     return column[:1] if column.count(column[0]) == len(column) else column
 
 
@@ -143,20 +146,23 @@ def _float(seconds: float | None) -> float | None:
 async def enqueue(
     on: Fetches, jobs: Sequence[NewJob], *, collected: bool = False
 ) -> list[Enqueued]:
-    """Insert jobs; return their ids, or those of the jobs that hold their keys, in order.
+    """Insert jobs.
 
     Args:
-        collected: the jobs need not wait for others to share their statement; see Group.
+        collected: Group has collected these jobs already, so they are not given to it again.
+
+    Returns:
+        An id for each job, in the same order: its own, or that of the job that holds its key.
 
     Raises:
         KeyHeld: another job holds a key with on_conflict `raise`; nothing was written.
-        QueueFull: a queue has no room for them; nothing was written.
+        QueueFull: a queue has no room for the jobs; nothing was written.
     """
     if len(jobs) == 1 and jobs[0].unique is None:
         return [await enqueue_one(on, jobs[0], collected=collected)]
     with refusals():
         if any(job.unique is not None for job in jobs):
-            # Over the client's own connections the transaction contains nothing else.
+            # A transaction on a connection of the client's own pool contains only this statement.
             columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
             rows_by_job = await on.fetch("enqueue_unique_jobs", *columns)
             return [
@@ -228,8 +234,9 @@ async def claim(
     """Claim up to `batch` queued jobs of the given part, the most urgent first.
 
     Args:
-        stride: their fences grow by it: see Lane.stride.
-        refused: tasks whose jobs are left out, from this version of the arguments on.
+        stride: the step between the fences of the claimed jobs; see Lane.stride.
+        refused: tasks whose jobs are not claimed if their arguments have this version or a newer
+            one.
     """
     left_out = (list(refused), list(refused.values()))
     rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride, *left_out)
@@ -276,14 +283,22 @@ async def poll(on: Fetches, queues: Iterable[str]) -> set[str]:
 
 
 async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int]) -> int:
-    """Write plain successes, ids sorted; return how many rows this worker still owned."""
+    """Write successes without a result; return how many of the jobs this worker still owned.
+
+    Args:
+        ids: sorted.
+    """
     rows = await on.fetch("ack_done", worker_id, ids, fences)
     written: int = rows[0][0]
     return written
 
 
 async def ack_outcomes(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict[int, JobState]:
-    """Write other outcomes, sorted by id; return the new state of each job still owned."""
+    """Write other outcomes; return the new state of each job that this worker still owned.
+
+    Args:
+        acks: sorted by id.
+    """
     rows = await on.fetch(
         "ack_outcomes",
         worker_id,
@@ -305,12 +320,12 @@ async def ack_outcomes(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict
 async def check_acks(
     on: Fetches, worker_id: int, ids: list[int], fences: list[int]
 ) -> dict[int, str]:
-    """Return why acks matched no row: `running`, `acked`, `absent` or `lost`."""
+    """Return why each ack matched no row: `running`, `acked`, `absent` or `lost`."""
     return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}
 
 
 async def locked(on: Fetches, ids: Sequence[int]) -> list[int]:
-    """Return those of these jobs whose rows another transaction has locked."""
+    """Return the ids of the jobs whose rows another transaction has locked."""
     return [row[0] for row in await on.fetch("locked_jobs", list(ids))]
 
 
@@ -320,7 +335,7 @@ async def promote(on: Fetches, batch: int) -> dict[str, int]:
 
 
 async def next_due(on: Fetches) -> DueIn:
-    """Return when the next promotion, suspect and check of limits are due."""
+    """Return when the next scheduled job, the next suspect and the next check of limits are due."""
     return DueIn(*(await on.fetch("next_due"))[0])
 
 
@@ -341,10 +356,13 @@ async def rescue(
 async def cancel(
     on: Fetches, ids: Sequence[int], reason: str, states: Sequence[str] = ()
 ) -> dict[int, JobState]:
-    """Cancel waiting jobs, and request it for running ones; other jobs are not in the result.
+    """Cancel waiting jobs, and request the cancellation of running ones.
 
     Args:
-        states: only jobs that are in one of these; none: in any.
+        states: cancel only jobs in one of these states; none given: in any state.
+
+    Returns:
+        The new state of each of these jobs. Finished and unknown jobs are missing.
     """
     rows = await on.fetch("cancel_jobs", list(ids), reason, list(states) or None)
     return {row[0]: JobState(row[1]) for row in rows}
@@ -356,6 +374,6 @@ async def retry(
     run_at: datetime | None = None,
     delay_s: float | None = None,
 ) -> list[int]:
-    """Retry failed and cancelled jobs, now or later; return the ids of the retried ones."""
+    """Retry failed and cancelled jobs, now or later; return the ids of the retried jobs."""
     rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s)
     return sorted(row[0] for row in rows)

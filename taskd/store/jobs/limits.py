@@ -20,10 +20,10 @@ ROWS_MAX = 1000
 
 
 class Admitted(NamedTuple):
-    """The result of an admission.
+    """The result of one call of admit().
 
     Attributes:
-        checked: number of checked arrivals and openings.
+        checked: how many newly blocked jobs and keys of limits were checked.
         queues: number of admitted jobs, by queue.
     """
 
@@ -43,10 +43,10 @@ class Claimed(NamedTuple):
 
 
 async def publish(on: Fetches, app: str, registry: Registry) -> None:
-    """Publish the limits of the registry's tasks, and which task has which limit.
+    """Publish the limits that the tasks of the registry use, and the limit of each task.
 
     Raises:
-        AppError: two tasks give one limit different bounds.
+        AppError: two tasks declare a limit of the same name with different bounds.
     """
     limits = _limits(app, registry)
     bounds = [limit.bounds for limit in limits.values()]
@@ -95,7 +95,7 @@ async def claim(
     stride: int = 1,
     refused: Mapping[str, int] = NONE_REFUSED,
 ) -> Claimed:
-    """Claim up to `batch` jobs of a limited queue, as its limits allow; see jobs.claim."""
+    """Claim up to `batch` jobs of a limited queue, as many as its limits allow; see jobs.claim."""
     left_out = (list(refused), list(refused.values()))
     rows = await on.fetch("claim_limited_jobs", worker_id, queue, batch, stride, *left_out)
     claimed = sorted((row for row in rows if row[0] is not None), key=URGENCY)
@@ -141,12 +141,12 @@ async def clear(on: Fetches, names: Sequence[str]) -> list[str]:
 
 
 async def list_limits(on: Fetches) -> list[dict[str, Any]]:
-    """Return all limits, with their running and blocked jobs."""
+    """Return all limits, each with the numbers of its running and blocked jobs."""
     return [dict(row) for row in await on.fetch("list_limits", ROWS_MAX)]
 
 
 async def list_keys(on: Fetches, name: str, keys_max: int) -> list[dict[str, Any]]:
-    """Return the keys of a limit that have jobs, those with the most blocked jobs first."""
+    """Return the keys of a limit that have jobs, the key with the most blocked jobs first."""
     return [dict(row) for row in await on.fetch("list_limit_keys", name, keys_max)]
 
 
@@ -164,7 +164,7 @@ async def limit_queue(
     """Change the limits of a queue, as set_limit does.
 
     Args:
-        concurrency: attempts per worker process; removed: the worker's own setting.
+        concurrency: attempts per worker process; if it is removed, the worker's setting applies.
 
     Raises:
         InvalidJob: a burst is given, and there is no rate.
@@ -173,7 +173,7 @@ async def limit_queue(
         "limit_queue", name, concurrency, max_running, max_depth, rate, burst, list(without)
     )
     if max_depth is not None:
-        # A mark from before this change tells producers that they need not check for room.
+        # An older mark tells producers that the queue has no depth limit to check.
         await busy_marks.clear_busy_mark(on, name, None)
     return _changed(rows, f"the queue {name}")
 

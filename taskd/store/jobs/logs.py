@@ -1,4 +1,4 @@
-"""Log lines of attempts, kept in a table of their own."""
+"""Log lines of attempts, which are stored in a table of their own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ PRUNE_BATCH = 5000
 
 
 class AttemptLines(NamedTuple):
-    """The stored log of an attempt, as `write_logs` takes it.
+    """The log of an attempt: one row of the arguments of `write_logs`.
 
     Attributes:
-        failed: kept as long as failed jobs of its queue, else as long as done ones.
-        ended: no further line will come.
+        failed: whether the lines are kept as long as failed jobs of the queue; if not, as long as
+            done jobs.
+        ended: whether the attempt has ended, so that no further line follows.
         first: number of lines before the omitted ones.
+        left_out: number of omitted lines.
         lines: JSON array of core.jobs.log_lines.Line.
     """
 
@@ -35,7 +37,7 @@ class AttemptLines(NamedTuple):
 
 
 async def write(on: Fetches, attempts: Sequence[AttemptLines]) -> None:
-    """Write the lines of these attempts, replacing earlier writes."""
+    """Store the lines of these attempts, in place of lines that were stored before."""
     await on.fetch("write_logs", *map(list, zip(*attempts, strict=True)))
 
 
@@ -45,7 +47,7 @@ async def delete(on: Fetches, job_ids: Sequence[int], fences: Sequence[int]) -> 
 
 
 async def prune(on: Fetches) -> int:
-    """Delete expired lines, in batches; return of how many attempts.
+    """Delete expired lines, in batches; return the number of attempts whose lines were deleted.
 
     Raises:
         StoreUnavailable: not possible now; try again later.

@@ -1,4 +1,4 @@
-"""Progress of attempts, and results of jobs that a client waits for."""
+"""The progress of attempts, and the results of jobs that a client waits for."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         awaited: the job is live and sends a NOTIFY when it ends.
-        error: JSON of the last failed attempt.
-        result: JSON of what its handler returned.
+        error: JSON of the error of the last failed attempt.
+        result: JSON of the value that its handler returned.
     """
 
     state: JobState
@@ -57,7 +57,7 @@ async def delete_progress(on: Fetches, job_ids: Sequence[int], fences: Sequence[
 
 
 async def prune_progress(on: Fetches) -> int:
-    """Delete the progress that dead workers have left; return how many rows."""
+    """Delete the progress of attempts of dead workers; return how many rows were deleted."""
     pruned: int = (await on.fetch("prune_progress"))[0][0]
     return pruned
 
@@ -74,5 +74,5 @@ async def await_jobs(on: Fetches, keys: Sequence[JobKey]) -> dict[JobKey, Outcom
 def ended_channel(
     database: Database, heard: Callable[[str], Any], lost: Callable[[], None]
 ) -> Listening:
-    """Return a channel that receives the ends of awaited jobs; `heard` is called with their ids."""
+    """Return a channel that calls `heard` with the id of each awaited job that has ended."""
     return Listening(database, {ENDED_CHANNEL: heard}, lost)

@@ -1,5 +1,6 @@
 """Statements that only read.
 
-Reports, the dashboard, `top` and `tail`, metrics, the doctor; and the helpers of bench, demo and
-tests. Imports the rooms of the store below it.
+They serve reports, the dashboard, `top` and `tail`, metrics and the doctor. The statements of
+bench, demo and taskd.testing are here, too; some of them write. Imports the other packages of the
+store.
 """

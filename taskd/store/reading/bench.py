@@ -1,4 +1,4 @@
-"""Statements of `taskd bench`: read facts about the database, and remove its own rows."""
+"""Statements of `taskd bench`: describe the database, and delete the rows of a benchmark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from taskd.store.connections.statements import Fetches
 
-# Names of the benchmark's queues and tasks; an ordinary queue does not have such a name.
+# Matches the names of a benchmark's queue and task, and no name that a user would choose.
 NAME = r"^taskd-bench-[0-9]+-[0-9a-f]{6}$"
 
 LIVE_COUNTED_MAX = 10_000
@@ -20,8 +20,8 @@ class Environment(NamedTuple):
     Attributes:
         postgresql: the server's version.
         durable: whether a commit waits for the disk.
-        owner: whether this user owns the schema, and so can remove what a worker leaves.
-        live: number of live jobs, counted up to LIVE_COUNTED_MAX.
+        owner: whether this user owns the schema, and so can delete the rows of the worker.
+        live: number of live jobs; LIVE_COUNTED_MAX: at least that many.
     """
 
     postgresql: str
@@ -31,28 +31,31 @@ class Environment(NamedTuple):
 
 
 async def read_environment(on: Fetches) -> Environment:
-    """Return the facts about the database."""
+    """Describe the database of the benchmark."""
     return Environment(*(await on.fetch("bench_environment", LIVE_COUNTED_MAX))[0])
 
 
 async def new_name(on: Fetches) -> str:
-    """Return a name for a benchmark's queue and task; it contains an id below those of its jobs."""
+    """Return a name for a benchmark's queue and task.
+
+    It contains an id that is lower than those of the benchmark's jobs: see clear().
+    """
     last_id = (await on.fetch("bench_last_id"))[0][0]
     return f"taskd-bench-{last_id}-{secrets.token_hex(3)}"
 
 
 async def begin(on: Fetches, name: str) -> None:
-    """Register the queue, so that a later run finds what this one leaves if it is killed."""
+    """Register the queue, so that a later run can clean up if this run is killed."""
     await on.fetch("declare_queues", [name])
 
 
 async def round_trip(on: Fetches) -> None:
-    """Send a query and wait for the answer."""
+    """Run a query that does nothing."""
     await on.fetch("bench_round_trip")
 
 
 async def commit(on: Fetches) -> None:
-    """Commit the smallest transaction that waits for the disk."""
+    """Commit a minimal transaction that waits for the disk."""
     await on.fetch("bench_commit")
 
 
@@ -63,15 +66,15 @@ async def live(on: Fetches, queue: str) -> int:
 
 
 async def left(on: Fetches) -> list[str]:
-    """Return the names of benchmarks that ended before they could clean up."""
+    """Return the names of benchmarks that were killed before they could clean up."""
     return [row[0] for row in await on.fetch("bench_left", NAME)]
 
 
 async def clear(on: Fetches, name: str) -> None:
-    """Remove a benchmark's jobs, their history, its worker, and what it published."""
+    """Delete the rows of a benchmark: its jobs, their history, its worker, its queue and task."""
     while (await on.fetch("bench_clear_jobs", name, CLEAR_BATCH))[0][0]:
         pass
-    # An unused sequence also says 1.
+    # The id in the name can be that of the first job: an unused sequence has the value 1, too.
     after_id: int | None = int(name.split("-")[2]) - 1
     while after_id is not None:
         after_id = (await on.fetch("bench_clear_history", name, after_id, CLEAR_BATCH))[0][0]

@@ -1,4 +1,4 @@
-"""What the dashboard reads: pages of jobs by key, single jobs, recently finished jobs."""
+"""Statements of the dashboard: pages of jobs, single jobs, recently finished jobs, limits."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from taskd.store.reading import reports
 Row = dict[str, Any]
 
 PAGE_ROWS = 50
-# Rows that one statement reads for a page, of live and of finished jobs each. That takes some 20
-# ms, and 30 ms if arguments are searched.
+# The most live and the most finished jobs that one statement reads for a page. That takes some 20
+# ms, or 30 ms if arguments are searched.
 READ_MAX = 5000
-# Failed and cancelled jobs have an index of their own.
+# The same for failed and cancelled jobs sorted by their end, which have an index of their own.
 ENDS_READ_MAX = 500
-# Per key of a limit.
+# The most jobs of a key of a limit that are counted, and the most that are named.
 COUNT_MAX = 1000
 HOLDERS_MAX = 3
 ID_MAX = 2**63 - 1
-# Blocks per partition of the history: 16 MB, some 60,000 jobs, 120 ms.
+# The most blocks of a partition of the history that a chart reads: 16 MB, some 60,000 jobs, 120 ms.
 CHART_BLOCKS_MAX = 2048
 
 
 class Key(NamedTuple):
-    """Where a page begins: after this job, in the order of ids, or of end times if `at` is set."""
+    """Where a page begins: after the job with this id.
+
+    Attributes:
+        at: the end of that job, if jobs are sorted by their end; None: they are sorted by id.
+    """
 
     id: int
     at: datetime | None = None
@@ -40,9 +44,9 @@ class Found(NamedTuple):
     """A page of jobs.
 
     Attributes:
-        next: where the next page begins; None: this is the last.
-        more: whether the next page is known to have jobs; otherwise the row limit ended the read
-            first.
+        next: where the next page begins; None: this is the last page.
+        more: whether the next page has jobs. If not, and there is a next page, the read ended at
+            its limit of rows, and it is unknown whether more jobs match.
     """
 
     jobs: list[Row]
@@ -52,7 +56,12 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobSearch:
-    """Which jobs a page shows: a filter, a text in their arguments, a key."""
+    """The search for the jobs of a page.
+
+    Attributes:
+        args_text: a text that the arguments contain.
+        unique_key: the unique key of the job.
+    """
 
     filter: Filter = field(default_factory=Filter)
     args_text: str | None = None
@@ -60,29 +69,29 @@ class JobSearch:
 
     @property
     def states(self) -> list[str] | None:
-        """Return the states as statements take them."""
+        """Return the states as an argument of statements; None: all states."""
         return [state.value for state in self.filter.states] or None
 
     @property
     def searches_args(self) -> bool:
-        """Return whether the filter needs a login that can read arguments."""
+        """Return whether the search needs a login that can read arguments."""
         return self.args_text is not None or self.unique_key is not None
 
     @property
     def by_end(self) -> bool:
-        """Return whether jobs are sorted by their end, as failed and cancelled jobs can be."""
+        """Return whether the page is sorted by the end of jobs: only failed or cancelled ones."""
         states = self.filter.states
         return bool(states) and set(states) <= FINISHED_BADLY and not self.searches_args
 
     @property
     def reads(self) -> int:
-        """Return how many rows are read; without a filter, only the rows that are shown."""
+        """Return how many rows to read at most; without a filter, as many as the page shows."""
         chosen = self.filter
         if self.searches_args or chosen.queue or chosen.task or chosen.error:
             return READ_MAX
         if self.by_end:
             return ENDS_READ_MAX
-        # A single live or finished state can be rare; all states together need no search.
+        # Jobs of one state can be rare, so that many rows must be read to fill a page.
         return READ_MAX if chosen.states or chosen.since_s else PAGE_ROWS + 1
 
 
@@ -95,7 +104,7 @@ async def find_jobs(on: Fetches, search: JobSearch, key: Key | None = None) -> F
     """Return a page of jobs, newest first.
 
     Raises:
-        PermissionDenied: the search is in arguments, which the login cannot read.
+        PermissionDenied: the search needs arguments, which the login is not allowed to read.
     """
     key = key or Key(ID_MAX)
     chosen = search.filter
@@ -124,10 +133,10 @@ def _page(rows: list[Row], by_end: bool) -> Found:
 
 
 async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
-    """Return everything about one job, its JSON decoded; None if the id is unknown.
+    """Return all columns of one job, its JSON decoded; None if the id is unknown.
 
     Args:
-        reads_args: the login can read arguments and results; if not, `args` is missing.
+        reads_args: whether the login can read arguments and results; if not, they are missing.
     """
     for record in await on.fetch("web_job", job_id):
         row = dict(record)
@@ -142,24 +151,28 @@ async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
 async def finished_recently(
     on: Fetches, *, window_s: float, steps: int, queue: str | None = None
 ) -> list[Row]:
-    """Return recently finished jobs by steps of time; one row without a step if none finished.
+    """Count recently finished jobs in `steps` equal parts of the last `window_s` seconds.
 
-    `since` and `until` in each row are the covered period, which can be shorter than requested.
+    `since` and `until` in each row are the covered period, which can be shorter than requested. If
+    no job finished, the result is one row without a step.
     """
     rows = await on.fetch("web_finished", queue, window_s, steps, CHART_BLOCKS_MAX)
     return [dict(row) for row in rows]
 
 
 async def limit_keys(on: Fetches, name: str, first: str) -> list[Row]:
-    """Return the keys of a limit from `first` on: one more than a page, which begins the next one.
+    """Return the keys of a limit from `first` on: those of a page, and the first of the next page.
 
-    Each has its counts, at most COUNT_MAX + 1, and `holders`: the jobs in its slots, running ones
-    first.
+    Each row has the numbers of jobs, at most COUNT_MAX + 1, and `holders`: the jobs that hold slots
+    of the key, running jobs first.
     """
     rows = await on.fetch("web_limit_keys", name, first, PAGE_ROWS + 1, COUNT_MAX + 1, HOLDERS_MAX)
     return [dict(row) | {"holders": msgspec.json.decode(row["holders"])} for row in rows]
 
 
 async def watch_jobs(on: Fetches, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
-    """Return a token by id that differs when a job has changed; unknown ids are missing."""
+    """Return a value for each job that differs whenever the job has changed.
+
+    Unknown ids are missing.
+    """
     return {row[0]: tuple(row)[1:] for row in await on.fetch("web_watch", list(ids))}

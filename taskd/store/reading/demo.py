@@ -1,4 +1,4 @@
-"""What `taskd demo` reads."""
+"""Statements of `taskd demo`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from taskd.store.connections.statements import Fetches
 
 
 class LeftJob(NamedTuple):
-    """A live job. `folder` is the demo's folder for its mail; None: it is no job of a demo."""
+    """A live job in the queue of the demo.
+
+    Attributes:
+        folder: the folder in which the demo stores its mail; None: another app enqueued the job.
+    """
 
     id: int
     task: str
@@ -17,7 +21,14 @@ class LeftJob(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How jobs ended: counts, seconds, and the Message-IDs of sent mails."""
+    """How the jobs of a demo ended.
+
+    Attributes:
+        live: number of jobs that have not ended.
+        span_s: seconds from the first start to the last end.
+        wait_s: median and 95th percentile of the seconds from the due time to the start.
+        message_ids: the Message-IDs of the sent mails.
+    """
 
     done: int
     failed: int
@@ -41,5 +52,5 @@ async def live(on: Fetches, ids: Sequence[int]) -> int:
 
 
 async def outcome(on: Fetches, ids: Sequence[int]) -> Outcome:
-    """Return how these jobs ended, as far as they have."""
+    """Return how these jobs ended; jobs that have not ended are only counted."""
     return Outcome(*(await on.fetch("demo_outcome", list(ids)))[0])

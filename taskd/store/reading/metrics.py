@@ -1,4 +1,4 @@
-"""The rows that a scrape reads."""
+"""The statement that a scrape of `/metrics` runs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 from taskd.store.connections.statements import Fetches
 
-# 2 MB, some 15,000 small jobs: each scrape costs the server a few milliseconds.
+# The most blocks of jobs that a scrape reads: 2 MB, some 15,000 small jobs, a few milliseconds.
 BLOCKS_MAX = 256
-# Per kind of label, except queues of live jobs.
+# The most values of a label, except queues of live jobs.
 ROWS_MAX = 1000
 
 
 class Value(NamedTuple):
-    """One number.
+    """One value of a metric.
 
     Attributes:
-        metric: its name without `taskd_`.
-        first, second: the values of its labels, if it has any.
+        metric: the metric's name without `taskd_`.
+        first, second: the values of the metric's labels, if it has labels.
     """
 
     metric: str
@@ -27,5 +27,5 @@ class Value(NamedTuple):
 
 
 async def read(on: Fetches) -> list[Value]:
-    """Return all numbers of the database."""
+    """Return the values of all metrics that come from the database."""
     return [Value(*row) for row in await on.fetch("read_metrics", BLOCKS_MAX, ROWS_MAX)]

@@ -17,17 +17,17 @@ from taskd.store.workers import Incarnation
 
 Row = dict[str, Any]
 ROWS_MAX = 1000
-# The most workers in an answer about one job.
+# The most workers and the most parents that the report about one job names.
 SERVERS_MAX = 20
 PARENTS_MAX = 20
 
 
 class Errors(NamedTuple):
-    """Errors, and whether all were read.
+    """Errors of jobs, and whether the errors of all jobs were read.
 
     Attributes:
-        failed_back_s: age in seconds of the oldest failed job that was read, if there may be more;
-            None if all were read.
+        failed_back_s: age in seconds of the oldest failed job that was read, if the read ended at
+            its limit of rows; None if all were read.
         all_scheduled: whether every scheduled job was read.
     """
 
@@ -45,15 +45,15 @@ async def list_jobs(
     since_s: float | None = None,
     limit: int = 50,
 ) -> list[Row]:
-    """Return jobs, newest first; no `states` means all."""
+    """Return jobs, newest first; without `states`, in any state."""
     return _rows(await on.fetch("list_jobs", queue, task, list(states) or None, since_s, limit))
 
 
 async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row | None:
-    """Return everything about one job, its JSON decoded; None if the id is unknown.
+    """Return all columns of one job, its JSON decoded; None if the id is unknown.
 
     Args:
-        unredacted: include the arguments that its task hides.
+        unredacted: include the arguments that the job's task redacts.
     """
     for row in _rows(await on.fetch("show_job", job_id, unredacted)):
         decoded = {
@@ -74,7 +74,7 @@ def _in_utc(written: str | None) -> str | None:
 
 
 async def why_job(on: Fetches, job_id: int) -> Facts | None:
-    """Return what decides whether a job runs; None if the id is unknown."""
+    """Return the facts that decide whether a job runs; None if the id is unknown."""
     for row in _rows(await on.fetch("why_job", job_id, AHEAD_MAX + 1, SERVERS_MAX)):
         more: Row = {
             name: msgspec.json.decode(row[name] or "[]") for name in ("servers", "slot_holders")
@@ -93,17 +93,17 @@ async def job_states(on: Fetches, ids: Sequence[int]) -> dict[int, JobState]:
 
 
 async def list_queues(on: Fetches) -> list[Row]:
-    """Return queues with their jobs, their workers, and their pauses."""
+    """Return queues, each with the numbers of its jobs and workers, and its pause."""
     return _rows(await on.fetch("list_queues", ROWS_MAX))
 
 
 async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int | None) -> Row:
-    """Set how long a queue keeps finished jobs (None: unchanged); return what applies now."""
+    """Set how long a queue keeps finished jobs (None: unchanged); return the queue's new row."""
     return _rows(await on.fetch("keep_queue", name, done_s, failed_s))[0]
 
 
 async def queues_with_due_jobs(on: Fetches) -> dict[str, int]:
-    """Return the live workers by queue, for each queue that has due jobs and is not paused."""
+    """Return the number of live workers of each queue that has due jobs and is not paused."""
     return {row[0]: row[1] for row in await on.fetch("queues_with_due_jobs")}
 
 
@@ -126,7 +126,12 @@ async def list_workers_here(on: Fetches, me: Incarnation) -> list[Row]:
 
 
 class Names(NamedTuple):
-    """Existing names, and whether any job has the requested ones."""
+    """Existing names, and whether a job with the requested name was found.
+
+    Attributes:
+        queue_met: whether one of the newest jobs is in the requested queue.
+        task_met: the same for the requested task.
+    """
 
     queues: list[str]
     tasks: list[str]
@@ -135,7 +140,7 @@ class Names(NamedTuple):
 
 
 async def known_names(on: Fetches, queue: str | None, task: str | None) -> Names:
-    """Return the existing queues and tasks."""
+    """Return the existing queues and tasks, and search jobs of the requested ones."""
     return Names(*(await on.fetch("known_names", queue, task, ROWS_MAX))[0])
 
 
@@ -153,7 +158,7 @@ async def stats(
     task: str | None = None,
     by_hour: bool = False,
 ) -> list[Row]:
-    """Return what finished in the last `since_s` seconds, by queue and task."""
+    """Count the jobs that finished in the last `since_s` seconds, by queue and task; with times."""
     rows = _rows(await on.fetch("stats", since_s, queue, task, by_hour, ROWS_MAX))
     return [_flat(row, by_hour) for row in rows]
 
@@ -166,10 +171,10 @@ async def stats_errors(
     task: str | None = None,
     read_max: int,
 ) -> Errors:
-    """Return the last errors of jobs, if they are from the last `since_s` seconds.
+    """Return the errors of failed and retried jobs of the last `since_s` seconds, by task and text.
 
     Args:
-        read_max: the most failed jobs, and the most scheduled ones, that are read.
+        read_max: the most failed jobs that are read, and the most scheduled jobs.
     """
     rows = _rows(await on.fetch("stats_errors", since_s, queue, task, read_max))
     return Errors(
@@ -180,7 +185,7 @@ async def stats_errors(
 
 
 def _flat(row: Row, by_hour: bool) -> Row:
-    """Return a row whose pairs of percentiles have names of their own."""
+    """Return a row with a column for each percentile, in place of pairs of percentiles."""
     spans = {name: row.pop(name) or (None, None) for name in ("wait_s", "run_s")}
     if not by_hour:
         del row["hour"]

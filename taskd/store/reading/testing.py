@@ -1,4 +1,4 @@
-"""What taskd.testing reads: databases of single tests, and their jobs."""
+"""Statements of taskd.testing: make and drop databases of tests, and read their jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Databases:
     """Makes and drops databases of a server, over one connection.
 
     Args:
-        database: any database of the server; its user must be allowed to create others.
+        database: any database of the server; its user must be allowed to create databases.
     """
 
     def __init__(self, database: Database) -> None:
@@ -51,11 +51,15 @@ async def jobs(on: Fetches) -> list[Row]:
 
 
 async def due_queues(on: Fetches, tasks: Iterable[str]) -> set[str]:
-    """Return queues with a running job, or with one that a worker with these tasks can run now."""
+    """Return the queues with a running job, or with a job that a worker could run now.
+
+    Args:
+        tasks: the tasks that the worker knows.
+    """
     return {row[0] for row in await on.fetch("testing_due", list(tasks))}
 
 
 async def travel(on: Fetches, seconds: float) -> int:
-    """Move all future times closer by this much; return how many jobs are live."""
+    """Move all future times `seconds` closer to now; return how many jobs are live."""
     moved: int = (await on.fetch("travel", float(seconds)))[0][0]
     return moved

@@ -1,4 +1,4 @@
-"""What `taskd top` and `taskd tail` read."""
+"""Statements of `taskd top` and `taskd tail`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from taskd.core.watching.tail import JobRow, PastError, Poll, ids_of
 from taskd.core.watching.top import BORN_MAX, Ended, State
 from taskd.store.connections.statements import Fetches
 
-# Rows per statement, which bounds the time of an answer.
+# Rows per statement, so that one statement takes little time.
 ROWS_MAX = 1000
-# Workers, queues and running jobs of one poll.
+# The most workers, queues and running jobs of one poll.
 PARTS_MAX = 200
 ENDED_MAX = 500
 
@@ -21,11 +21,11 @@ _errors = msgspec.json.Decoder(list[PastError], strict=False)
 
 
 async def poll(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Poll:
-    """Return which jobs live and run, and which of the newest have finished.
+    """Return the ids of the live jobs, of the running jobs, and of some finished jobs.
 
     Args:
-        after_id: finished jobs with a higher id; None: a little before the newest id.
-        missing: in addition to these ids.
+        after_id: finished jobs with a higher id are returned; None: a little before the newest id.
+        missing: further ids to look up among the finished jobs.
     """
     [row] = await on.fetch("watch_ids", after_id, list(missing))
     live, running, finished = (
@@ -50,12 +50,12 @@ async def jobs(on: Fetches, ids: Sequence[int]) -> list[JobRow]:
 async def since(
     on: Fetches, since_s: float, queue: str | None, task: str | None, batch: int
 ) -> list[int]:
-    """Return the ids of jobs with recent events, the latest first."""
+    """Return the ids of jobs with events in the last `since_s` seconds, the latest first."""
     return [row[0] for row in await on.fetch("watch_since", since_s, queue, task, batch)]
 
 
 async def state(on: Fetches, after_id: int | None) -> State:
-    """Return all live jobs in counts, and how many were enqueued per queue after that id."""
+    """Return counts of the live jobs, and how many were enqueued after `after_id`, by queue."""
     [row] = await on.fetch("watch_state", after_id, BORN_MAX, PARTS_MAX)
     made: dict[str, Any] = dict(row)
     for part in ("queues", "workers", "running", "limits"):
@@ -65,7 +65,11 @@ async def state(on: Fetches, after_id: int | None) -> State:
 
 
 async def ended(on: Fetches, since_s: float, running: Sequence[int]) -> list[Ended]:
-    """Return recently ended jobs, as far as they are found; `running` were seen running before."""
+    """Return jobs that ended in the last `since_s` seconds; not all of them, if there are many.
+
+    Args:
+        running: ids of jobs that were running at the last poll; these are looked up in any case.
+    """
     rows = await on.fetch("watch_ended", since_s, list(running), ENDED_MAX)
     return [msgspec.convert(dict(row), Ended) for row in rows]
 

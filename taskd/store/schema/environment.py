@@ -1,4 +1,4 @@
-"""The environment that the database belongs to; core/environment.py says what it is for."""
+"""The environment that the database belongs to; core/environment.py explains environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ class Adopted(NamedTuple):
 
     Attributes:
         former: the environment that the database belonged to before.
-        paused: whether queues and schedules were paused.
+        paused: whether all queues and schedules were paused.
+        queues: how many queues were paused.
+        schedules: how many schedules were paused.
     """
 
     former: str | None
@@ -22,23 +24,23 @@ class Adopted(NamedTuple):
 
 
 async def read(on: Fetches) -> str | None:
-    """Return the environment of the database; None: it has no name."""
+    """Return the environment of the database; None: it belongs to none."""
     rows = await on.fetch("read_environment")
     return rows[0][0] if rows else None
 
 
 async def name(on: Fetches, wanted: str) -> None:
-    """Name the environment of the database, unless it has a name."""
+    """Let the database belong to this environment, unless it belongs to one already."""
     if await read(on) is None:
         await on.fetch("name_environment", wanted)
 
 
 async def adopt(on: Fetches, wanted: str, *, pauses: bool | None) -> Adopted:
-    """Let the database belong to this environment.
+    """Let the database belong to this environment from now on.
 
     Args:
-        pauses: whether all queues and schedules are paused; None: if the database belonged to
-            another environment.
+        pauses: whether to pause all queues and schedules; None: pause them if the database belonged
+            to another environment.
     """
     former = await read(on)
     if pauses is None:

@@ -1,9 +1,9 @@
-"""Apply migrations to a database that is in use; migrations.py says which.
+"""Apply migrations to a database that is in use; migrations.py decides which.
 
-Each migration runs in one transaction together with its record, and one process migrates at a time.
-A migration waits for a lock only for a moment, because statements of other sessions queue behind
-it, and then tries again. A migration for which live workers are too old is postponed until they
-have ended.
+Each migration runs in one transaction, which also inserts its row into taskd.migration. One process
+migrates at a time. A migration waits for a lock only briefly, because statements of other sessions
+queue behind it, and then tries again. If live workers are too old for a migration, the migration is
+postponed until they have ended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from taskd.store.connections.error_translation import first_line, translate
 from taskd.store.schema import migration_history
 
 ADVISORY_LOCK = 0x7461736B64  # "taskd"
-# A waiting lock request holds up all later ones, so this is the longest delay for a job.
+# A request for a lock blocks all later requests while it waits, so it delays a job at most this
+# long.
 LOCK_TIMEOUT_MS = 100
 RUNNER_WAIT_S = 120.0
 RETRY_S_MAX = 3.0
-# A migration takes as long as it needs.
+# In practice no limit: a migration takes as long as it needs.
 STATEMENT_S = 6 * 3600.0
 
 # This table lists the applied migrations, so it cannot itself be a migration.
@@ -50,7 +51,8 @@ class Runner:
 
     Args:
         known: all migrations of this code.
-        lock_wait_s: seconds to retry for the locks of a migration, a tenth of a second each time.
+        lock_wait_s: how long to retry to lock the tables of a migration. One try waits at most a
+            tenth of a second.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Runner:
         """Return whether the migration must be applied.
 
         Raises:
-            SchemaTooNew, SchemaEdited: the database does not fit this code.
+            SchemaTooNew, SchemaEdited: this code must not migrate this database.
         """
         if await self._connection.fetchval("SELECT to_regclass('taskd.migration')") is None:
             return True
@@ -81,13 +83,18 @@ class Runner:
         return bool(missing([migration], found))
 
     async def has_outgrown_nobody(self, migration: Migration, drain: bool, wait_s: float) -> bool:
-        """Return whether no live worker is too old; with `drain`, wait for the end of such workers.
+        """Return whether no live worker is too old for the migration.
 
-        False: the migration has to wait, and this code works without it.
+        False: the migration must be postponed, and this code works without it.
+
+        Args:
+            drain: announce the migration, so that workers that are too old drain, and wait for
+                their end.
+            wait_s: the longest to wait.
 
         Raises:
-            MigrationFailed: there are such workers, and this code needs the migration; or they have
-                not ended in time.
+            MigrationFailed: some live workers are too old, and this code needs the migration; or
+                they have not ended within `wait_s`.
         """
         if migration.number == 1:
             return True
@@ -121,7 +128,10 @@ class Runner:
         return True
 
     async def apply(self, migration: Migration) -> bool:
-        """Apply it; return whether this process did so, and no other one.
+        """Apply a migration.
+
+        Returns:
+            Whether this process applied it; False: another process has applied it meanwhile.
 
         Raises:
             MigrationFailed: it could not be applied; the message says what was changed.
@@ -154,7 +164,8 @@ class Runner:
         async with self._alone(connection):
             if not await self.is_missing(migration):
                 return False
-            # Take all locks at the start, in order: a later wait would hold the earlier locks.
+            # Lock all tables first, in order. A lock that is requested later in the transaction
+            # would make other sessions wait for the locks that are held by then.
             for lock in migration.locks:
                 await connection.execute(lock_text(lock))
             await connection.execute(migration.text, timeout=STATEMENT_S)
@@ -163,9 +174,9 @@ class Runner:
         return True
 
     async def _apart(self, migration: Migration) -> bool:
-        """Apply a migration that cannot run in a transaction, by steps that can be repeated."""
-        # Another connection holds the runner's lock. It is idle in its transaction and has no
-        # snapshot, which a concurrent index build would wait for.
+        """Apply a migration that cannot run in a transaction; each of its steps can be repeated."""
+        # Another connection holds the lock for migrations, in an idle transaction. That transaction
+        # has no snapshot: a concurrent index build would wait for a transaction with a snapshot.
         keeper = await self._database.connect("migrate", idle_in_transaction_session_timeout="0")
         try:
             async with self._alone(keeper):
@@ -178,7 +189,7 @@ class Runner:
 
     async def _take_steps(self, migration: Migration) -> None:
         connection = self._connection
-        # These locks delay no job: they wait for the end of older transactions.
+        # The steps wait for the end of older transactions; no job waits for these locks.
         await connection.execute(f"SET lock_timeout = {int(self._lock_wait_s * 1000)}")
         try:
             for step in migration.steps:
@@ -195,15 +206,15 @@ class Runner:
         """Begin a transaction as soon as no other process migrates this database.
 
         Raises:
-            MigrationFailed: another process migrates for too long.
+            MigrationFailed: another process has migrated for over two minutes.
         """
         deadline, logged = time.monotonic() + RUNNER_WAIT_S, False
         while True:
             transaction = connection.transaction()
             await transaction.start()
-            # The transaction holds it until its commit, as a pooler can give the session to anyone.
-            # It is tried, not waited for: a waiting session has a snapshot, which would delay a
-            # concurrent index build.
+            # The lock belongs to the transaction and not to the session, because a pooler can give
+            # the session to other clients. The lock is tried repeatedly: a session that waits for
+            # it has a snapshot, which would delay a concurrent index build.
             if await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", ADVISORY_LOCK):
                 break
             await transaction.rollback()
@@ -217,7 +228,7 @@ class Runner:
                 events.migration_waits()
             await asyncio.sleep(random.uniform(0.1, 0.3))
         try:
-            # This also ends the transaction of a failed statement, and its snapshot.
+            # This also closes the portal of the SELECT above, which releases its snapshot.
             await connection.execute(
                 f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
             )
@@ -229,7 +240,7 @@ class Runner:
         await transaction.commit()
 
 
-# Such an error comes from the migration's text, or from the rows that it meets.
+# Errors whose cause is the SQL of the migration, or the rows that it changes.
 _ITS_OWN_FAULTS = (
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,

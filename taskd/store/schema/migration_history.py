@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 HOLDERS_MAX = 5
 UNDEFINED_COLUMN = "42703"
 OTHER_LEDGER = (
-    "the table taskd.migration has other columns than this taskd gives it: the schema was made "
-    "before the first release, from which no migration leads here, or was changed by hand. Use the "
-    "taskd that made it. If no job matters, start over: DROP SCHEMA taskd CASCADE."
+    "the table taskd.migration has other columns than this taskd expects: the schema was made "
+    "before the first release, and no migration leads from there to this taskd, or it was changed "
+    "by hand. Use the taskd that made it. If no job matters, start over: DROP SCHEMA taskd CASCADE."
 )
 
 
@@ -52,7 +52,7 @@ async def entries(on: Fetches) -> list[Entry]:
 
     Raises:
         SchemaMissing: there is no schema taskd.
-        SchemaEdited: its history is of a taskd before the first release, or was changed by hand.
+        SchemaEdited: a taskd before the first release made the schema, or it was changed by hand.
     """
     try:
         return [Entry(*row) for row in await on.fetch("list_migrations")]
@@ -75,12 +75,12 @@ async def record(on: Fetches, migration: Migration, *, is_applied: bool) -> None
 
 
 async def outgrown(on: Fetches, works_with: int) -> list[OldWorker]:
-    """Return the live workers with older code."""
+    """Return the live workers whose code is older than `works_with`."""
     return [OldWorker(*row) for row in await on.fetch("outgrown_workers", works_with)]
 
 
 async def holders(on: Fetches, tables: Sequence[str]) -> list[Holder]:
-    """Return the sessions that lock these tables; without tables, those with an old snapshot."""
+    """Return the sessions that lock these tables; without tables, sessions with an old snapshot."""
     return [Holder(*row) for row in await on.fetch("lock_holders", list(tables), HOLDERS_MAX)]
 
 

@@ -38,11 +38,11 @@ def of_this_code() -> CodeRange:
 
 
 async def check(database: Database) -> int:
-    """Check that this code works with the schema; return the number of its newest migration.
+    """Check that this code works with the schema; return the version of the schema.
 
     Raises:
-        SchemaMissing, SchemaOutdated, SchemaTooNew, SchemaEdited: it does not; the message says
-            what to do.
+        SchemaMissing, SchemaOutdated, SchemaTooNew, SchemaEdited: this code does not work with the
+            schema; the message says what to do.
     """
     found = await entries(database)
     if not any(entry.is_applied for entry in found):
@@ -57,7 +57,7 @@ async def check(database: Database) -> int:
 
 async def entries(database: Database) -> list[Entry]:
     """Return the applied and announced migrations; empty if the schema is missing."""
-    # Imported here, as a check of the version alone needs no driver.
+    # Imported here: callers that never use this function need no PostgreSQL driver.
     from taskd.store.connections.database import Lane
 
     lane = Lane(database, "check")
@@ -77,8 +77,15 @@ async def migrate(
     lock_wait_s: float = LOCK_WAIT_S,
     workers_wait_s: float = WORKERS_WAIT_S,
 ) -> list[Migration]:
-    """Apply the missing migrations and return them; safe to repeat and to run while jobs run."""
-    # This imports structlog, which commands that only check do not need.
+    """Apply the missing migrations and return them; safe to repeat, and safe while jobs run.
+
+    Args:
+        known: all migrations of the code; None: those of this code.
+        drain: let workers that are too old for a migration drain, and wait for their end.
+        lock_wait_s: how long to retry to lock the tables of a migration.
+        workers_wait_s: how long to wait for the end of workers that are too old.
+    """
+    # This module imports structlog, which commands that only check the schema do not need.
     from taskd.store.schema.migrate import Runner
 
     known = known or all_migrations()

@@ -1,4 +1,4 @@
-"""The SQL that repairs what `taskd doctor` finds, from sql/repairs.sql. It is only printed."""
+"""The SQL of sql/repairs.sql, which repairs what `taskd doctor` finds. taskd only prints it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PLACE = re.compile(r'(?<![:\w]):(?:"(\w+)"|\'(\w+)\'|(\w+):(?!:)|(\w+))')
 
 @cache
 def load() -> dict[str, str]:
-    """Return the texts by their names."""
+    """Return the repairs as SQL with placeholders, by name."""
     parts = HEADER.split((sql_root() / "repairs.sql").read_text(encoding="utf-8"))[1:]
     return {name: _bare(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _bare(text: str) -> str:
-    """Without the comment of the next one."""
+    """Return the text without the comment at its end, which belongs to the next repair."""
     lines = text.rstrip().splitlines()
     while lines and (not lines[-1] or lines[-1].startswith("-- ")):
         lines.pop()
@@ -29,10 +29,10 @@ def _bare(text: str) -> str:
 
 
 def render(name: str, args: Mapping[str, Any]) -> str:
-    """Return the SQL, for psql.
+    """Return the SQL of a repair with these values, for psql.
 
     Raises:
-        KeyError: there is no such text, or no such value.
+        KeyError: no repair has this name, or a value is missing.
     """
 
     def put(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Roles: run sql/roles.sql, which makes them, gives them the schema and grants their rights."""
+"""Roles: run sql/roles.sql, which makes the roles and grants them their rights in the schema."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def names(prefix: str = PREFIX_DEFAULT) -> list[str]:
 
 
 def script(prefix: str = PREFIX_DEFAULT) -> str:
-    """Return the SQL that makes the roles and grants, for psql.
+    """Return the SQL that makes the roles and grants their rights, for psql.
 
     Raises:
-        ValueError: as names().
+        ValueError: the prefix is not valid; see names().
     """
     names(prefix)
     text = (sql_root() / "roles.sql").read_text(encoding="utf-8")
@@ -42,11 +42,11 @@ def script(prefix: str = PREFIX_DEFAULT) -> str:
 
 
 async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
-    """Make the missing roles, and grant each its rights. Safe to repeat.
+    """Make the missing roles, and grant each role its rights. Safe to repeat.
 
     Raises:
         SchemaMissing: there is no schema yet.
-        PermissionDenied: this role cannot make roles, or does not own the schema.
+        PermissionDenied: this user cannot make roles, or does not own the schema.
     """
     if not await entries(database):
         raise SchemaMissing(NO_SCHEMA)
@@ -61,7 +61,10 @@ async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
 
 
 async def renew(database: Database) -> list[str]:
-    """Grant again after a migration, if the schema belongs to roles; return their names."""
+    """Grant the rights of the roles again after a migration; return the names of the roles.
+
+    If the schema belongs to no such role, do nothing and return an empty list.
+    """
     lane = Lane(database, "roles")
     try:
         rows = await lane.fetch("find_roles")

@@ -9,9 +9,9 @@ from taskd.core.migration import Migration, Step
 from taskd.store.schema.migrate import LEDGER, LOCK_TIMEOUT_MS, drop_text, lock_text
 
 HEAD = f"""\
--- taskd's schema; run it as the role that is to own it:  psql -X -v ON_ERROR_STOP=1 -f this-file
--- Each migration records itself in taskd.migration, so that taskd knows of it. A lock that is not
--- free within {LOCK_TIMEOUT_MS} ms ends the script; its transaction leaves nothing: run it again.
+-- taskd's schema. Run this as the role that will own it:  psql -X -v ON_ERROR_STOP=1 -f this-file
+-- Each migration inserts its row into taskd.migration, where taskd looks for it. If a lock is not
+-- free within {LOCK_TIMEOUT_MS} ms, the script ends and its transaction rolls back: run it again.
 SET lock_timeout = '{LOCK_TIMEOUT_MS}ms';
 SET client_min_messages = 'warning';
 """
@@ -20,7 +20,7 @@ SET client_min_messages = 'warning';
 def script(migrations: Sequence[Migration]) -> str:
     """Return the SQL that applies these migrations in order and records them.
 
-    It is one transaction, except for steps that cannot run in one.
+    The SQL is one transaction, except for steps that cannot run in a transaction.
     """
     parts = [HEAD]
     for in_transaction, group in groupby(migrations, lambda each: each.in_transaction):
@@ -38,7 +38,7 @@ def _in_transaction(migration: Migration) -> str:
 
 
 def _apart(migration: Migration) -> str:
-    # It waits for the end of older transactions, and no job waits for it.
+    # The steps wait for the end of older transactions; no job waits for their locks.
     steps = "".join(_step(each) for each in migration.steps)
     return (
         f"{_title(migration)}SET lock_timeout = 0;\n{steps}"
