@@ -1,4 +1,4 @@
-"""What the handler of a pipeline stage returns to choose the next stage."""
+"""Values that the handler of a pipeline stage returns to choose the next stage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.job import check_payload, check_task_name
 from taskd.core.validation import quoted
 from taskd.errors import InvalidArgs, InvalidJob
@@ -36,9 +37,6 @@ class Next:
             InvalidArgs: the arguments have no JSON form, PostgreSQL cannot store them, or no stage
                 can have this name.
         """
-        # The one that checks arguments knows verdicts, and verdicts are decided upon with these.
-        from taskd.core.jobs.arguments import encode_args
-
         of = f"of the stage {quoted(self.stage)}"
         args = check_payload(of, encode_args(of, self.args))
         try:
@@ -53,7 +51,7 @@ class Stop:
     """Returned by the handler of a stage: the run ends here, successfully.
 
     Attributes:
-        result: kept as the job's result.
+        result: the result of the job.
     """
 
     result: Any = None
