@@ -1,14 +1,14 @@
-"""The environment of a database: workers of another one must not run its jobs.
+"""The environment that a database belongs to: workers of other environments must not run its jobs.
 
-A restored copy of production contains production's jobs and schedules. Its name of the environment
-is copied as well, so workers whose setting `environment` has another value recognise the copy.
+A restored copy of production's database contains production's jobs and schedules. It also contains
+the name `production`, so workers whose setting `environment` has another value recognise the copy.
 """
 
 from __future__ import annotations
 
 
 def mismatch(wanted: str | None, found: str | None) -> str | None:
-    """Return why a worker must not run the jobs of a database; None: it can.
+    """Return why a worker must not run the jobs of a database; None if it can run them.
 
     Args:
         wanted: the setting `environment` of the worker.

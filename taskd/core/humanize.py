@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from datetime import datetime
 
-# A unit and its seconds, and the next smaller unit with its own.
+# Each unit with its length in seconds, and the next smaller unit with its length.
 UNITS = (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
 # Seconds of the units of a rate.
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def printable(text: str) -> str:
-    """Return text that cannot control the terminal; line ends and tabs stay."""
+    """Return the text with control characters escaped, except line ends and tabs."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def moment(value: datetime | None) -> str:
-    """Return a point in time, in the reader's time zone."""
+    """Return a date and time in the local time zone."""
     return "" if value is None else value.astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def clock(value: datetime) -> str:
-    """Return the time of day in the reader's time zone, with milliseconds; see zone()."""
+    """Return the time of day in the local time zone, with milliseconds; see zone()."""
     return value.astimezone().strftime("%H:%M:%S.%f")[:-3]
 
 
 def zone(value: datetime) -> str:
-    """Return the reader's UTC offset at that time, `+02:00`, to be printed before times of day."""
+    """Return the local UTC offset at that time, such as `+02:00`; clock() does not contain it."""
     return value.astimezone().isoformat(timespec="seconds")[-6:]
 
 
 def given_up(
     renewed_ago_s: float | None, lease_s: float | None, lease_until: datetime | None
 ) -> str:
-    """Return what happens to a worker whose lease renewal is late."""
+    """Return, for a worker whose lease renewal is late, when its lease expires."""
     return (
         f"renewed its lease {span(renewed_ago_s)} ago; the lease of {span(lease_s)} "
         f"expires at about {moment(lease_until)}"

@@ -1,10 +1,10 @@
-"""Schedules as values: the jobs they enqueue, when their ticks are, and which ticks are due.
+"""Schedules as values: the jobs that they enqueue, the times of their ticks, and the due ticks.
 
 No clock is read here: the current time always comes from the database. The ticks of a period are
 its multiples. Cron follows the wall clock of a time zone, as Debian's cron does: if a clock change
-skips a time, its tick comes right after the gap; if a clock change repeats a time, it has only one
-tick, at the first occurrence. Rules that repeat within the hour or every hour (`*` or `*/n` as
-minute or hour) follow elapsed time.
+skips the time of a tick, the tick comes right after the gap; if a clock change repeats the time,
+the tick comes only at its first occurrence. Rules that repeat within the hour or every hour (`*` or
+`*/n` as minute or hour) follow elapsed time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ JITTER_S_MAX = 86400.0
 DEADLINE_S_MIN, DEADLINE_S_MAX = 1.0, 365 * 86400.0
 CATCH_UP_MAX_DEFAULT = 100
 CATCH_UP_MAX_LIMIT = 1000
-# A tick that is later than this was missed. Workers check for ticks every few seconds.
+# A tick that is fired later than this counts as missed. Workers look for due ticks every few
+# seconds.
 MISSED_AFTER_S = 60.0
 
-# How far cron's ticks are searched; far enough for February 29 on a Monday.
+# A new cron expression is refused if it has no tick after this time.
 _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -46,7 +47,11 @@ class CatchUp(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What a tick does while a job of the schedule is live: enqueue another, skip, or cancel it."""
+    """What a tick does while a job of the schedule is live.
+
+    It enqueues another job (`allow`), it enqueues none (`skip`), or it cancels the live job and
+    enqueues another (`cancel`).
+    """
 
     ALLOW = "allow"
     SKIP = "skip"
@@ -78,7 +83,7 @@ class Every:
             )
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
-        """Yield the ticks that follow one of its ticks, without end."""
+        """Yield the ticks that follow the tick `after`, without end."""
         period = timedelta(seconds=self.period_s)
         # Each tick is computed from the first one, so that rounding errors do not add up.
         for n in range(1, 1 << 62):
@@ -94,7 +99,8 @@ class Cron:
         timezone: a name of the time zone database, such as Europe/Berlin.
 
     Raises:
-        InvalidSchedule: it cannot be parsed, never has a tick, or the time zone does not exist.
+        InvalidSchedule: the expression cannot be parsed or never has a tick, or the time zone does
+            not exist.
     """
 
     expression: str
@@ -119,8 +125,8 @@ class Cron:
         """Yield the ticks after a moment, in UTC, for the fifty years that cronsim looks ahead."""
         zone = _zone(self.timezone)
         last = after.astimezone(UTC)
-        # cronsim computes wall clock times. When a clock is set back, some of these occur twice;
-        # when it is set forward, several map to one moment.
+        # cronsim computes wall clock times. When a clock is set back, some times occur twice; when
+        # it is set forward, several times are the same moment.
         for tick in CronSim(self.expression, after.astimezone(zone)):
             moment = tick.astimezone(UTC)
             if moment > last:
@@ -160,8 +166,8 @@ class Schedule:
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, fire at most this many ticks, the newest ones; 1 to 1000.
         overlap: what a tick does while a job of the schedule is live: `allow`, `skip` or `cancel`.
-        jitter_s: a tick's job is due up to this many seconds after the tick.
-        deadline_s: a job that has not started this many seconds after its tick expires.
+        jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
+        deadline_s: the deadline of the job, in seconds after its tick; after that it expires.
 
     Raises:
         InvalidSchedule: a value is outside its limits.
@@ -248,12 +254,12 @@ def _check_seconds(name: str, value: object, low: float, high: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Ticks to fire, and the one after them.
+    """The ticks of a schedule that must be fired now, and its next tick.
 
     Attributes:
         ticks: ticks to fire, in order.
-        next_at: the tick that follows all due ones.
-        missed: whether ticks are left out.
+        next_at: the first tick that is not due yet.
+        missed: whether due ticks are left out of `ticks`.
     """
 
     ticks: tuple[datetime, ...]
@@ -264,10 +270,10 @@ class Due:
 def due(
     when: When, next_at: datetime | None, now: datetime, catch_up: CatchUp, catch_up_max: int
 ) -> Due:
-    """Return which ticks of a schedule to fire, and which one follows them.
+    """Return the ticks of a schedule that must be fired now, and its next tick.
 
     Args:
-        next_at: the first tick that was not fired; None: its ticks begin now.
+        next_at: the first tick that was not fired; None: the ticks of the schedule begin now.
         now: the time by the database's clock.
 
     Raises:
@@ -302,13 +308,13 @@ def _following(when: When, next_at: datetime | None, now: datetime) -> datetime:
 def _latest(
     when: When, next_at: datetime, now: datetime, most: int
 ) -> tuple[tuple[datetime, ...], bool]:
-    """Return the newest ticks from `next_at` to now, and whether there were others."""
+    """Return the newest `most` ticks from `next_at` to now, and whether there were more."""
     if isinstance(when, Every):
         period = timedelta(seconds=when.period_s)
         late = (now - next_at) // period
         skipped = max(late + 1 - most, 0)
         return tuple(next_at + n * period for n in range(skipped, late + 1)), skipped > 0
-    # Years of minutes can lie between, so look back only as far as necessary.
+    # There can be years of ticks every minute, so look back only as far as necessary.
     back = timedelta(minutes=1)
     while True:
         begin = max(next_at, now - back)

@@ -1,4 +1,4 @@
-"""Checks of numbers from outside, with the same wording of errors."""
+"""Checks of numbers that callers pass, with the same wording in each error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SHOWN_CHARS_MAX = 300
 
 
 def quoted(value: object) -> str:
-    """Return a value as a message quotes it: of limited length, whatever it is."""
+    """Return the repr() of any value, shortened, for an error message."""
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - Python writes no number of over 4,300 digits
@@ -17,13 +17,13 @@ def quoted(value: object) -> str:
 
 
 def check_int(name: str, value: object, low: int, high: int) -> None:
-    """Raise InvalidJob unless it is a whole number within these limits."""
+    """Raise InvalidJob unless `value` is a whole number from `low` to `high`."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidJob(f"{name} {quoted(value)} is not a whole number from {low} to {high}")
 
 
 def check_seconds(name: str, value: object, low: float, high: float) -> None:
-    """Raise InvalidJob unless it is a number of seconds within these limits."""
+    """Raise InvalidJob unless `value` is a number of seconds from `low` to `high`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         raise InvalidJob(
             f"{name} {quoted(value)} is not a number of seconds from {low:g} to {high:g}"

@@ -15,8 +15,8 @@ DELAY_S_MAX = 30 * 86400.0
 class Exponential:
     """`base_s`, multiplied by `factor` for each attempt, at most `cap_s`, with jitter.
 
-    The jitter moves the delay to a random point between (1 - jitter) and 1 of itself, so that jobs
-    that failed together do not come back together.
+    With jitter, the delay is multiplied by a random number between 1 - `jitter` and 1, so that jobs
+    that failed together are not retried together.
     """
 
     base_s: float = 10.0

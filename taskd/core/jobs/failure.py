@@ -1,7 +1,7 @@
 """The stored error of a failed attempt: type, message and traceback, made safe and small.
 
-One attempt's error must never harm another job's ack: PostgreSQL refuses U+0000 and lone
-surrogates, `str(error)` can itself raise, and a chain of 2,000 causes formats to 393 KB.
+An error must never prevent the acks of other jobs in the same batch. But PostgreSQL refuses U+0000
+and lone surrogates, `str(error)` itself can raise, and a chain of 2,000 causes has 393 KB of text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ MESSAGE_BYTES_MAX = 1024
 TYPE_BYTES_MAX = 200
 FRAMES_MAX = 30
 CHAIN_MAX = 5
-# Frames of taskd above a handler's own. A built-in task is a handler like any other.
+# Files of taskd, whose frames come before those of a handler; and files of the built-in tasks,
+# which count as handlers.
 PACKAGE = str(Path(__file__).parents[2] / "_")[:-1]
 BUILT_INS = str(Path(__file__).parents[2] / "tasks" / "_")[:-1]
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One attempt's error; its JSON takes at most about 4 KiB, with control characters 8 KiB."""
+    """The error of an attempt; its JSON takes about 4 KiB at most (8 with control characters)."""
 
     type: str
     message: str
@@ -38,22 +39,22 @@ def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
     """Describe an exception; never raises.
 
     Args:
-        hide: removes secrets from a text. It runs before anything is cut: the remaining half of a
-            secret would not be found.
+        hide: removes secrets from a text. It is called before texts are shortened: it would not
+            find a secret of which only half is left.
     """
     kind = clean(hide(kind_of(error)), TYPE_BYTES_MAX)
     message = clean(hide(_text(error)), MESSAGE_BYTES_MAX)
-    # As they are stored: a control character takes six bytes there.
+    # Measured as JSON, in which a control character takes six bytes.
     used_bytes = sum(len(msgspec.json.encode(each)) for each in (kind, message))
     room = ERROR_BYTES_MAX - used_bytes - 100
     return Failure(kind, message, _keep_ends(hide(_trace(error)), room))
 
 
 def kind_of(value: object) -> str:
-    """Return the name of its type; never raises."""
+    """Return the name of the type of a value; never raises."""
     try:
         return str(type(value).__qualname__)
-    except BaseException:  # noqa: BLE001 - its type may answer as it likes
+    except BaseException:  # noqa: BLE001 - a metaclass can raise anything
         return "(its type has no name)"
 
 
@@ -66,9 +67,9 @@ def clean(text: str, bytes_max: int) -> str:
 
 
 def _keep_ends(text: str, bytes_max: int) -> str:
-    """Return the head and a longer tail: the tail names the line that raised."""
+    """Return the start and a longer part of the end, which names the line that raised."""
     safe = clean(text, 1 << 20)
-    # Newlines and quotes grow in JSON; the limit applies to the stored form.
+    # The limit applies to the stored JSON, in which newlines and quotes are escaped.
     size = len(msgspec.json.encode(safe))
     if size <= bytes_max:
         return safe
@@ -79,14 +80,14 @@ def _keep_ends(text: str, bytes_max: int) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        # A subclass of str becomes a plain one.
+        # str(error) can return an instance of a subclass of str.
         return str.__str__(str(error))
-    except BaseException:  # noqa: BLE001 - a handler's exception may do anything
+    except BaseException:  # noqa: BLE001 - the __str__ of a handler's exception can raise anything
         return "(its message could not be formatted)"
 
 
 def _trace(error: BaseException) -> str:
-    # The chain is cut in a copy; the handler's exception stays as it is.
+    # The chain is shortened in a copy; the exception of the handler is not changed.
     try:
         made = traceback.TracebackException.from_exception(
             error, limit=-FRAMES_MAX, lookup_lines=True, compact=True
@@ -105,7 +106,7 @@ def _trace(error: BaseException) -> str:
 
 
 def _cut_ours(stack: traceback.StackSummary) -> None:
-    """Let a traceback begin with the handler, unless it has only frames of taskd."""
+    """Remove the frames of taskd before the handler's, unless all frames are of taskd."""
     theirs = (place for place, frame in enumerate(stack) if not _is_ours(frame.filename))
     del stack[: next(theirs, 0)]
 

@@ -47,10 +47,10 @@ class JobState(StrEnum):
 LIVE = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
 FINISHED = frozenset(JobState) - LIVE
 
-# The only list of state changes; None means enqueued. A limit *admits* a job when it gives it a
-# slot; a *suspect* is a job whose worker died while it ran. Each statement in sql/queries lists its
-# changes on a `-- moves:` line, and the documentation has a diagram of them; a test compares the
-# three.
+# The only list of state changes; None is the state before a job is enqueued. A limit *admits* a job
+# when it gives the job a slot; a *suspect* is a job whose worker died while it ran the job. Each
+# statement in sql/queries lists its changes on a `-- moves:` line, and the documentation has a
+# diagram of all changes; a test compares the three.
 TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
     {
         (None, JobState.QUEUED),  # enqueue
@@ -163,10 +163,15 @@ def check_payload(task: str, args: str) -> str:
 
 
 def check_moment(name: str, moment: object, seconds: object, instead: str) -> None:
-    """Check a point in time; `seconds` is the value of the option `instead`, which excludes it.
+    """Check an option that is a point in time.
+
+    Args:
+        name: the name of the option.
+        seconds: the value of the option `instead`, which cannot be given together with it.
 
     Raises:
-        InvalidJob: both are given, it has no time zone, or PostgreSQL cannot store it.
+        InvalidJob: both options are given, the time has no time zone, or PostgreSQL cannot store
+            it.
     """
     if seconds is not None:
         raise InvalidJob(f"give {name} or {instead}, not both")
@@ -180,7 +185,7 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
 
 
 def check_attempt_options(max_attempts: int | None, timeout_s: float | None) -> None:
-    """Check two options of a new or changed job; None: the task's own value.
+    """Check two options of a new or changed job; None: the value of the task applies.
 
     Raises:
         InvalidJob: a value is outside its limits.
@@ -225,7 +230,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> str:
         raise InvalidJob(f"metadata: {error}") from None
     if not payload.startswith(b"{"):
         raise InvalidJob(f"metadata must be a mapping by name, not a {type(metadata).__name__}")
-    # Measured as PostgreSQL stores its text: with a space after each comma and colon.
+    # Measured as PostgreSQL writes jsonb: with a space after each comma and colon.
     if len(payload) + payload.count(b",") + payload.count(b":") > METADATA_BYTES_MAX:
         raise InvalidJob(
             f"metadata takes {len(payload):,} bytes; the limit is {METADATA_BYTES_MAX:,}. "
@@ -242,13 +247,13 @@ class NewJob:
 
     Attributes:
         task: the task's name.
-        queue: the queue's name; None: that of the published task.
+        queue: the queue's name; None: the queue of the published task.
         args: JSON object as text, at most 256 KiB.
         priority: smaller numbers first, -32768 to 32767.
         run_at: when the job is due (with a time zone); excludes `delay_s`.
         delay_s: seconds from the start of the enqueueing transaction until the job is due.
-        max_attempts: the most attempts, 1 to 1000; None: the option of the task that runs it.
-        timeout_s: timeout of one attempt in seconds; None: the option of the task that runs it.
+        max_attempts: the most attempts, 1 to 1000; None: the option of the task applies.
+        timeout_s: timeout of one attempt in seconds; None: the option of the task applies.
         checked: whether the arguments were checked against the task's signature, as `Task.job()`
             does; if not, they are checked against the published task when the job is enqueued.
         unique: its unique key. None: no key if `checked`, otherwise the key by the published task's
@@ -260,7 +265,7 @@ class NewJob:
         args_version: the version of its arguments (see the task's option). None: version 1 if
             `checked`, otherwise the published task's version.
         limit: the limit that applies to the job, and the values of the limit's key.
-        metadata: values that travel with the job beside its arguments, by name: tags, the context
+        metadata: further values that are stored with the job, by name, such as tags or the context
             of a trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
 
     Raises:
@@ -320,15 +325,15 @@ class Job(msgspec.Struct, gc=False):
     """A claimed job: its row as the claim returns it, and its queue and worker.
 
     Attributes:
-        fence: token of this attempt; part of the guard of every write.
-        args: JSON text, decoded inside the attempt so that a row that cannot be decoded fails only
-            its own job.
-        max_attempts: None: the task's option; the same for `timeout_s`.
+        fence: token of this attempt; every write for the attempt checks it.
+        args: JSON text. The attempt decodes it, so arguments that cannot be decoded fail only their
+            own job.
+        max_attempts: None: the option of the task applies; the same for `timeout_s`.
         wait_s: seconds from its due time to the claim, by the database's clock.
         due_at_s: the due time in seconds since 1970, by the database's clock.
         workflow_id: the workflow that it is part of, if any.
         args_version: the version of its arguments; None: the first.
-        late: its deadline had passed when it was claimed; None: it has none.
+        late: whether its deadline had passed when it was claimed; None: it has no deadline.
         metadata: JSON text; None: it has none.
     """
 

@@ -22,7 +22,7 @@ from taskd.core.validation import check_int
 from taskd.errors import InvalidJob
 
 FINISHED_BADLY = frozenset({JobState.FAILED, JobState.CANCELLED})
-# What matches any text in a pattern: `*`, and the placeholders of `taskd stats errors`.
+# Characters that match any text: `*`, and the placeholders that `taskd stats errors` writes.
 WILD = "*#…"
 
 
@@ -30,7 +30,7 @@ class ChangeOutcome(StrEnum):
     """The outcome of a change for one job."""
 
     CHANGED = "changed"
-    # It is running, and cannot be changed.
+    # Not changed: the job is running.
     RUNNING = "running"
     FINISHED = "finished"
     UNKNOWN = "unknown"
@@ -58,13 +58,13 @@ class Change:
 
     Attributes:
         priority: smaller numbers first.
-        run_at: not before this moment, sooner or later than before; excludes `delay_s`.
-        delay_s: not before this many seconds from now; 0 is now.
-        args: all arguments, replacing the present ones.
-        update_args: some arguments; the others stay.
+        run_at: when the job is due, which can be sooner or later than before; excludes `delay_s`.
+        delay_s: seconds from now until the job is due; 0: it is due now.
+        args: all arguments, in place of the present ones.
+        update_args: new values of some arguments; the others stay.
         queue: the new queue.
         max_attempts: 1 to 1000.
-        timeout_s: seconds of one attempt.
+        timeout_s: timeout of one attempt in seconds.
         deadline: no attempt starts after this moment; excludes `deadline_s`.
         deadline_s: the deadline, in seconds from now.
         no_deadline: remove the deadline.
@@ -108,14 +108,14 @@ class Filter:
     """A filter for jobs; attributes that are not given match all jobs.
 
     Attributes:
-        queue: their queue.
-        task: their task's name.
-        states: any of these.
-        error: part of their last error or reason, in any case; `*` matches any text, and so do `#`
-            and `…`, which `taskd stats errors` writes.
-        older_than_s: enqueued or finished longer ago than this.
-        since_s: enqueued or finished within this time.
-        args: some of their arguments.
+        queue: the queue of the job.
+        task: the name of its task.
+        states: the job is in one of these states.
+        error: a part of its last error or reason, in upper or lower case; `*` matches any text, and
+            so do `#` and `…`, which `taskd stats errors` writes.
+        older_than_s: the job was enqueued (if live) or finished more than this many seconds ago.
+        since_s: the job was enqueued (if live) or finished within this many seconds.
+        args: some of its arguments, with these values.
     """
 
     queue: str | None = None

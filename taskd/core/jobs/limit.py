@@ -24,7 +24,12 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 class LimitOf(NamedTuple):
-    """The limit of one job, and the values of its key, a JSON array as text."""
+    """The limit of one job.
+
+    Attributes:
+        name: the name of the limit.
+        values: the values that make the key of the job, a JSON array as text.
+    """
 
     name: str
     values: str
@@ -32,13 +37,13 @@ class LimitOf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit for the jobs of a task, or of all tasks that name it; strict across all workers.
+    """A limit for the jobs of a task, or of all tasks that share it; exact across all workers.
 
     Operators can change it at any time with `taskd limits set`.
 
     Attributes:
         concurrency: the most running jobs per key, 1 to 10,000.
-        by: the argument whose value is the key, or several of them; none: all jobs have one key.
+        by: the argument whose value is the key, or several arguments; none: all jobs share one key.
         concurrency_in_all: the most running jobs of all keys, 1 to 10,000.
         rate: how many jobs per key can start within `per_s` seconds, on average.
         per_s: the period of the rate in seconds, up to 30 days.
@@ -88,7 +93,7 @@ class Limit:
 
     @property
     def bounds(self) -> tuple[int | None, int | None, float | None, int | None]:
-        """Return concurrency, concurrency in all, rate in jobs per second, burst."""
+        """Return concurrency, concurrency_in_all, rate in jobs per second, and burst."""
         if self.rate is None:
             return self.concurrency, self.concurrency_in_all, None, None
         rate = self.rate / self.per_s
@@ -96,7 +101,8 @@ class Limit:
 
 
 def _per_second(rate: object, per_s: float) -> float:
-    # A rate that is not a number, or is greater than any float, gets the same error.
+    # NaN makes the caller refuse a rate that is no number, or too large for a float, with the same
+    # message as any other wrong rate.
     if not isinstance(rate, int | float) or isinstance(rate, bool) or rate > RATE_MAX * PER_S_MAX:
         return math.nan
     return rate / per_s
@@ -106,7 +112,8 @@ def check_burst(rate: float | None, burst: int | None) -> None:
     """Check that a rate, in jobs per second, can be reached with this burst.
 
     Raises:
-        InvalidJob: there is no rate, or the bucket would be full before tokens are handed out.
+        InvalidJob: a burst is given without a rate; or the bucket holds fewer tokens than the rate
+            adds between two times at which tokens are handed out.
     """
     if burst is None:
         return
@@ -128,6 +135,10 @@ def burst_of(rate: float) -> int:
 
 def limit_of(name: str, by: Sequence[str], args: str, defaults: Mapping[str, Any]) -> LimitOf:
     """Return the limit of a job with these arguments, a JSON object as text.
+
+    Args:
+        by: the names of the arguments that make the key.
+        defaults: the values of arguments that `args` omits.
 
     Raises:
         InvalidJob: the arguments are not a JSON object.

@@ -1,7 +1,7 @@
-"""Log lines of handlers: which ones are kept, and how much of them.
+"""Log lines of handlers: which lines are kept, and how much of each line.
 
-A handler can log a million lines, or one line of a gigabyte, and a line can contain its arguments.
-So each line is shortened and cleaned at once, by the rules for errors. If there are many lines, the
+A handler can log a million lines, or a line of a gigabyte, and a line can contain secret arguments.
+So each line is shortened and redacted at once, by the same rules as errors. Of many lines, the
 first and the last ones are kept.
 """
 
@@ -37,7 +37,7 @@ class KeepLogs(StrEnum):
 
 
 def keep_logs_of(task: str, value: str | None) -> KeepLogs | None:
-    """Return the option of a task about its log lines; None: the worker's setting decides.
+    """Return the checked option `keep_logs` of a task; None: the setting of the worker applies.
 
     Raises:
         ValueError: it is not a valid option.
@@ -53,10 +53,10 @@ def keep_logs_of(task: str, value: str | None) -> KeepLogs | None:
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line, as it is kept.
+    """One line, as it is stored.
 
     Attributes:
-        at: when, by the clock of the worker's host.
+        at: when it was logged, by the clock of the worker's host.
         level: `debug`, `info`, `warning` or `error`.
         logger: the logger's name, if it has one.
         fields: further fields, as text.
@@ -75,7 +75,7 @@ class LogEvent(msgspec.Struct, frozen=True):
     """One line, as the handler logged it.
 
     Attributes:
-        at_s: when, in seconds since 1970.
+        at_s: when it was logged, in seconds since 1970.
         level: `debug`, `info`, `warning` or `error`.
         logger: the logger's name, if it has one.
         fields: further fields.
@@ -94,7 +94,7 @@ def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
     """Return a line as JSON of at most 4 KiB; never raises.
 
     Args:
-        hide: removes secrets from a text, before anything is cut.
+        hide: removes secrets from a text; it is called before texts are shortened.
     """
     try:
         fields = {
@@ -114,7 +114,7 @@ def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
         if len(written) > LINE_BYTES_MAX:  # text that JSON escapes takes more room
             line = Line(line.at, event.level, clean(line.text, TEXT_BYTES_MAX // 6))
             written = msgspec.json.encode(line)
-    except Exception:  # noqa: BLE001 - a text of any class may do anything when it is asked for
+    except Exception:  # noqa: BLE001 - the __str__ of a logged object can raise anything
         return msgspec.json.encode(Line("", event.level, "(this line could not be read)"))
     return written
 
@@ -129,26 +129,26 @@ def _trace(error: BaseException) -> str:
 
 
 def _tail(text: str) -> str:
-    """Return the end of a traceback, which names the error."""
+    """Return the last bytes of a traceback, which name the error."""
     safe = clean(text, 1 << 20)
     cut = safe.encode()[-TRACEBACK_BYTES_MAX:].decode("utf-8", "ignore")
     return cut if len(cut) == len(safe) else "…" + cut
 
 
 class Lines:
-    """The lines of one attempt: the first and the last ones, and how many were omitted between."""
+    """The kept lines of one attempt: the first and the last ones, and how many were omitted."""
 
     __slots__ = ("_bytes", "_first", "_first_bytes", "_last", "left_out")
 
     def __init__(self) -> None:
         self._first: list[bytes] = []
-        # Made when needed: most attempts log few lines, and an empty deque is larger than those.
+        # Made when needed: most attempts log few lines, which take less memory than an empty deque.
         self._last: deque[bytes] | None = None
         self._first_bytes = self._bytes = 0
         self.left_out = 0
 
     def add(self, line: bytes) -> None:
-        """Keep one more line, replacing an older one if necessary."""
+        """Keep one more line; if there are too many, drop older ones, but none of the first."""
         size = len(line)
         if (
             self._last is None
@@ -177,7 +177,7 @@ class Lines:
         return self._first_bytes + self._bytes
 
     def each(self) -> list[str]:
-        """Yield each line as JSON."""
+        """Return each line as JSON text."""
         return [line.decode() for line in (*self._first, *(self._last or ()))]
 
     def to_json(self) -> str:

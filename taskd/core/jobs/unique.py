@@ -1,4 +1,4 @@
-"""Unique keys: at most one job of a task holds a key; a rule decides about the next job."""
+"""Unique keys: at most one job of a task holds a key, and a rule decides about further jobs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from taskd.errors import InvalidJob
 
 KEY_BYTES_MAX = 200
 HELD_S_MAX = 365 * 86400.0
-# Characters that no key has, as in the domain taskd.unique_key.
+# Characters that a key must not contain; the domain taskd.unique_key refuses them, too.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-# PostgreSQL's own bound on the digits of a number; a number beyond it makes no key.
+# PostgreSQL stores numbers of at most this many digits. No key can be made of a longer number.
 DIGITS_MAX = 131_072
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -31,14 +31,14 @@ class KeyScope(StrEnum):
     # Until a worker claims the job for the first time. From then on a new job with this key is
     # enqueued.
     WAITING = "waiting"
-    # Until it has finished, retries included.
+    # Until the job has finished; it keeps the key while it waits for a retry.
     LIVE = "live"
 
 
 class OnConflict(StrEnum):
-    """What happens to a job whose key another job holds."""
+    """What happens when a job is enqueued whose key another job, the holder, holds."""
 
-    # Nothing; the holder stays as it is.
+    # The new job is not enqueued; the holder stays as it is.
     SKIP = "skip"
     # A waiting holder gets the new job's arguments, priority, limits and due time; a running holder
     # stays as it is.
@@ -57,7 +57,7 @@ class ReadsResults(Protocol):
         """Return the result of the job's handler; an Enqueued names the job better than an int."""
 
     def result_sync(self, job_id: int, timeout_s: float | None) -> Any:
-        """Do the same without an event loop."""
+        """Return the result of the job's handler, in code without an event loop."""
 
 
 RESULT_TIMEOUT_S = 60.0
@@ -82,10 +82,10 @@ class Enqueued(int):
     client: ReadsResults | None = None
 
     async def result(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
-        """Wait until the job has ended; return what its handler returned.
+        """Wait until the job has ended; return the result of its handler.
 
         Args:
-            timeout_s: seconds to wait; None: without a limit.
+            timeout_s: seconds to wait; None: wait without a limit.
 
         Raises:
             JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
@@ -138,7 +138,7 @@ def _unpickled(
 
 
 def to_json_type(value: object) -> int:
-    """Encode an Enqueued; for msgspec's `enc_hook`, as msgspec encodes no subclasses of int."""
+    """Return an Enqueued as an int: an `enc_hook` for msgspec, which refuses subclasses of int."""
     if isinstance(value, Enqueued):
         return int(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
@@ -146,22 +146,24 @@ def to_json_type(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """A unique key and its rules. Each task has its own keys; all jobs of a key use the same scope.
+    """A unique key and its rules.
+
+    Each task has its own keys. All jobs with the same key must have the same scope.
 
     Attributes:
         key: 1 to 200 bytes of text.
-        by: names of arguments; the key is the JSON list of their values. An option of a task uses
-            it instead of `key`. Equal numbers are equal keys; a list of over 200 bytes is hashed.
+        by: names of arguments, instead of `key`; the key is the JSON list of their values. 1 and
+            1.0 make the same key; a list of over 200 bytes is hashed.
         scope: how long the job holds the key; a value of KeyScope.
         for_s: hold the key for at least this many seconds, even if the job has ended; at most a
             year.
         on_conflict: what happens if another job holds the key; a value of OnConflict.
-        debounce_max_s: with `debounce`, the latest new due time, in seconds after the job that
-            holds the key was enqueued.
+        debounce_max_s: with `debounce`, the latest due time that a new job can set, in seconds
+            after the job that holds the key was enqueued.
         version: the version of the data that the job works on; the newest one wins. It cannot be
             combined with `scope`, `for_s` and `on_conflict`. Until 30 days after the last version
             of a key was enqueued, a version that is not newer is ignored.
-        version_by: the name of the argument that holds the version; for use with `by`.
+        version_by: the name of the argument that contains the version; it needs `by`.
 
     Raises:
         InvalidJob: a value is outside its limits, or not exactly one of key and by is given.
@@ -210,7 +212,7 @@ class Unique:
         return (*self.by, self.version_by) if self.version_by else self.by
 
     def of(self, args: str, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Self:
-        """Return a copy whose key, and version, come from these arguments.
+        """Return a copy in which key and version are computed from these arguments.
 
         Args:
             args: the job's arguments, as the text of a JSON object.
@@ -218,7 +220,7 @@ class Unique:
                 default counts as null.
 
         Raises:
-            InvalidJob: no key or version can be made of them.
+            InvalidJob: no key or no version can be made of the arguments.
         """
         if not self.by:
             return self
@@ -236,17 +238,17 @@ class Unique:
 
 
 def of_rule(rule: str, args: str) -> Unique:
-    """Return the unique key that a published rule gives to a job with these arguments.
+    """Return the unique key of a job with these arguments, by a rule that Unique.rule() returned.
 
     Raises:
-        InvalidJob: none can be made of them.
+        InvalidJob: no key can be made of the arguments.
     """
     fields = msgspec.json.decode(rule, type=dict[str, Any])
     defaults = fields.pop("defaults")
     return Unique(**fields | {"by": tuple(fields["by"])}).of(args, defaults)
 
 
-# Keep all digits of numbers, as the database does when it makes the key.
+# Numbers keep all their digits, as in the database, which makes the same keys.
 decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 
 
@@ -275,7 +277,7 @@ def _text(value: Any) -> str:
 
 
 def _digits(number: Decimal) -> str:
-    """Return a number by its value: 1.0 is `1`, and 1e3 is `1000`."""
+    """Return the shortest text of a number, without an exponent: `1` for 1.0, `1000` for 1e3."""
     if not number:
         return "0"
     if abs(number.adjusted()) > DIGITS_MAX:
@@ -285,7 +287,7 @@ def _digits(number: Decimal) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """Return 7 for 7.0, and any other value unchanged; later checks refuse wrong ones."""
+    """Return 7 for 7.0, and any other value unchanged; Unique refuses a value that is no number."""
     if isinstance(value, Decimal) and value.adjusted() < 20 and value == int(value):
         return int(value)
     return value

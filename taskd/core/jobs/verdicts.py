@@ -10,9 +10,9 @@ class Verdict(Exception):
 
 
 class Retry(Verdict):
-    """Try again after `delay_s` seconds; None: after the task's backoff.
+    """Retry the job after `delay_s` seconds; None: after the delay of the task's backoff.
 
-    The attempt counts towards `max_attempts`.
+    The attempt counts for `max_attempts`.
     """
 
     def __init__(self, delay_s: float | None = None, reason: str = "") -> None:
@@ -21,7 +21,7 @@ class Retry(Verdict):
 
 
 class Snooze(Verdict):
-    """Try again after `delay_s` seconds; the attempt does not count towards `max_attempts`."""
+    """Run the job again after `delay_s` seconds; the attempt does not count for `max_attempts`."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"snoozed for {delay_s} s")
@@ -45,5 +45,5 @@ class Fail(Verdict):
 
 
 def _reason(value: object) -> str:
-    """Return a text for any reason: a wrong type must not prevent the verdict."""
+    """Return the reason as text; a reason of a wrong type must not prevent the verdict."""
     return value if isinstance(value, str) else "" if value is None else quoted(value)

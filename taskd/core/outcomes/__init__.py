@@ -1,4 +1,4 @@
-"""Outcomes: how an attempt can end, and the policy that turns an end into an ack.
+"""Outcomes: the ways in which an attempt can end, and the policy that decides the ack for each.
 
 Imports core.tasks and core.jobs. The worker, the store and the events import it.
 """

@@ -8,17 +8,18 @@ from taskd.core.jobs.job import JobState
 
 
 class Ack(msgspec.Struct, gc=False):
-    """The end of one attempt, ready to be written.
+    """The outcome of one attempt, ready to be written.
 
     Attributes:
         state: the new state of the job; `scheduled` and `queued` mean that it runs again.
-        delay_s: seconds until it is due again.
-        refund: the attempt does not count.
-        interrupted: a stop cut it short; counted, and refunded ten times at most.
-        error: JSON object for the job's `errors`, or None.
-        result: JSON text of what the handler returned, or None.
-        next: JSON text of the next stage that it chose for its pipeline, or of the pipeline's end.
-        parked: released because its task is paused, or because no live worker can run it.
+        delay_s: seconds until the job is due again.
+        refund: the attempt does not count for `max_attempts`.
+        interrupted: the worker ended the attempt because it stopped or lost its lease. At most ten
+            such attempts of a job are refunded.
+        error: JSON object that is appended to the job's `errors`, or None.
+        result: JSON text of the value that the handler returned, or None.
+        next: JSON text of the next stage of a pipeline that the handler chose, or of its end.
+        parked: the job is released because its task is paused, or no live worker can run it.
     """
 
     id: int

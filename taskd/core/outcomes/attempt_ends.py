@@ -1,4 +1,4 @@
-"""How an attempt can end."""
+"""The ways in which an attempt can end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Returned:
     value: Any
 
 
-# Shared, as most handlers return None, and making it each time costs 0.6 us.
+# One shared object: most handlers return None, and making an object each time costs 0.6 us.
 RETURNED_NONE = Returned(None)
 
 
@@ -32,8 +32,8 @@ class TimedOut:
     """The attempt exceeded its `timeout_s`.
 
     Attributes:
-        abandoned: it ignored the cancellation and may still run.
-        killed: it ignored the cancellation, and its process was killed.
+        abandoned: the handler ignored the cancellation and possibly still runs.
+        killed: the handler ignored the cancellation, and its process was killed.
     """
 
     timeout_s: float
@@ -46,8 +46,8 @@ class Interrupted:
     """A stopping worker, or one that lost its lease, cancelled the attempt.
 
     Attributes:
-        abandoned: it ignored the cancellation and may still run.
-        why: `stop`, or `fence`: the worker had lost its lease, or could not renew it.
+        abandoned: the handler ignored the cancellation and possibly still runs.
+        why: `stop`; or `fence`: the worker had lost its lease, or could not renew it.
     """
 
     abandoned: bool = False
@@ -63,22 +63,25 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """Claimed, but never started: released."""
+    """The job was claimed, but not started: it is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class StillRuns:
-    """Claimed, but an abandoned attempt of the job still runs in this process."""
+    """The job was claimed again, but an abandoned attempt of it still runs in this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdTaken:
-    """Claimed and released: another job with this id, which a failover has lost, runs here."""
+    """The job was claimed and is released: another job with the same id runs in this process.
+
+    After a failover that lost the other job, the server has given its id to this one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TaskUnknown:
-    """No live worker of the queue knows the task: parked, until one does.
+    """No live worker of the queue knows the task: the job is parked until a worker knows it.
 
     Attributes:
         delay_s: seconds until the job is due again (unknown_tasks.py).
@@ -89,15 +92,15 @@ class TaskUnknown:
 
 @dataclass(frozen=True, slots=True)
 class RunsElsewhere:
-    """This worker cannot run the job, and another live worker can: released for that worker."""
+    """Another live worker can run the job, and this one cannot: the job is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecidedElsewhere:
-    """Another process ran the handler, and has decided the outcome there.
+    """The handler ran in a process of its own, which has decided the outcome.
 
     Attributes:
-        decided: the handler returned, or raised a verdict.
+        decided: whether the handler chose the outcome: it returned, or raised a verdict.
     """
 
     ack: Ack
@@ -106,7 +109,7 @@ class DecidedElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class ArgsNewer:
-    """No live worker of the queue reads this version of its arguments: parked, until one does.
+    """No live worker of the queue reads this version of the arguments: the job is parked.
 
     Attributes:
         delay_s: seconds until the job is due again (unknown_tasks.py).
@@ -117,27 +120,28 @@ class ArgsNewer:
 
 @dataclass(frozen=True, slots=True)
 class TaskPaused:
-    """Its task is paused: released and parked, until the task is resumed."""
+    """The task is paused: the job is released, and parked until the task is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Claimed after its deadline."""
+    """The deadline of the job had passed when it was claimed: the job fails."""
 
 
-# Claimed jobs whose handler never started.
+# Ends of claimed jobs whose handler was not started.
 NeverStarted = NotStarted | RunsElsewhere | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken
-# Attempts whose handler did not end by itself.
+# Ends that the worker caused, and not the handler.
 EndedByWorker = TimedOut | Interrupted | CancelRequested | StillRuns | NeverStarted
 AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker
 
 
 def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
-    """Return the end of each job of a batch, given the end of its handler.
+    """Return the end of each job of a batch of `count` jobs.
 
-    None means that all jobs succeeded. A list has one entry per job: an exception or a verdict
-    counts as raised, anything else is the job's result. An exception that the handler raises counts
-    for all jobs.
+    Args:
+        happened: the end of the handler. If it returned None, all jobs succeeded. If it returned a
+            list, each entry belongs to one job: an exception or a verdict counts as raised by the
+            job, anything else is the job's result. Any other end counts for all jobs.
     """
     if not isinstance(happened, Returned) or happened.value is None:
         return [happened] * count

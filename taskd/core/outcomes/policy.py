@@ -1,8 +1,8 @@
-"""What the end of an attempt means for its job: `decide` is the whole policy.
+"""The policy that decides what happens to a job at the end of an attempt: `decide`.
 
-A handler that returns completes its job; one that raises is retried. A verdict, raised by the
-handler or chosen by a rule of its task, decides otherwise. `decide` returns an `Ack`, which the
-store writes; the statement that writes it checks whether the attempt still owns the row.
+If the handler returns, its job is done; if it raises, the job is retried. A verdict, which the
+handler raises or a rule of its task chooses, overrides this. `decide` returns an `Ack`. The
+statement that writes the ack checks whether the attempt still owns the row.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
     from taskd.core.tasks.task import Task
 
 RESULT_BYTES_MAX = 256 * 1024
-# When a job of a paused task is due again. The first worker that notices the end of the pause
-# queues such jobs at once; without such a worker, they are due after this time.
+# The delay of a job whose task is paused. The first worker that notices the end of the pause queues
+# such jobs at once; if no worker does, they are due after this time.
 PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
 
 
 def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
-    """Decide the outcome. `task` is None only for jobs that never started."""
+    """Decide the outcome of an attempt. `task` is None only for jobs that were not started."""
     match happened:
         case Returned(value=value):
             return _done(job, task, value)
         case Raised(error=error):
             return _raised(job, task, error)
         case DecidedElsewhere(ack=ack):
-            # If the job was claimed again while it ran, it has another fence by now.
+            # If the job was claimed again while its process ran, the job has a new fence.
             return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
     return _ended_by_worker(job, task, happened)
 
@@ -73,16 +73,16 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):
-            # The handler may still run here: the attempt counts, and the job waits until this
-            # process has ended.
+            # The handler possibly still runs here. So the attempt counts, and the job is delayed
+            # until this process has ended.
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
         case CancelRequested(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=reason)
         case StillRuns():
-            # The attempt counts: otherwise a handler that never ends would make its job run without
-            # limit.
+            # The attempt counts: otherwise the job of a handler that never ends would be claimed
+            # again and again without limit.
             text = "an earlier attempt of it was abandoned and still runs in this worker"
             delay_s = max(
                 ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
@@ -93,7 +93,7 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
 
 
 def _never_started(job: Job, happened: NeverStarted) -> Ack:
-    """Decide the outcome of a claimed job that never started: the attempt does not count."""
+    """Decide the outcome of a claimed job that was not started: the attempt does not count."""
     match happened:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, parked=True)
@@ -108,7 +108,7 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
 
 
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
-    """Return the number of the job's last attempt.
+    """Return the number of the last attempt that the job is allowed to have.
 
     Attempts that were charged with a crash of their worker are added, because crashes have a limit
     of their own (see rescue_jobs), and half of the jobs of a killed worker had not started.
@@ -117,7 +117,7 @@ def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
 
 
 def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
-    """Return whether this attempt exceeds the limit of attempts; the first attempt never does."""
+    """Return whether this attempt exceeds the limit of attempts; a first attempt never does."""
     return job.attempt > 1 and job.attempt > attempts_limit(job, task)
 
 
@@ -125,7 +125,7 @@ def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
     if value is None:
         return _ack(job, JobState.DONE)
     if issubclass(type(value), Verdict):
-        # `return Cancel(...)` is an easy slip for `raise Cancel(...)`, and can mean only that.
+        # A handler that has `return Cancel(...)` means `raise Cancel(...)`.
         return _raised(job, task, value)
     if issubclass(type(value), Next | Stop):
         return _stepped(job, task, value)
@@ -143,9 +143,9 @@ def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
 
 
 def _result_json(value: Any) -> str:
-    """Return the JSON of a result; a result that cannot be stored is described instead.
+    """Return the JSON of a result, or a description of a result that cannot be stored.
 
-    The work is done, so a result that cannot be stored must not make the job run again.
+    A result that cannot be stored must not make the job run again: its work is done.
     """
     try:
         text = msgspec.json.encode(value, enc_hook=_in_json).decode()
@@ -187,7 +187,7 @@ def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
 
 
 def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], str]:
-    """Return a function that removes from stored and logged text the values that the task hides."""
+    """Return a function that removes the values of redacted arguments from a text."""
     if task is None or not task.redact:
         return str
     found = {secret for job in jobs for secret in argument_versions.secrets(job.args, task.redact)}
@@ -196,7 +196,7 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
 
 
 def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:
-    """Return the verdict of the task's rules for an exception: the most specific class decides."""
+    """Return the verdict of the task's `on_error` for an exception, by its most specific class."""
     if task is None:
         return None
     for kind in type(error).__mro__:
@@ -226,15 +226,15 @@ def _again(
 
 
 def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
-    """Return the delay of the task's backoff; if a custom one raises, that of the default."""
+    """Return the delay of a backoff; if the function of a Custom backoff raises, the default's."""
     try:
         return policy.delay_s(job.attempt)
-    except Exception:  # noqa: BLE001 - user code; its fault must not cost the job
+    except Exception:  # noqa: BLE001 - an error in user code must not prevent the retry
         return backoff.DEFAULT.delay_s(job.attempt)
 
 
 def _due_later_s(delay_s: object) -> float:
-    """Return the delay in seconds, above zero: an ended attempt is never queued again at once."""
+    """Return the delay in seconds, which is above zero, so that the job becomes `scheduled`."""
     try:
         return max(backoff.bounded_s(float(delay_s)), 0.001)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

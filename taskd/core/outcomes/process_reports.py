@@ -1,4 +1,4 @@
-"""Handlers in a process of their own: exceptions that cross the border, and deaths of processes."""
+"""Handlers in processes of their own: what such a process reports to its worker, and its death."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskd.core.outcomes.attempt_ends import DecidedElsewhere
 
 
 class MustEnd(BaseException):
-    """Raised in a handler with process=True that must end; seconds later its process is killed.
+    """Raised in a handler with process=True that must end; a few seconds later it is killed.
 
     It is a BaseException, so `except Exception` does not catch it.
 
@@ -32,7 +32,8 @@ class ProcessDied(Exception):
     """The process of a handler with process=True ended during an attempt.
 
     Args:
-        hung_up: the process closed its connection to the worker, and was killed for that.
+        code: its exit code, or the negative number of the signal that ended it.
+        hung_up: the process closed its connection to the worker, which then killed the process.
     """
 
     def __init__(self, pid: int, code: int, *, hung_up: bool = False) -> None:
@@ -46,13 +47,13 @@ class ProcessNotStarted(Exception):
 
 
 class HandlerRaised(Exception):
-    """Represents an exception or verdict of a handler with process=True, for middleware.
+    """What middleware sees of an exception or verdict of a handler with process=True.
 
     The original exception stays in its process, which has already applied the rules of `on_error`.
-    The text is the type and the message of the original.
+    The text of this exception is the type and the message of the original.
 
     Attributes:
-        outcome: the outcome; for taskd itself.
+        outcome: for taskd itself: the outcome of the attempt.
     """
 
     def __init__(self, outcome: DecidedElsewhere) -> None:
@@ -66,12 +67,12 @@ class HandlerRaised(Exception):
 
 
 class Answer(msgspec.Struct, gc=False):
-    """A process's message at the end of an attempt.
+    """The message that a process sends to its worker at the end of an attempt.
 
     Attributes:
         ack: the outcome.
-        decided: the handler returned, or raised a verdict.
-        lines: its log lines as JSON, if they are kept.
+        decided: whether the handler chose the outcome: it returned, or raised a verdict.
+        lines: the log lines of the handler as JSON, if they are kept.
         left_out: number of omitted lines.
     """
 
@@ -82,10 +83,10 @@ class Answer(msgspec.Struct, gc=False):
 
 
 def value_of(outcome: DecidedElsewhere) -> Any:
-    """Return what a handler returned in its process, in JSON's types.
+    """Return the value that a handler returned in its process, as decoded from JSON.
 
     Raises:
-        HandlerRaised: it raised an exception.
+        HandlerRaised: the handler raised an exception or a verdict.
     """
     ack = outcome.ack
     if ack.state is not JobState.DONE:
@@ -98,7 +99,7 @@ def value_of(outcome: DecidedElsewhere) -> Any:
 
 
 def ended(code: int) -> str:
-    """Describe an exit code."""
+    """Describe the exit code of a process; negative: the signal that ended it."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,9 +1,9 @@
 """Jobs that a worker releases because its code cannot run them.
 
-Their task is unknown to the worker, or their arguments have a newer version than its code. If
-another live worker of the queue can run them, they stay queued, and the claims of this worker leave
-them out. If not, they are parked for a time that grows, so that they cost the other jobs nothing;
-the first worker of the queue that can run them brings them back.
+The worker does not know their task, or their arguments have a newer version than its code. If
+another live worker of the queue can run them, they stay queued, and this worker no longer claims
+them. If not, they are parked for a growing time, so that they do not slow down other jobs. The
+first worker of the queue that can run them queues them again.
 """
 
 from __future__ import annotations
@@ -11,19 +11,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# They wait about as long as the worker has known of them. With a fixed 10 s, 100,000 such jobs
-# would return before the last of them was released, and the worker would never reach others.
+# Such a job is delayed by about the time since the worker first met one. With a fixed delay of 10
+# s, the first of 100,000 such jobs would be due again before the worker had released the last one,
+# and the worker would never claim other jobs.
 DELAY_S, DELAY_S_MAX = 10.0, 300.0
-# Each return costs the worker and the server some 100 us. So no more of a task return than use a
-# tenth of a processor, and in groups of a claim's size, as promoting single jobs costs more.
+# Each claim and release of such a job costs the worker and the server some 100 us. So the jobs of a
+# task become due in groups of a claim's size, which together use a tenth of a processor at most.
 TOGETHER, TOGETHER_EVERY_S = 2000, 2.0
-# A producer can invent names of tasks.
+# The most tasks that are remembered: producers can enqueue jobs with any name of a task.
 TASKS_MAX = 1000
 
 
 @dataclass(slots=True)
 class _Met:
-    """When a task was first met, when its last group of jobs is due again, and the group's size."""
+    """The released jobs of a task that the worker cannot run.
+
+    Attributes:
+        since: when the first of them was claimed.
+        back_at: when the last group of them is due again.
+        jobs: number of jobs in that group.
+    """
 
     since: float
     back_at: float
@@ -31,10 +38,10 @@ class _Met:
 
 
 class Unknown:
-    """The tasks that one worker has met and cannot run. Times are of a monotonic clock."""
+    """The tasks whose jobs one worker has claimed and cannot run; times by a monotonic clock."""
 
     def __init__(self) -> None:
-        # By task, and by the version of its arguments if that is newer than this code.
+        # By the name of the task, and the version of the arguments if that is the reason, else 0.
         self._left: dict[tuple[str, int], _Met] = {}
 
     def has_met(self, task: str, args_version: int) -> bool:
@@ -42,7 +49,7 @@ class Unknown:
         return (task, args_version) in self._left
 
     def delay_s(self, task: str, args_version: int, now: float) -> float:
-        """Return the seconds until one more of these jobs is due again; DELAY_S_MAX at most.
+        """Return the delay of one more of these jobs in seconds; DELAY_S_MAX at most.
 
         Args:
             args_version: the version of the job's arguments, if its version is the reason; else 0.
@@ -63,18 +70,18 @@ class Unknown:
 
 
 class Elsewhere:
-    """The jobs that other live workers can run and this one cannot, and the tasks that it left."""
+    """The jobs that other live workers can run and this one cannot, and those it does not claim."""
 
     def __init__(self) -> None:
         self._can_run: Mapping[str, Mapping[str, int]] = {}
         self._left: dict[str, dict[str, int]] = {}
 
     def update(self, can_run: Mapping[str, Mapping[str, int]]) -> None:
-        """Replace what other workers can run.
+        """Set the tasks that other workers can run.
 
         Args:
             can_run: by queue and task, the newest version of the arguments that another live worker
-                reads, and this one does not.
+                reads, if this worker does not read that version.
         """
         self._can_run = can_run
         self._left = {
@@ -88,7 +95,7 @@ class Elsewhere:
         return args_version <= self._can_run.get(queue, {}).get(task, 0)
 
     def leave(self, queue: str, task: str, newest: int) -> None:
-        """Leave jobs of this task in the queue from now on.
+        """From now on, leave the jobs of this task in the queue that this worker cannot run.
 
         Args:
             newest: the newest version of the arguments that this worker reads; 0: none.
@@ -96,5 +103,5 @@ class Elsewhere:
         self._left.setdefault(queue, {})[task] = newest + 1
 
     def refused(self, queue: str) -> Mapping[str, int]:
-        """Return the tasks to leave out of claims, and the version of arguments from which on."""
+        """Return the tasks to leave out of claims, each from a version of its arguments on."""
         return self._left.get(queue, {})

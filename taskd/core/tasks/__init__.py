@@ -1,4 +1,4 @@
-"""Tasks: a handler, its options, its arguments and the registry that finds it by name.
+"""Tasks: handlers with their options and arguments, and the registry that finds them by name.
 
-Imports core.jobs and core.schedule. Any module above may import it.
+Imports core.jobs and core.schedule. Any module above can import it.
 """

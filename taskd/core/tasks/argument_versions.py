@@ -1,8 +1,8 @@
-"""Versions of a task's arguments: upgrade older ones, former names, hidden arguments.
+"""Versions of a task's arguments, former names of a task, and redacted arguments.
 
-Jobs outlive code: a job that was enqueued before a deploy has arguments of that time, and their
-version number. Older arguments are upgraded step by step before they are decoded. A job with newer
-arguments waits for a worker with newer code.
+A job that was enqueued before a deploy has arguments as the code of that time defined them, and the
+version of that definition. Older arguments are upgraded step by step before they are decoded. A job
+with newer arguments waits for a worker with newer code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from taskd.core.jobs import failure
 from taskd.core.jobs.job import ARGS_VERSION_MAX, check_task_name
 from taskd.errors import InvalidArgs
 
-# Turns arguments of one version (a dict, from JSON) into those of the next.
+# Converts arguments of one version (a dict, from JSON) into arguments of the next version.
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
 HIDDEN = "***"
@@ -47,8 +47,9 @@ class ArgsVersions:
         steps = sorted(upgrade)
         if steps != list(range(args_version - len(steps), args_version)) or 0 in steps:
             raise ValueError(
-                f"task {task}: upgrade has steps from {steps}; it needs a step from each version, "
-                f"from the oldest that can still wait up to {args_version - 1}"
+                f"task {task}: upgrade has steps from the versions {steps}; it needs a step from "
+                "each version, from the oldest of which jobs can be in the database up to "
+                f"{args_version - 1}"
             )
         if not all(callable(step) for step in upgrade.values()):
             raise TypeError(f"task {task}: each step of upgrade must be a function of a dict")
@@ -57,7 +58,7 @@ class ArgsVersions:
         self._task, self._upgrade = task, dict(upgrade)
 
     def is_newer(self, args_version: int | None) -> bool:
-        """Return whether arguments of that version need newer code than this."""
+        """Return whether the version is newer than this code can read."""
         return (args_version or 1) > self.args_version
 
     def lift(self, args: str, args_version: int) -> str:
@@ -78,8 +79,8 @@ class ArgsVersions:
         step = self._upgrade.get(version)
         if step is None:
             raise InvalidArgs(
-                f"task {self._task}: its arguments have version {version}, "
-                f"from which no step of `upgrade` leads to version {self.args_version}"
+                f"task {self._task}: the job's arguments have version {version}, and `upgrade` has "
+                f"no step from it, so they cannot become version {self.args_version}"
             )
         try:
             lifted = step(args)
@@ -99,10 +100,10 @@ class ArgsVersions:
 
 
 def check_aliases(task: str, aliases: Sequence[str]) -> tuple[str, ...]:
-    """Return the former names of a task.
+    """Return the former names of a task, each once.
 
     Raises:
-        TypeError: it is one text and not several.
+        TypeError: `aliases` is one text and not a sequence of texts.
         ValueError: a former name is the present name.
         InvalidJob: a name is not valid.
     """
@@ -117,14 +118,14 @@ def check_aliases(task: str, aliases: Sequence[str]) -> tuple[str, ...]:
 def check_redact(
     task: str, redact: Sequence[str], fields: Sequence[str], *, older: bool
 ) -> tuple[str, ...]:
-    """Return the arguments to hide.
+    """Return the names of the redacted arguments, each once.
 
     Args:
         fields: the arguments of the present version.
-        older: whether there are older versions, whose arguments can have other names.
+        older: whether the task can upgrade older versions, whose arguments can have other names.
 
     Raises:
-        TypeError: it is one text, or names an argument that the task does not have.
+        TypeError: `redact` is one text, or names an argument that the task does not have.
     """
     if isinstance(redact, str):
         raise TypeError(f"task {task}: redact {redact!r} is one text; write [{redact!r}]")
@@ -135,7 +136,7 @@ def check_redact(
 
 
 def secrets(args: str, redact: Iterable[str]) -> list[str]:
-    """Return the texts in a job's arguments that must not be shown, the longest first."""
+    """Return the texts of a job's redacted arguments that must not be shown, the longest first."""
     try:
         names = msgspec.json.decode(args, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -154,8 +155,8 @@ def _gather(value: Any, found: set[str]) -> None:
         for each in value:
             _gather(each, found)
     elif isinstance(value, str):
-        # Errors quote values in other forms: repr() and JSON escape them, an ExceptionGroup indents
-        # lines. So unescaped parts of a value are hidden as well.
+        # Errors contain values in other forms: repr() and JSON escape characters, an ExceptionGroup
+        # indents lines. So these forms are hidden, too, and the parts without special characters.
         forms = (repr(value), ascii(value), msgspec.json.encode(value).decode())
         found.update((value, *(each[1:-1] for each in forms), *_UNCHANGED.findall(value)))
     elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -163,7 +164,7 @@ def _gather(value: Any, found: set[str]) -> None:
 
 
 def hide(text: str, secret: Iterable[str]) -> str:
-    """Return the text with each secret hidden."""
+    """Return the text with `***` in place of each secret."""
     for each in secret:
         text = text.replace(each, HIDDEN)
     return text

@@ -1,4 +1,4 @@
-"""Batch handlers: the items that they get, and the type of one job's arguments."""
+"""Batch handlers: the items that they receive, and the type of one job's arguments."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Item(Generic[A]):
 
     Attributes:
         args: the job's arguments.
-        ctx: the job's attempt, as in other handlers.
-        cancel_requested: a cancellation of this job was requested while the batch ran; the handler
-            can skip it. The other jobs of the batch go on.
+        ctx: the context of the job's attempt, as in other handlers.
+        cancel_requested: whether a cancellation of this job was requested while the batch ran. The
+            handler can then skip the job; the other jobs of the batch go on.
     """
 
     args: A
@@ -31,10 +31,11 @@ class Item(Generic[A]):
 
 
 def args_class(task: str, hint: Any) -> type:
-    """Return `A` of a handler's `list[Item[A]]`.
+    """Return `A` of a handler's annotation `list[Item[A]]`.
 
     Raises:
-        TypeError: the annotation is another one, or A is neither a dataclass nor a msgspec.Struct.
+        TypeError: the annotation has another form, or A is neither a dataclass nor a
+            msgspec.Struct.
     """
     (of,) = typing.get_args(hint) if typing.get_origin(hint) is list else (None,)
     if typing.get_origin(of) is not Item:
@@ -54,7 +55,7 @@ def args_class(task: str, hint: Any) -> type:
 
 
 def args_fields(of: type) -> list[tuple[str, Any, Any]]:
-    """Return name, type and default of each argument, as msgspec.defstruct takes them."""
+    """Return name, type and default of each argument, in the form that msgspec.defstruct takes."""
     hints = typing.get_type_hints(of, include_extras=True)
     described: Any = msgspec.inspect.type_info(of)
     found: list[tuple[str, Any, Any]] = []

@@ -1,4 +1,4 @@
-"""The type of a handler's first parameter `ctx`: what a handler can know about its attempt."""
+"""The type of a handler's first parameter `ctx`: information about the attempt, and its methods."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Context(Protocol):
 
     @property
     def max_attempts(self) -> int:
-        """How many attempts the job has in all."""
+        """The most attempts that the job can have."""
 
     @property
     def fence(self) -> int:
-        """This attempt's token: it grows with every claim, so a resource can refuse older ones."""
+        """The token of this attempt: it grows with every claim, so older tokens can be refused."""
 
     @property
     def idempotency_key(self) -> str:
-        """The same text at every attempt of the job, for services that refuse repeated requests."""
+        """The same text in every attempt of the job, for services that ignore repeated requests."""
 
     @property
     def deadline(self) -> float | None:
@@ -43,7 +43,7 @@ class Context(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is stopping: a long handler can end early, at a suitable point."""
+        """Whether the worker is stopping. A long handler can then end early at a suitable point."""
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -53,13 +53,13 @@ class Context(Protocol):
         """Seconds until the deadline; None: no limit."""
 
     async def results(self) -> dict[str, Any]:
-        """Return the results of the jobs that this one waited for, by the names of their nodes.
+        """Return the results of the jobs that this job waited for, by the names of their nodes.
 
-        Only done jobs are included, in the order in which they were added: members of a group in
-        the group's order.
+        Only done jobs are included, in the order in which they were added to the workflow; members
+        of a group in the order of the group.
 
         Raises:
-            ResultsTooLarge: the results take over 8 MiB.
+            ResultsTooLarge: the results take over 8 MiB together.
             StoreUnavailable: the database does not answer.
         """
 
@@ -87,7 +87,7 @@ class Context(Protocol):
 
         Args:
             conn: a connection that `enqueue` accepts as `conn`.
-            result: kept as the job's result; anything that has a JSON form.
+            result: the result of the job; anything that has a JSON form.
 
         Raises:
             LeaseLost: the attempt no longer owns its job; roll the transaction back.
@@ -102,7 +102,7 @@ class Context(Protocol):
 
 
 class TransactionContext(Context, Protocol):
-    """The attempt of a task with `transaction=`; taskd completes it, not `complete()`."""
+    """The attempt of a task with `transaction=`. taskd completes the job, and not complete()."""
 
     @property
     def conn(self) -> Any:

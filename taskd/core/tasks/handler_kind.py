@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 BATCH_MAX = 1000
-# The longest time that gathered jobs wait for more; the worker releases claimed jobs that get no
-# slot within five seconds.
+# The longest time that the jobs of a batch wait for further jobs. It is below five seconds, after
+# which the worker releases claimed jobs that have not started.
 MAX_WAIT_S_MAX = 3.0
 
 
@@ -24,7 +24,7 @@ class HandlerKind(StrEnum):
 
 
 class Isolation(StrEnum):
-    """What `transaction=` accepts; True means `read_committed`."""
+    """The isolation levels that `transaction=` accepts; True means `read_committed`."""
 
     READ_COMMITTED = "read_committed"
     REPEATABLE_READ = "repeatable_read"
@@ -69,10 +69,10 @@ def kind_of(
 
 
 def isolation_of(task: str, transaction: bool | str) -> Isolation:
-    """Return the isolation level that `transaction=` asks for.
+    """Return the isolation level of the option `transaction`.
 
     Raises:
-        ValueError: it is not valid.
+        ValueError: the option is not valid.
     """
     if isinstance(transaction, bool):
         return Isolation.READ_COMMITTED
@@ -91,8 +91,8 @@ def _check_process(handler: Callable[..., Any], *, is_async: bool) -> None:
         raise TypeError(f"task {name}: a handler with process=True must be a plain `def`")
     if "<" in handler.__qualname__:
         raise TypeError(
-            f"task {name}: define it at the top of its module: with process=True "
-            "another process finds it there by its name"
+            f"task {name}: define its handler at the top level of a module: with process=True, "
+            "another process imports it from there by its name"
         )
 
 

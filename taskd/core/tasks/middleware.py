@@ -1,4 +1,4 @@
-"""Middleware: code around the attempts of an app's tasks, such as a span or a tenant."""
+"""Middleware: functions around the attempts of an app's tasks, for example to open a span."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Around = Callable[[Any, CallNext], Awaitable[Any]]
 
 
 class Middleware(NamedTuple):
-    """A function around attempts.
+    """A function that wraps attempts.
 
     Attributes:
-        tasks: names of the tasks whose attempts it wraps; none: all tasks.
+        tasks: names of the tasks whose attempts it wraps; empty: all tasks.
     """
 
     around: Around
@@ -29,7 +29,7 @@ async def through(chain: Sequence[Around], ctx: Any, attempt: Coroutine[Any, Any
     try:
         return await _call(chain, 0, ctx, attempt)
     finally:
-        attempt.close()  # in case no function has called it; an awaited coroutine has ended already
+        attempt.close()  # in case no middleware has awaited it; otherwise this does nothing
 
 
 async def _call(

@@ -1,6 +1,6 @@
-"""The registry: task names to tasks.
+"""The registry of tasks by name.
 
-This is the only way from a row to code: no name in a row is ever imported.
+taskd finds the code of a job only here: it never imports a name that is in a row.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from taskd.core.schedule import Schedule
 from taskd.core.tasks.middleware import Middleware
 from taskd.core.tasks.task import Task
 
-# The app that publishes the built-in tasks if none was named.
+# The name of the app under which a worker without --app publishes the built-in tasks.
 BUILT_IN_APP = "taskd"
 
 
@@ -64,7 +64,7 @@ class Registry:
         self.resources[name] = maker
 
     def add_schedule(self, schedule: Schedule) -> None:
-        """Declare a schedule; the app's workers publish it.
+        """Declare a schedule; the workers of the app publish it.
 
         Raises:
             ValueError: another schedule has this name.
@@ -74,7 +74,7 @@ class Registry:
         self.schedules[schedule.name] = schedule
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Register middleware; that of a reloaded module replaces the earlier one."""
+        """Register middleware; after its module was reloaded, replace the earlier middleware."""
         for index, existing in enumerate(self.middleware):
             if _defined_at(existing.around) == _defined_at(middleware.around):
                 self.middleware[index] = middleware
@@ -82,7 +82,7 @@ class Registry:
         self.middleware.append(middleware)
 
     def with_tasks(self, tasks: Iterable[Task[..., Any]]) -> Registry:
-        """Return a registry with these tasks in place of its own, and everything else unchanged."""
+        """Return a copy of this registry that has these tasks in place of its own."""
         made = copy.copy(self)
         made._tasks = {  # noqa: SLF001 - one of ours
             name: task for task in tasks for name in (task.name, *task.aliases)
@@ -90,7 +90,7 @@ class Registry:
         return made
 
     def get(self, name: str) -> Task[..., Any] | None:
-        """Return the task with this name or former name, if known."""
+        """Return the task with this name or former name; None: there is none."""
         return self._tasks.get(name)
 
     def names(self) -> list[str]:
@@ -98,7 +98,7 @@ class Registry:
         return sorted(self._tasks)
 
     def args_versions(self) -> dict[str, int]:
-        """Return the newest version of the arguments that this code reads, by name of the task."""
+        """Return the newest version of the arguments that this code reads, by the task's name."""
         return {name: self._tasks[name].versions.args_version for name in self.names()}
 
     def __iter__(self) -> Iterator[Task[..., Any]]:
@@ -112,7 +112,7 @@ class Registry:
 
 
 def _same(one: Task[..., Any], other: Task[..., Any]) -> bool:
-    # A reloaded module defines the same function again; that is not a second task.
+    # If a reloaded module defines the same function again, the function is no second task.
     return _where(one) == _where(other)
 
 
@@ -124,5 +124,5 @@ def _defined_at(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-# Where `@task` registers by default.
+# The registry that `@task` uses by default.
 DEFAULT = Registry()

@@ -1,4 +1,4 @@
-"""Resources: objects that an app makes once per worker for its handlers, such as a pool."""
+"""Resources: objects for handlers that an app makes once per worker, such as a connection pool."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ Maker = Callable[[], AsyncIterator[Any]] | Callable[[], Iterator[Any]]
 
 
 def resource(maker: Maker | None = None, *, registry: Registry = DEFAULT) -> Any:
-    """Register a generator function as a resource, named as the function.
+    """Register a generator function as a resource, under the name of the function.
 
-    It yields once. The yielded object is in `ctx.resources` of every handler of the worker, from
-    before the first claim; the code after the yield runs when the last attempt has ended.
+    The function yields one object. A worker calls the function before its first claim, and every
+    handler finds the object in `ctx.resources`. The code after the `yield` runs when the last
+    attempt has ended.
 
     Args:
-        maker: `async def` with one `yield`, or a plain one; it takes no arguments.
-        registry: where it is registered.
+        maker: an `async def` or a plain `def` with one `yield`; it takes no arguments.
+        registry: where the resource is registered.
 
     Raises:
-        TypeError: it is not a generator function, or takes arguments.
+        TypeError: `maker` is not a generator function, or takes arguments.
         ValueError: another resource has this name.
     """
     if maker is None:
@@ -39,7 +40,7 @@ def resource(maker: Maker | None = None, *, registry: Registry = DEFAULT) -> Any
 
 
 def opened(maker: Maker) -> AbstractAsyncContextManager[Any] | AbstractContextManager[Any]:
-    """Return the context manager that makes the resource and closes it."""
+    """Return a context manager that makes the resource, and closes it at its end."""
     if inspect.isasyncgenfunction(maker):
         return asynccontextmanager(maker)()
     return contextmanager(maker)()  # type: ignore[arg-type]

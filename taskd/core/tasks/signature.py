@@ -33,11 +33,15 @@ def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signat
 
 
 def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
-    """Refuse a `ctx` that this kind of handler cannot have, or the lack of one that it needs."""
+    """Check that a handler of this kind takes `ctx` if it must, and not if it cannot.
+
+    Raises:
+        TypeError: it does not.
+    """
     if kind is HandlerKind.PROCESS and takes_context:
         raise TypeError(
-            f"task {task}: a handler with process=True has no ctx, which stays in its worker; "
-            "pass what it needs as arguments"
+            f"task {task}: a handler with process=True cannot take ctx, because ctx exists only in "
+            "the process of the worker; pass the values that the handler needs as arguments"
         )
     if kind is HandlerKind.BATCH and takes_context:
         raise TypeError(
@@ -45,12 +49,13 @@ def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
         )
     if kind is HandlerKind.TRANSACTION and not takes_context:
         raise TypeError(
-            f"task {task}: with transaction= the first parameter must be ctx, for ctx.conn"
+            f"task {task}: with transaction= the first parameter of the handler must be ctx: it "
+            "writes over ctx.conn"
         )
 
 
 def item_class(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> type:
-    """Return the class of one job's arguments, of which a batch handler takes a list."""
+    """Return the class of one job's arguments from the signature of a batch handler."""
     hints = _hints(name, handler, signature)
     if len(signature.parameters) != 1 or len(hints) != 1:
         return batches.args_class(name, None)
@@ -59,7 +64,8 @@ def item_class(name: str, handler: Callable[..., Any], signature: inspect.Signat
 
 
 def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
-    # Only what is decoded: `ctx: Context` and the return type can be imported for checkers only.
+    # Resolve only the annotations of arguments: the names in those of `ctx` and of the result may
+    # be imported only for type checkers.
     written = getattr(handler, "__annotations__", {})
     wanted = SimpleNamespace(
         __annotations__={k: v for k, v in written.items() if k in signature.parameters}
@@ -74,7 +80,7 @@ def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature)
 def args_fields(
     name: str, handler: Callable[..., Any], signature: inspect.Signature
 ) -> list[tuple[str, Any, Any]]:
-    """Return name, type and default of each argument, as msgspec takes the fields of a Struct."""
+    """Return name, type and default of each argument, in the form that msgspec.defstruct takes."""
     hints = _hints(name, handler, signature)
     fields: list[tuple[str, Any, Any]] = []
     for parameter in signature.parameters.values():
@@ -87,7 +93,7 @@ def args_fields(
 
 
 def _default(value: Any) -> Any:
-    # The same object, as in any call: msgspec would copy or refuse some defaults.
+    # Each call gets the same default object, as in Python; msgspec would copy or refuse some.
     return msgspec.field(default_factory=lambda: value)
 
 

@@ -1,8 +1,7 @@
-"""Tasks: a handler, its stable name and its options; arguments checked against its signature.
+"""Tasks: a handler with a stable name and options, whose signature checks the arguments of jobs.
 
-Registration turns the signature into a msgspec Struct. Enqueueing encodes and decodes the arguments
-once, so that the check sees exactly what the worker will decode (90 ns for a 49-byte payload, less
-than `json.loads` alone).
+Registration makes a msgspec Struct of the signature. When a job is enqueued, its arguments are
+encoded and decoded once, so that the check reads exactly what the worker will decode.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from taskd.errors import InvalidArgs
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The only kind of message in which msgspec quotes a value.
+# The only messages in which msgspec quotes a value begin like this.
 QUOTED_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?(?= - at `|$)")
 MAX_ATTEMPTS_DEFAULT = 20
 TIMEOUT_S_DEFAULT = 3600.0
@@ -65,34 +64,34 @@ class Task(Generic[P, R]):
         max_attempts: the most attempts of a job, 1 to 1000.
         timeout_s: timeout of one attempt in seconds; None: no timeout.
         backoff: the delay after each failed attempt.
-        on_error: maps exception classes to a verdict or to a backoff of their own.
+        on_error: maps exception classes to a verdict, or to a backoff for that class.
         unique: the unique key of its jobs, or the arguments that make one; see Unique.
         limit: how many of its jobs can run at the same time, or start in a period of time; see
             Limit.
         process: True runs a plain `def` in a separate process, which taskd can stop and kill.
-        batch: the most jobs that the handler gets in one call, as a list of Items.
+        batch: the most jobs that the handler receives in one call, as a list of Items.
         max_wait_s: how long the first job of a batch waits for further jobs, 0 to 3 seconds.
         transaction: gives the handler `ctx.conn`, whose transaction commits with the completion.
             True, or an isolation level: `repeatable_read` or `serializable`.
         args_version: the current version of its arguments; 1 is the first.
-        upgrade: maps each older version that can still be in the database to a function that turns
-            its arguments (a dict) into those of the next version.
+        upgrade: maps each older version that can still be in the database to a function that
+            converts its arguments (a dict) into arguments of the next version.
         aliases: its former names; jobs that were enqueued under these names run, too.
-        redact: arguments that the command line and errors show as `***`; with `upgrade`, name also
-            those that only older versions have.
+        redact: arguments that the command line and errors show as `***`; with `upgrade`, also name
+            arguments that only older versions have.
         keep_logs: which attempts keep the handler's log lines with the job: `off` (none), `failed`
             or `all`; None: the worker's setting.
 
     Attributes:
         around: in a worker, the middleware of its attempts; see with_middleware().
-        limit_defaults: values of the arguments of the limit's key, if they are omitted.
-        unique_defaults: the same for the arguments of the unique key, or of its version.
+        limit_defaults: the default values of the arguments that make the key of the limit.
+        unique_defaults: the same for the arguments that make the unique key, or its version.
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
-            without a JSON form, a parameter named `conn`); the handler is no plain function, or
-            does not fit `process`, `batch` or `transaction`; `backoff` or `on_error` contain
-            something else than policies and verdicts.
+            without a JSON form, a parameter named `conn`); the handler is no function, or does not
+            fit `process`, `batch` or `transaction`; `backoff` or `on_error` contains an object that
+            is neither a policy nor a verdict.
         InvalidJob: name or queue are outside their limits.
         ValueError: attempts, timeout, versions, batch, isolation or keep_logs are outside their
             limits.
@@ -183,7 +182,7 @@ class Task(Generic[P, R]):
         return None if self.limit is None else check_task_name(self.limit.name or self.name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the handler itself, like any function; `.handler` takes a `ctx`, too."""
+        """Call the handler as a plain function; use `.handler` to pass a `ctx` as well."""
         return self.handler(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -274,7 +273,7 @@ class Task(Generic[P, R]):
         return None if self.unique is None else self.unique.of(args, self.unique_defaults)
 
     def keyed(self, unique: Unique, args: str) -> Unique:
-        """Return the rule with the key of these arguments, defaults included.
+        """Return the rule with the key that these arguments make, defaults included.
 
         Raises:
             TypeError: the key uses an argument that the task does not have.
@@ -284,13 +283,13 @@ class Task(Generic[P, R]):
 
 
 def _without_value(error: Exception) -> str:
-    """Return what does not fit and where, without the value, which can be personal data."""
+    """Return the message of an error without the quoted value, which can be personal data."""
     return QUOTED_VALUE.sub(r"\1", str(error), count=1)
 
 
 def _check_handler(handler: Callable[..., Any]) -> None:
     if not inspect.isroutine(handler):
-        raise TypeError(f"a task's handler is a function, not {handler!r}; wrap it in one")
+        raise TypeError(f"a task's handler is a function, not {handler!r}; wrap it in a function")
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise TypeError(f"task {handler.__name__}: a handler that yields would never run")
 
@@ -312,7 +311,7 @@ def _check_limits(task: str, max_attempts: int, timeout_s: float | None) -> None
 def _check_policies(
     task: str, backoff: backoffs.Backoff, on_error: Mapping[type[BaseException], Rule]
 ) -> None:
-    # Check it here: otherwise it would show when the first attempt fails.
+    # Check this here: otherwise the error would appear only when the first attempt fails.
     if not isinstance(backoff, backoffs.Backoff):
         raise TypeError(f"task {task}: backoff {backoff!r} is not a policy; use Custom(function)")
     for kind, rule in on_error.items():

@@ -1,4 +1,4 @@
-"""Turn successive reads of the database into the screens of `taskd top` and `taskd tail`.
+"""Compute the output of `taskd top` and `taskd tail` from successive reads of the database.
 
 Imports core.jobs. The command line imports it.
 """

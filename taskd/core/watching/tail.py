@@ -1,10 +1,10 @@
-"""`taskd tail`: decide from successive polls which jobs to read, and which events they had.
+"""`taskd tail`: decide from successive polls which jobs to read, and which events to report.
 
 A poll returns the ids of the live jobs and of the running jobs. A job that was live at the last
-poll and is not live now has ended, in whatever order transactions commit. Only a job that was
-enqueued and ended between two polls must be found by its id. An id can be drawn long before its job
-is committed, so a missing id is searched until every transaction that was open at the time has
-ended.
+poll and is not live now has ended, in whatever order transactions commit. A job that was enqueued
+and ended between two polls was never seen live, so it is looked up by its id. A transaction can
+draw an id long before it commits the job. So an id without a job is looked up at each poll, until
+every transaction that was open when the id was drawn has ended.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from taskd.core.jobs.job import FINISHED, JobState
 # Ids per mask.
 BLOCK = 64
 FULL = (1 << BLOCK) - 1
-# The most missing ids that are searched, the newest ones; their jobs may still be committed.
+# The most ids without a job that are looked up, the newest ones: their jobs can be committed later.
 MISSING_MAX = 1000
-# A transaction draws an id a moment before the server lists it as open.
+# A transaction can draw an id a moment before the server lists the transaction as open.
 MISSING_FOR = timedelta(seconds=10)
 
-# Block -> a bit for each of its ids.
+# A set of ids: by block of 64 ids, a mask with a bit for each id.
 Ids = Mapping[int, int]
 
 
 def ids_of(blocks: Sequence[int] | None, masks: Sequence[int] | None) -> dict[int, int]:
-    """Return a set of ids from the database's form, in which masks are signed."""
+    """Return the set of ids that the database has sent as two arrays; its masks are signed."""
     return {block: mask & FULL for block, mask in zip(blocks or (), masks or (), strict=True)}
 
 
@@ -56,8 +56,8 @@ class Poll(NamedTuple):
     """Live jobs, and finished jobs with ids after `after_id`, all read in one snapshot.
 
     Attributes:
-        oldest_xid: every transaction before this one has ended.
-        next_xid: every transaction that was open at the poll is before this one.
+        oldest_xid: every transaction with a lower id has ended.
+        next_xid: every transaction that was open at the poll has a lower id.
     """
 
     now: datetime
@@ -76,7 +76,14 @@ class Poll(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Ids of jobs with events since the last poll."""
+    """Ids of jobs with events since the last poll.
+
+    Attributes:
+        born: live now and not at the last poll, or finished and never seen live.
+        claimed: running now, and not at the last poll.
+        stopped: running at the last poll, and now live but not running.
+        ended: no longer live.
+    """
 
     born: set[int]
     claimed: set[int]
@@ -92,8 +99,8 @@ class Watch:
     """Compares each poll with the one before.
 
     Attributes:
-        after_id: the next poll reports finished jobs after this id; None: it is the first poll.
-        missing: ids without a job, each with the `next_xid` and the time of its poll.
+        after_id: the next poll returns finished jobs with higher ids; None: it is the first poll.
+        missing: ids without a job, each with the `next_xid` and the time of the poll that saw it.
     """
 
     def __init__(self) -> None:
@@ -102,10 +109,9 @@ class Watch:
         self._last: Poll | None = None
 
     def compare(self, poll: Poll) -> tuple[Changes, Watch]:
-        """Return what has changed, and the state with which to compare the next poll.
+        """Return the changes since the last poll, and the Watch for the next poll.
 
-        This object does not change: a caller that cannot read the rows of the changes compares
-        again.
+        This object does not change: if the caller cannot read the changed rows, it compares again.
         """
         last, following = self._last, Watch()
         born = _minus(poll.live, last.live) if last else set()
@@ -133,7 +139,7 @@ class Watch:
 
 
 class PastError(msgspec.Struct):
-    """The stored error of an attempt; fields that older rows lack are None."""
+    """The stored error of an attempt; fields that an older version did not store are None."""
 
     attempt: int | None = None
     started: datetime | None = None
@@ -142,13 +148,13 @@ class PastError(msgspec.Struct):
     message: str | None = None
 
     def text(self) -> str:
-        """Return the type and the first line."""
+        """Return the type and the first line of the message."""
         lines = (self.message or "").splitlines()
         return ": ".join(filter(None, (self.type, lines[0] if lines else "")))
 
 
 class JobRow(msgspec.Struct):
-    """A job with everything that its events need."""
+    """The columns of a job from which its events are computed."""
 
     id: int
     queue: str
@@ -167,7 +173,7 @@ class JobRow(msgspec.Struct):
 
 
 class Event(msgspec.Struct, omit_defaults=True):
-    """Something that happened to a job; `state` is the job's state after it."""
+    """An event of a job; `state` is the state of the job after the event."""
 
     at: datetime
     event: str
@@ -184,7 +190,7 @@ class Event(msgspec.Struct, omit_defaults=True):
 
 
 def events_of(job: JobRow) -> list[Event]:
-    """Return all events in a job's row, in the order in which they happened."""
+    """Return all events that can be computed from the row of a job, in order of time."""
     events = [_birth(job), *_attempts(job)]
     if job.finished_at is not None:
         events.append(_end(job, job.finished_at))
@@ -220,7 +226,7 @@ def _attempts(job: JobRow) -> Iterator[Event]:
         begun = _event(job, job.started_at, "claimed", JobState.RUNNING)
         begun.attempt = job.attempt
         begun.worker = f"{job.host}:{job.pid}" if job.host is not None else None
-        # A retried job is due again, and the row keeps only the last due time.
+        # The row of a retried job contains the new due time, not that of the last attempt.
         begun.wait_s = max(0.0, (job.started_at - job.run_at).total_seconds())
         if job.state is JobState.SCHEDULED:
             begun.wait_s = None
@@ -249,7 +255,7 @@ def _end(job: JobRow, at: datetime) -> Event:
 
 
 class Reporter:
-    """Remembers which events of which job were reported, so that each is reported once.
+    """Remembers the reported events of each job, so that each event is reported once.
 
     Args:
         start: earlier events are not reported.
@@ -262,23 +268,23 @@ class Reporter:
         self._ended: set[int] = set()
 
     def past(self, jobs: Iterable[JobRow]) -> list[Event]:
-        """Return the events of these jobs since the start."""
+        """Return the events of these jobs since `start`."""
         events: list[Event] = []
         for job in jobs:
             recent = [event for event in events_of(job) if event.at > self._start]
             events += recent
             if job.state in FINISHED:
-                # The job may have been live at the first poll, which came earlier.
+                # The first poll came before this read, so it can have seen the job live.
                 self._ended.add(job.id)
             else:
                 self._remember(job, recent)
         return _in_order(events)
 
     def report(self, jobs: Iterable[JobRow], changes: Changes, now: datetime) -> list[Event]:
-        """Return the events of a poll.
+        """Return the events since the last poll.
 
         Args:
-            jobs: rows of the changed jobs; a missing one has ended and left no row.
+            jobs: rows of the changed jobs; a job without a row has ended, and its queue keeps none.
             now: the time of the poll.
         """
         events: list[Event] = []

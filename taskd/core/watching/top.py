@@ -1,8 +1,8 @@
 """`taskd top`: compute rates from two polls, and percentiles from recently ended jobs.
 
-Arrivals are counted by ids. Departures are arrivals minus the growth of the number of live jobs.
-Neither needs the history. Percentiles are computed from a sample of the ended jobs if there are
-many, which is enough to see where the time goes.
+Arrivals are counted by new ids. Departures are arrivals minus the growth of the number of live
+jobs. So rates need no read of the history. If many jobs end, percentiles are computed from a sample
+of them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from taskd.core.jobs.job import JobState
 
 RATE_S = 10.0
 LATE_S = 60.0
-# The most ended jobs that are kept, the last ones.
+# The most ended jobs that are kept; the newest are kept.
 ENDED_MAX = 5000
-# The most new jobs that are counted by queue at a poll; of more jobs, only the shares of the queues
-# are known.
+# The most new jobs that a poll counts by queue. If there are more, the counts are scaled up to the
+# number of new ids.
 BORN_MAX = 5000
 
 
 class Queue(msgspec.Struct):
-    """A queue; durations and rates in seconds."""
+    """A queue on the screen."""
 
     queue: str
     queued: int
@@ -50,7 +50,7 @@ class Queue(msgspec.Struct):
 
 
 class Worker(msgspec.Struct):
-    """A live worker. `ended_per_s` is an estimate from its share of the ended jobs."""
+    """A live worker; `ended_per_s` is estimated from the worker's share of the ended jobs."""
 
     id: str
     host: str
@@ -92,7 +92,13 @@ class FullLimit(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """All live jobs, in counts."""
+    """The result of one poll: counts of live jobs, and the running jobs.
+
+    Attributes:
+        now_s: the time of the poll by the database's clock, in seconds since 1970.
+        last_id: the newest id of a job.
+        born: new jobs since the last poll, by queue.
+    """
 
     now_s: float
     last_id: int
@@ -104,7 +110,7 @@ class State(msgspec.Struct):
 
 
 class Ended(msgspec.Struct):
-    """The end of a job; with the state `scheduled`, of an attempt that will be retried."""
+    """The end of a job; if `state` is `scheduled`, the end of an attempt that will be retried."""
 
     id: int
     queue: str
@@ -119,7 +125,7 @@ class Ended(msgspec.Struct):
 
 
 class Task(msgspec.Struct):
-    """Ended jobs of a task within the last minute, as far as they are in the sample."""
+    """The jobs of a task that ended within the last minute and are in the sample."""
 
     task: str
     queue: str
@@ -133,7 +139,7 @@ class Task(msgspec.Struct):
 
 
 class View(msgspec.Struct):
-    """What the screen shows."""
+    """The contents of the screen."""
 
     now_s: float
     queues: list[Queue]
@@ -146,7 +152,7 @@ class View(msgspec.Struct):
 
 
 class _Count(msgspec.Struct):
-    """One poll: arrivals per queue since the first poll, and live jobs."""
+    """The counts of one poll: arrivals since the first poll, and live jobs, both by queue."""
 
     at_s: float
     came: Counter[str]
@@ -154,7 +160,7 @@ class _Count(msgspec.Struct):
 
 
 class Top:
-    """Collects polls, and computes what the screen shows."""
+    """Collects polls, and computes the contents of the screen."""
 
     def __init__(self) -> None:
         self._state: State | None = None
@@ -167,7 +173,7 @@ class Top:
         return self._state.last_id if self._state else None
 
     def seen_running(self) -> list[int]:
-        """Return jobs that ran at the last poll, whose ends the next one searches."""
+        """Return the ids of jobs that ran at the last poll; the next poll looks up their ends."""
         return [job.id for job in self._state.running] if self._state else []
 
     def add(self, state: State, ended: Iterable[Ended]) -> None:
@@ -199,7 +205,7 @@ class Top:
             self._counts.popleft()
 
     def view(self, queue: str | None = None) -> View:
-        """Return what to show now, of one queue or of all."""
+        """Return the contents of the screen, for one queue or (None) for all."""
         state = self._state
         assert state is not None
         ended = [each for each in self._ended.values() if queue in (None, each.queue)]
@@ -231,7 +237,8 @@ class Top:
             name = queue.queue
             came = last.came[name] - first.came[name]
             made.in_per_s = came / past_s
-            # A job that was retried by hand has no new id, so it was not counted as an arrival.
+            # Jobs that were retried by hand keep their ids, so they are not counted as arrivals.
+            # Without max(), the result would then be negative.
             made.out_per_s = max(0, came - last.live[name] + first.live[name]) / past_s
         made.wait_p50_s, made.wait_p95_s = _p50_p95(each.wait_s for each in mine)
         made.run_p50_s, made.run_p95_s = _p50_p95(each.run_s for each in mine)
@@ -247,7 +254,7 @@ class Top:
 
 
 def _tasks(ended: Iterable[Ended]) -> list[Task]:
-    """Group by task and queue; failing tasks come first, then the slowest."""
+    """Group ended jobs by task and queue; failing tasks come first, then the slowest."""
     grouped: dict[tuple[str, str], list[Ended]] = {}
     for each in ended:
         grouped.setdefault((each.task, each.queue), []).append(each)

@@ -17,11 +17,13 @@ PLAIN = (str, bytes, bool, int, float, list, tuple, set, frozenset)
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """A stage, as the plan of a run has it.
+    """A stage in the plan of a run.
 
     Attributes:
-        takes: the parameter that gets a result which is not a dict; None: several are required.
-        required: the required arguments; `accepted`: all accepted ones.
+        takes: the parameter that receives the result of the previous stage if that is not a dict;
+            None: several parameters are required.
+        required: the required arguments.
+        accepted: all accepted arguments.
     """
 
     name: str
@@ -57,8 +59,8 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
             wanted = " and ".join(after.required) or "no argument"
             raise InvalidWorkflow(
                 f"pipeline {name}: the stage {after.name!r} takes {wanted}, but {before.name!r} "
-                f"returns {getattr(kind, '__name__', kind)}. Return a dict of its arguments, or "
-                "let it take one."
+                f"returns {getattr(kind, '__name__', kind)}. Return a dict of the arguments of "
+                f"{after.name!r}, or let {after.name!r} take one argument."
             )
 
 

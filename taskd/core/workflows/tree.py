@@ -12,12 +12,12 @@ STATES = ("failed", "cancelled", "running", "queued", "scheduled", "blocked", "d
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A job of a workflow, or all members of a group, or all jobs of one stage.
+    """A part of a workflow: one job, all members of a group, or all jobs of one stage.
 
     Attributes:
         states: number of jobs by state; empty for a stage that has not started.
         after: the names of the parts that this part waits for.
-        on_failed: what happens to this part if one of those fails; None: it is cancelled.
+        on_failed: what happens to this part if a part of `after` fails; None: it is cancelled.
     """
 
     name: str
@@ -29,7 +29,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the tree: the text before the name, and other parts that the part waits for."""
+    """A line of the tree.
+
+    Attributes:
+        branch: the indent and the branch before the name of the part.
+        also_after: the parts that the part waits for, without the one above it in the tree.
+    """
 
     part: Part
     branch: str
@@ -72,7 +77,7 @@ def state_counts(states: Mapping[str, int]) -> str:
 
 
 def state_of(row: Mapping[str, Any]) -> str:
-    """Return a workflow's state in a word, from those of its jobs."""
+    """Return the state of a workflow in one word, computed from the states of its jobs."""
     if row["running"] or row["waiting"]:
         return "stopping" if row["stopped_at"] else "running"
     if row["blocked"]:
@@ -86,7 +91,11 @@ def state_of(row: Mapping[str, Any]) -> str:
 def with_stages(
     rows: list[dict[str, Any]], stages: Sequence[dict[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """Return the parts in the plan's order, with the stages that have not started."""
+    """Return the rows of a pipeline in the order of its plan, with a row for each unstarted stage.
+
+    Args:
+        stages: the plan of the pipeline; None: the workflow is no pipeline, and `rows` is returned.
+    """
     if stages is None:
         return rows
     by_name = {row["part"]: row for row in rows}

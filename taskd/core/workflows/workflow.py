@@ -1,4 +1,4 @@
-"""Workflows: jobs that wait for others, checked before anything is written."""
+"""Workflows: plans of jobs that wait for each other, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enum import StrEnum
 from taskd.core.jobs.job import NewJob
 from taskd.errors import InvalidWorkflow
 
-# One statement inserts a whole workflow, so that all of it exists or nothing.
+# One statement inserts a whole workflow, so it can be neither too large nor half written.
 JOBS_MAX = 20_000
 DEPENDENCIES_MAX = 100_000
 ARGS_CHARACTERS_MAX = 16 * 1024 * 1024
@@ -51,12 +51,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A workflow ready to be written: jobs, each after those that it waits for, and dependencies.
+    """A workflow that is ready to be written.
 
     Attributes:
-        positions: for each dependency, the position of its job, from 1.
-        parent_positions: the position of its parent; None for an existing job.
-        parent_ids: the id of the existing job.
+        nodes: the jobs, each after the jobs that it waits for.
+        positions: for each dependency, the position of the waiting job in `nodes`, from 1.
+        parent_positions: for each dependency, the position of the parent; None: see parent_ids.
+        parent_ids: for each dependency, the id of a parent that was enqueued before; or None.
+        on_failed: for each dependency, what happens when the parent fails.
         stages: JSON text of a pipeline's stages; None: it is not a pipeline.
     """
 
@@ -71,7 +73,7 @@ class Plan:
 
 
 def plan(name: str, nodes: Sequence[Node]) -> Plan:
-    """Return the workflow of these nodes, in the order in which their jobs are inserted.
+    """Return the plan of a workflow with these nodes, in the order in which jobs are inserted.
 
     Raises:
         InvalidWorkflow: it is empty or too large; a name is used twice or unknown; jobs wait for
@@ -91,7 +93,7 @@ def plan(name: str, nodes: Sequence[Node]) -> Plan:
     if len(made.positions) > DEPENDENCIES_MAX:
         raise InvalidWorkflow(
             f"workflow {name}: {len(made.positions):,} dependencies; at most {DEPENDENCIES_MAX:,}. "
-            "Put a job between jobs that each wait for all others."
+            "If each job of a set waits for each job of another set, put one job between the sets."
         )
     return made
 
@@ -113,7 +115,7 @@ def _check_size(name: str, nodes: Sequence[Node]) -> None:
         if node.job.unique is not None:
             raise InvalidWorkflow(
                 f"workflow {name}: the job {node.name} of the task {node.job.task} has a unique "
-                "key. Another job could hold it, and the workflow would lack this one. Give "
+                "key. If another job held the key, the workflow would lack this job. Give "
                 "task.options(no_key=True).job(...)."
             )
 
@@ -130,11 +132,11 @@ def _ordered(name: str, nodes: Sequence[Node]) -> list[Node]:
         {node.name: [one for one in node.after if isinstance(one, str)] for node in nodes}
     )
     try:
-        # In the order in which they were added, as far as possible; ids follow it.
+        # As far as possible in the order in which the nodes were added; ids have the same order.
         return [by_name[each] for each in sorter.static_order()]
     except graphlib.CycleError as error:
         circle = " -> ".join(reversed(error.args[1]))
-        raise InvalidWorkflow(f"workflow {name}: these wait for each other: {circle}") from None
+        raise InvalidWorkflow(f"workflow {name}: jobs wait for each other: {circle}") from None
 
 
 def check_name(name: object) -> str:
