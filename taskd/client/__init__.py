@@ -1,6 +1,6 @@
-"""The producer API: tasks that enqueue themselves, the client, and where the database is.
+"""The producer API: tasks with their enqueue methods, the client, and the location of its database.
 
-A name is imported when it is first used: a module that only declares tasks needs no PostgreSQL
+A name is imported when it is first used, so a module that only declares tasks needs no PostgreSQL
 driver.
 """
 
@@ -46,10 +46,10 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported now.
+    """Import a public name and return it.
 
     Raises:
-        AttributeError: any other name.
+        AttributeError: there is no public name like that.
     """
     if name not in _HOME:
         raise AttributeError(f"module 'taskd.client' has no attribute {name!r}")

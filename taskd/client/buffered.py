@@ -1,10 +1,10 @@
 """A buffer for busy producers: it accepts jobs at once and writes them in batches later.
 
 A batch is one transaction of up to a thousand jobs. The buffer retries a failed batch until it is
-written or the block ends; it never drops a job silently. When the connection breaks at a COMMIT,
-the buffer asks the server whether that transaction committed, so no batch is written twice. A
-server that has crashed still knows the answer after its restart. After a failover to a standby that
-never received the transaction, the transaction is lost, and the buffer writes the batch again.
+written or the block ends; it never drops a job silently. If the connection breaks at a COMMIT, the
+buffer asks the server whether that transaction committed, so no batch is written twice. A crashed
+server still knows this after its restart. A failover to a standby loses a transaction that the
+standby has not received; the buffer then writes the batch again.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ Receipt = asyncio.Future[Enqueued]
 
 
 class Pending(NamedTuple):
-    """A job that is not written yet, and the future of its id."""
+    """A job that is not written yet, and the future that will receive its id."""
 
     job: NewJob
     receipt: Receipt
 
 
 class Buffered:
-    """Accepts jobs at once and writes them soon; made by `client.buffered()`, used by `async with`.
+    """A buffer that accepts jobs at once and writes them soon: `async with client.buffered()`.
 
-    At the end of the block it writes the remaining jobs within `flush_s`, and raises NotEnqueued
-    with those that it could not write. Jobs in the buffer are lost when the process dies.
+    At the end of the block it writes the remaining jobs within `flush_s`. If some could not be
+    written, it raises NotEnqueued with these jobs. Jobs in the buffer are lost when the process
+    dies.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class Buffered:
         self._max_wait_s, self._flush_s = max_wait_s, flush_s
         self._waiting: deque[Pending] = deque()
         self._in_flight: list[Pending] = []
-        # How many of the first jobs in flight the current transaction contains, and whether it is
-        # unknown if that transaction committed.
+        # The number of jobs in the current transaction, which are the first ones in flight; and
+        # whether it is unknown if that transaction committed.
         self._batch_jobs = 0
         self._in_doubt = False
         self._refused: list[tuple[NewJob, Exception]] = []
@@ -112,7 +113,7 @@ class Buffered:
         return len(self._waiting) + len(self._in_flight)
 
     def enqueue(self, job: NewJob) -> Receipt:
-        """Accept a job; await the returned future for the job's id.
+        """Accept a job; return a future of its id.
 
         Raises:
             BufferFull: the buffer is full; it did not accept the job.
@@ -156,7 +157,7 @@ class Buffered:
             await asyncio.wait(receipts)
 
     def _fits(self, size: int) -> bool:
-        # An empty buffer accepts a job of any size, or a large one would never fit.
+        # An empty buffer accepts a job of any size; otherwise a large job would never fit.
         return not len(self) or (
             len(self) < self._max_jobs and self._bytes + size <= self._max_bytes
         )
@@ -218,7 +219,7 @@ class Buffered:
         """Write jobs, with retries; return their ids.
 
         Raises:
-            EnqueueError: one of the jobs is refused; none was written.
+            EnqueueError: PostgreSQL refused one of the jobs; none was written.
         """
         delay_s, self._batch_jobs = RETRY_S, len(jobs)
         while True:
@@ -253,7 +254,7 @@ class Buffered:
                     self._in_doubt = False
                     return outcome == "committed"
                 if outcome is None:
-                    # The server has forgotten the transaction after an outage of days.
+                    # The server has forgotten the transaction; this takes an outage of days.
                     self._last_error = StoreUnavailable(
                         "the server no longer knows whether a transaction committed"
                     )
@@ -273,7 +274,7 @@ class Buffered:
             pending.receipt.set_result(result)
 
     def _left(self) -> NotEnqueued | None:
-        """Return the error for jobs that could not be written, and give it to their futures."""
+        """Return the error for the jobs that could not be written; set it on their futures, too."""
         batch = 0 if not (self._in_doubt or self._writer.committing) else self._batch_jobs
         in_doubt, unwritten = self._in_flight[:batch], [*self._in_flight[batch:], *self._waiting]
         if not (unwritten or in_doubt or self._refused):
@@ -296,4 +297,5 @@ class Buffered:
 
 def _refuse(receipt: Receipt, error: Exception) -> None:
     receipt.set_exception(error)
-    receipt.exception()  # the end of the block raises it too: awaiting the future is optional
+    # Without this, asyncio warns if no caller awaits the future; the end of the block raises, too.
+    receipt.exception()

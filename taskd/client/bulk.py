@@ -14,8 +14,8 @@ from taskd.store.jobs import changes, jobs
 BATCH_JOBS = 1000
 SAMPLE_JOBS = 10
 
-# Acts on the jobs with these ids, in this order. Returns the ids of the jobs that it acted on,
-# because a job may have changed since it was found.
+# Acts on the jobs with these ids, in this order. Returns the ids of the jobs that it acted on: some
+# jobs can have changed since they were found.
 Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
 
 
@@ -47,8 +47,8 @@ async def cancel_workflow(
     """Stop the workflow: start no further stage, and cancel at most `limit` of its jobs.
 
     Returns:
-        The new state of each job that was acted on, by id: `cancelled`, or `running` if a
-        cancellation was requested. None if there is no such workflow.
+        The new state of each of these jobs, by id: `cancelled`, or `running` if its cancellation
+        was requested. None if there is no such workflow.
     """
     if not await workflows.stop(on, workflow_id):
         return None
@@ -66,7 +66,7 @@ async def retry_workflow(
     """Retry at most `limit` failed and cancelled jobs of a workflow.
 
     Returns:
-        The ids of the jobs that were retried, and the ids of the others.
+        The ids of the jobs that were retried, and the ids of the jobs that were not.
     """
     # Parents have smaller ids, so they are retried before the jobs that wait for them.
     chosen = (await workflows.jobs_to_retry(on, workflow_id))[:limit]

@@ -24,17 +24,22 @@ class Client(ClientControl):
     """Access to the database for producers; opened at first use, or by `async with`.
 
     Each event loop that uses the client gets its own connections, which are closed with the loop.
-    Without `conn`, a method uses one of them and commits its own transaction. Jobs that coroutines
-    enqueue one by one at the same time share a statement: up to a thousand jobs of one queue. With
-    `conn`, the caller's connection, the job is part of the caller's transaction: no other session
-    sees the job, and no worker is notified, before the commit. `conn` is an asyncpg connection, a
-    psycopg.AsyncConnection, or SQLAlchemy's AsyncConnection or AsyncSession; for the sync methods
-    a connection of psycopg or psycopg2, SQLAlchemy's Connection or Session, or Django's.
+
+    Without `conn`, a method uses one of these connections and commits its own transaction. If
+    several coroutines enqueue single jobs of one queue at the same time, up to a thousand of these
+    jobs share a statement.
+
+    With `conn`, the caller's connection, the job is part of the caller's transaction: before the
+    commit, no other session sees the job, and no worker is notified. `conn` is an asyncpg
+    connection, a psycopg.AsyncConnection, or SQLAlchemy's AsyncConnection or AsyncSession; for the
+    sync methods a connection of psycopg or psycopg2, SQLAlchemy's Connection or Session, or
+    Django's.
 
     Args:
-        dsn: the PostgreSQL to use. Without `settings`, no file or environment variable is read.
-        settings: all settings. With neither, `config.load()` reads files and the environment.
-        pool_max: connections per event loop.
+        dsn: the DSN of the database. Without `settings`, no file or environment variable is read.
+        settings: all settings. Without `dsn` and `settings`, `config.load()` reads files and the
+            environment.
+        pool_max: the most connections per event loop.
         built_ins: returns built-in tasks, which a job without a queue can name even if no worker
             has published them.
     """
@@ -55,7 +60,7 @@ class Client(ClientControl):
             SchemaMissing: the database has no schema taskd.
             TypeError: taskd does not know this type of connection.
         """
-        # The usual case awaits no coroutine for the pool: each one adds to the cost of an enqueue.
+        # If the pool exists, this awaits no coroutine for it: that makes an enqueue cheaper.
         on = self._pools.get(asyncio.get_running_loop()) if conn is None else fetches(conn)
         enqueued = await enqueue_job(on or await self._pool(), job, self._built_ins)
         enqueued.client = self
@@ -64,10 +69,11 @@ class Client(ClientControl):
     async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
         """Enqueue jobs, one round trip per thousand; return their ids, in the order of the jobs.
 
-        The jobs can come from a generator, which is read batch by batch. With `conn`, all jobs are
-        part of its transaction. Two such transactions of over a thousand jobs with unique keys can
-        deadlock, as keys are locked in order only within a thousand. Without `conn`, each batch of
-        a thousand jobs or 8 MiB is a transaction: after an error, earlier batches are enqueued.
+        The jobs can come from a generator, which is read batch by batch; a batch is a thousand jobs
+        or 8 MiB. Without `conn`, each batch is a transaction: after an error, the batches before it
+        are enqueued. With `conn`, all jobs are part of its transaction. Two such transactions with
+        several batches of jobs with unique keys can deadlock, because keys are locked in a fixed
+        order only within a batch.
 
         Raises:
             As enqueue().
@@ -153,8 +159,9 @@ class Client(ClientControl):
         Args:
             max_jobs: the most jobs that it holds.
             max_bytes: the most bytes that their arguments take.
-            max_wait_s: the longest that a job waits for others to share its statement.
-            flush_s: the longest that the end of the block takes to write the remaining jobs.
+            max_wait_s: the longest that a job waits for other jobs to share its statement.
+            flush_s: the longest that the end of the block waits until the remaining jobs are
+                written.
 
         Raises:
             InvalidJob: a limit is not above zero.
@@ -170,7 +177,7 @@ class Client(ClientControl):
         )
 
     async def result(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
-        """Wait until a job has ended; return what its handler returned.
+        """Wait until a job has ended; return the result of its handler.
 
         Args:
             job_id: id of the job. The id that enqueue() returned names one job in any case; for an
@@ -203,7 +210,7 @@ class Client(ClientControl):
         return self._in_background(self.result(job_id, timeout_s))
 
     def _mine(self, enqueued: list[Enqueued]) -> list[Enqueued]:
-        """Return the same ids, which can now wait for their results."""
+        """Give these ids their client, so that their result() works; return them."""
         for each in enqueued:
             each.client = self
         return enqueued

@@ -1,4 +1,4 @@
-"""Change what was enqueued: cancel, retry and change jobs; pause and limit queues and tasks."""
+"""Methods of a client: cancel, retry and change jobs; pause and limit queues and tasks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ClientControl(ClientConnections):
     async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
         """Cancel waiting jobs and ask running ones to stop; return the state of each by id.
 
-        `cancelled`: the job was waiting. `running`: the job is running; its worker gets the request
-        at once, or within two seconds if a notification is lost, and cancels the handler. The
-        reason is stored with the job. Finished and unknown jobs are not in the result. Jobs of a
-        workflow that cannot run without a cancelled job are cancelled with it.
+        `cancelled`: the job was waiting. `running`: the job is running; its worker receives the
+        request at once, or within two seconds if a notification is lost, and cancels the handler.
+        The reason is stored with the job. Finished and unknown jobs are not in the result. If jobs
+        of a workflow need a cancelled job, they are cancelled with it.
         """
         return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
 
@@ -42,7 +42,8 @@ class ClientControl(ClientConnections):
     ) -> list[int]:
         """Put failed and cancelled jobs back into their queues; return the ids of these jobs.
 
-        Jobs that were cancelled because of such a job are put back as well, and wait for it again.
+        Jobs of a workflow that were cancelled because such a job failed are put back as well, and
+        wait for it again.
 
         Args:
             ids: ids of the jobs.
@@ -58,7 +59,7 @@ class ClientControl(ClientConnections):
     async def change(
         self, ids: Iterable[int], **changes: Unpack[Changes]
     ) -> dict[int, ChangeOutcome]:
-        """Change waiting jobs; return for each id: changed, running, finished or unknown.
+        """Change waiting jobs; return an outcome by id: changed, running, finished or unknown.
 
         Args:
             ids: ids of the jobs; running jobs are not changed.
@@ -73,15 +74,15 @@ class ClientControl(ClientConnections):
     async def pause_tasks(
         self, tasks: Iterable[str], for_s: float | None = None, reason: str = ""
     ) -> list[str]:
-        """Stop starting jobs of these tasks; return the paused names, former names included.
+        """Stop starting jobs of these tasks; return the names of the paused tasks.
 
-        Running jobs go on. A task that no worker has published cannot be paused, and is missing
-        in the result.
+        The result contains their former names, too. Running jobs go on. A task that no worker has
+        published cannot be paused, and is missing in the result.
 
         Args:
             tasks: names of the tasks.
             for_s: seconds until the tasks resume by themselves; None: until resume_tasks().
-            reason: shown by `taskd why` and the dashboard.
+            reason: `taskd why` and the dashboard show it.
 
         Raises:
             InvalidJob: `for_s` is not above zero.
@@ -119,7 +120,7 @@ class ClientControl(ClientConnections):
         Args:
             queues: names of the queues; a queue that does not exist yet is paused as well.
             for_s: seconds until the queues resume by themselves; None: until resume().
-            reason: shown by `taskd why` and the dashboard.
+            reason: `taskd why` and the dashboard show it.
 
         Raises:
             InvalidJob: a name is not a valid name of a queue, or `for_s` is not above zero.
@@ -130,7 +131,7 @@ class ClientControl(ClientConnections):
         )
 
     async def resume(self, queues: Iterable[str]) -> list[str]:
-        """Let workers claim from these queues again; return the names that were paused."""
+        """Let workers claim from these queues again; return the names of those that were paused."""
         return await stored_queues.resume(await self._pool(), [check_queue(q) for q in queues])
 
     @property

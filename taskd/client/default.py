@@ -1,9 +1,9 @@
-"""The client of `task.enqueue(...)`: one per process.
+"""The default client, which `task.enqueue(...)` uses: one per process.
 
-It takes its DSN from the same places as `taskd run`: taskd.toml or `[tool.taskd]` of the
+It reads its DSN from the same places as `taskd run`: taskd.toml or `[tool.taskd]` of the
 pyproject.toml in the current directory, TASKD_DSN, TASKD_DSN_FILE, DATABASE_URL, the PG* variables.
-Without any of them it uses the embedded PostgreSQL. An application that keeps its DSN elsewhere
-calls configure() when it starts.
+If none of them contains a DSN, it uses the embedded PostgreSQL. An application that keeps its DSN
+elsewhere calls configure() when it starts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from taskd.client.client import Client
     from taskd.config import Settings
 
-# Empty until the first use, so that declaring tasks imports no driver. With setdefault(),
-# concurrent threads get the same client without a lock; a fork could leave a lock held.
+# Empty until the first use, so that declaring tasks imports no driver. setdefault() gives all
+# threads the same client without a lock: a lock that is held at a fork stays locked in the child.
 _current: dict[str, Client] = {}
 
 
@@ -28,7 +28,7 @@ def _new(dsn: str | None = None, settings: Settings | None = None) -> Client:
 def default_client() -> Client:
     """Return the client that tasks enqueue with.
 
-    Unless it was set, it reads the settings at its first use, which can therefore raise
+    If no client was set, the returned client reads the settings at its first use, which can raise
     ConfigError.
     """
     return _current.get("client") or _current.setdefault("client", _new())
@@ -38,7 +38,7 @@ def set_default_client(client: Client) -> Client:
     """Let tasks enqueue with this client.
 
     Returns:
-        The previous client, which the caller closes.
+        The previous client, which the caller must close.
     """
     before = default_client()
     _current["client"] = client

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
 BATCH_JOBS = 1000
-# Client and server hold a whole statement in memory, and the server limits its time.
+# Limits the size of a statement: client and server hold it in memory, and the server limits its
+# time.
 BATCH_CHARACTERS = 8 * 1024 * 1024
 MESSAGE_CHARACTERS = 300
 
-# Returns the built-in tasks; called only if no worker has published a task of the name.
+# Returns the built-in tasks; called only if no worker has published a task with the name.
 BuiltIns = Callable[[], Sequence[Task[..., Any]]]
 
 
@@ -40,10 +41,10 @@ def no_built_ins() -> Sequence[Task[..., Any]]:
 def enqueue_job(
     on: Fetches, job: NewJob, built_ins: BuiltIns = no_built_ins
 ) -> Coroutine[Any, Any, Enqueued]:
-    """Enqueue one job as enqueue_jobs() does; await the result for its id.
+    """Enqueue one job as enqueue_jobs() does; return a coroutine that returns its id.
 
-    A complete job without a key and without a trace is passed to the store directly: that saves the
-    lists and five coroutines of enqueue_jobs(), a third of the time in Python.
+    A complete job without a unique key and without a trace is passed directly to the store. That
+    saves the lists and five coroutines of enqueue_jobs(), a third of the time in Python.
     """
     if is_complete(job) and job.unique is None and traces.tracer() is None:
         return stored_jobs.enqueue_one(on, job)
@@ -77,9 +78,8 @@ async def insert_jobs(
     """Insert jobs, one statement per thousand (or 8 MiB); return ids in the order of the jobs.
 
     Arguments that were not checked against a signature in this process are checked against the
-    task that workers have published. A job of a task that no worker has published needs a queue,
-    and its arguments are not checked. Without a queue its task can be a built-in one, which then
-    checks them.
+    published task. If no worker has published the task, a job with a queue is inserted without a
+    check, and a job without a queue must be of a built-in task, which checks the arguments.
 
     Raises:
         UnknownTask: a job names no queue, and its task is neither published nor built in.
@@ -121,7 +121,7 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     tasks.update(published)
     complete = []
     for job in jobs:
-        # The queue can belong to a task of an app that has the same name as a built-in task.
+        # With a queue, the job can be of an app's task that has the same name as a built-in task.
         if job.queue is not None and (job.checked or job.task not in published):
             complete.append(job)
         elif job.task in tasks:
@@ -163,8 +163,8 @@ def check_args(task: str, text: str, args_schema: str, redact: Collection[str] =
     """Check the JSON text of arguments against the published schema.
 
     Raises:
-        InvalidArgs: they do not fit. The message does not quote the value; for a hidden argument it
-            contains only the name.
+        InvalidArgs: they do not fit. The message does not quote the value; for a redacted argument
+            it contains only the name.
     """
     from jsonschema.exceptions import best_match
 
@@ -186,7 +186,7 @@ def check_args(task: str, text: str, args_schema: str, redact: Collection[str] =
 
 
 def _takes(odd: ValidationError) -> str:
-    """Return a text with all arguments of the task, for an error about a missing or unknown one."""
+    """Return the arguments of the task as text, if the error is a missing or unknown argument."""
     if odd.validator not in ("required", "additionalProperties"):
         return ""
     schema: Any = odd.schema
@@ -204,7 +204,10 @@ def _validator(args_schema: str) -> Validator:
 
 @lru_cache(maxsize=1)
 def _formats() -> Any:
-    """Return a checker of the formats that msgspec writes into a schema; workers check alike."""
+    """Return a checker of the formats that msgspec writes into a schema.
+
+    It accepts the same texts as msgspec in the worker.
+    """
     import datetime as dt
     import decimal
     import uuid

@@ -17,11 +17,11 @@ from taskd.store.jobs import changes
 
 
 async def change(on: Fetches, ids: Sequence[int], new: Change) -> dict[int, ChangeOutcome]:
-    """Change those of these jobs that wait; return the outcome for each id.
+    """Change the waiting ones of these jobs; return the outcome for each id.
 
     Raises:
         InvalidJob: no new value is given, or PostgreSQL refuses a value.
-        InvalidArgs: the arguments do not fit the published task of one of them.
+        InvalidArgs: the new arguments do not fit the published task of one of the jobs.
     """
     if new.empty:
         raise InvalidJob("no new value is given: give a priority, a time, arguments or the like")
@@ -36,6 +36,6 @@ async def change(on: Fetches, ids: Sequence[int], new: Change) -> dict[int, Chan
 
 
 def _parts(args_schema: str) -> str:
-    """Return the schema for some of the arguments: the job has the others already."""
+    """Return the schema without required arguments: a job has those that are not changed."""
     schema: Mapping[str, Any] = msgspec.json.decode(args_schema)
     return msgspec.json.encode({**schema, "required": []}).decode()

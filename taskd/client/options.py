@@ -10,7 +10,7 @@ from taskd.core.jobs.unique import Unique
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of a job, as `NewJob` describes them; None or missing: the task's own."""
+    """The options of a job, as `NewJob` describes them; None or missing: as the task defines."""
 
     queue: str | None
     priority: int | None

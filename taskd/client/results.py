@@ -1,9 +1,9 @@
 """Wait for the results of jobs; one LISTEN connection serves all callers on an event loop.
 
-A waiting caller marks the job's row, and the statement that ends a marked job sends a NOTIFY. A
-notification can get lost (a broken connection, a pooler), so the waiter polls as well. While it
-does not listen, it polls after 50 ms, and then at growing intervals of up to a second; while it
-listens, it polls at intervals of 2 to 20 s. One statement polls many jobs.
+The waiter marks the row of a job, and the statement that ends a marked job sends a NOTIFY. A
+notification can get lost (a broken connection, a pooler), so the waiter polls as well: at intervals
+that grow from 2 to 20 s while it listens, and from 50 ms to a second while it does not. One
+statement polls many jobs.
 """
 
 from __future__ import annotations
@@ -23,22 +23,29 @@ from taskd.store.jobs import results
 from taskd.store.jobs.results import JobKey, Outcome
 
 POLL_JOBS_MAX = 1000
-# Delays between polls of a job, while the waiter does not listen and while it does. Each is 1.5
-# times the one before.
+# The first and the longest delay between polls of a job, while the waiter does not listen and while
+# it does. Each delay is 1.5 times the one before.
 POLL_S, POLL_S_MAX = 0.05, 1.0
 LISTENED_S, LISTENED_S_MAX = 2.0, 20.0
 # The connection is closed after this time without a waiting caller.
 IDLE_S = 60.0
 RELISTEN_S = 1.0
 PROBE_EVERY_S = 10.0
-# Any user who can connect can send false notifications without end. After a notification for a job
-# that has not ended, further ones are handled together, after this pause.
+# Any user who can connect can send any number of false notifications. After a notification for a
+# job that has not ended, notified jobs are polled together after this pause.
 FALSE_NOTIFY_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
 class _Awaited:
-    """A job that callers wait for; `notified`: a NOTIFY has named it since the last poll."""
+    """A job that callers wait for.
+
+    Attributes:
+        poll_at: when it is polled next.
+        delay_s: the delay before that poll.
+        notified: whether a NOTIFY has named the job since its last poll.
+        futures: the futures of the waiting callers.
+    """
 
     poll_at: float = 0.0
     delay_s: float = 0.0
@@ -155,7 +162,7 @@ class ResultWaiter:
             elif outcome.state in FINISHED:
                 self._resolve(key, outcome)
             elif not outcome.awaited and awaited is not None:
-                # Another transaction has locked its row, so the row has no mark yet.
+                # Another transaction has locked the row of the job, so it could not be marked yet.
                 awaited.delay_s = 0.0
                 self._schedule_poll(awaited, listening=False)
 
@@ -190,14 +197,14 @@ class ResultWaiter:
             try:
                 await channel.open()
                 self._listens = True
-                # No notification has come for jobs that ended before this.
+                # Jobs that ended before the LISTEN have sent no notification to this connection.
                 self._poll_all_now()
                 while not await _set(self._lost, PROBE_EVERY_S):
                     await channel.probe()
             except Pooled:
                 return
             except TaskdError:
-                pass  # polling goes on; if polling fails as well, its error reaches the callers
+                pass  # polling goes on; if polling fails as well, the callers get its error
             finally:
                 self._listens = False
                 channel.drop()

@@ -15,8 +15,8 @@ from taskd.store.connections.statements import Fetches
 class Schedules:
     """The schedules of a database: `client.schedules`.
 
-    A change stays in force when an app that declares the schedule starts again. To return to the
-    declaration in the app's code, delete the schedule and start the app.
+    A change overrides the code of an app that declares the schedule, also after a restart of the
+    app. To return to the declaration in the code, delete the schedule and start the app.
 
     Args:
         pool: returns a connection pool.
@@ -33,7 +33,8 @@ class Schedules:
         Raises:
             InvalidJob: PostgreSQL refuses a value; its task is not published and it names no
                 queue; or the arguments do not fit the published task.
-            PermissionDenied: this user has no right to, or sets a query without being a worker.
+            PermissionDenied: this user has no right to set schedules, or sets a query and is no
+                worker.
             StoreUnavailable: PostgreSQL cannot be reached.
         """
         return (await stored.set_(await self._pool(), [schedule]))[schedule.name]
@@ -41,7 +42,8 @@ class Schedules:
     async def delete(self, names: Iterable[str]) -> list[str]:
         """Delete schedules; return the names of those that existed. Their jobs stay.
 
-        A schedule that an app declares is made again when the app starts: pause it instead.
+        If an app declares the schedule, the schedule is made again when the app starts: pause it
+        instead.
         """
         return sorted(await stored.delete(await self._pool(), list(names)))
 
@@ -63,21 +65,21 @@ class Schedules:
         )
 
     async def resume(self, names: Iterable[str]) -> list[str]:
-        """Fire again from the next tick on; return the names of those that were paused."""
+        """Resume schedules from their next tick on; return the names of those that were paused."""
         return await stored.resume(await self._pool(), list(names))
 
     async def run(self, name: str) -> list[int] | None:
-        """Make the jobs of a schedule now; return their ids.
+        """Enqueue the jobs of a schedule now; return their ids.
 
-        None: its overlap is `skip`, and an earlier job of it is live.
+        Return None if its overlap is `skip` and an earlier job of the schedule is live.
 
         Raises:
             ScheduleNotFound: no schedule has this name.
-            PermissionDenied: this user has no right to; or the schedule has a query, which runs as
-                another user.
+            PermissionDenied: this user has no right to run schedules; or the schedule has a query,
+                which runs as another user.
         """
         return await stored.run(await self._pool(), name)
 
     async def list(self) -> list[dict[str, Any]]:
-        """Return all schedules, as columns by name, sorted by their names."""
+        """Return all schedules, sorted by name, each as a dict of its columns."""
         return await stored.list_(await self._pool())

@@ -27,7 +27,7 @@ KeepLogsOption = Literal["off", "failed", "all"] | None
 
 
 class Enqueues(Generic[P]):
-    """Make jobs from typed arguments, and enqueue them."""
+    """Methods that make jobs from typed arguments and enqueue them."""
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Return a job as a value, for `client.enqueue_many` or to change it first.
@@ -46,12 +46,12 @@ class Enqueues(Generic[P]):
     async def enqueue(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
 
     async def enqueue(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
-        """Enqueue a job with these arguments; return its id, or that of the job that holds its key.
+        """Enqueue a job with these arguments; return its id, or the id of the holder of its key.
 
         Args:
             args: the handler's arguments, checked against its signature.
             conn: the caller's connection (asyncpg, psycopg, SQLAlchemy): the job becomes part of
-                its transaction. Without it, a connection of the default client.
+                its transaction. Without `conn`, the default client enqueues the job.
             kwargs: the handler's arguments.
 
         Raises:
@@ -109,7 +109,7 @@ class Task(core.Task[P, R], Enqueues[P]):
             no_key: True: the job gets no unique key, although the task has one.
             deadline: no attempt starts after this time, a datetime with a time zone.
             deadline_s: the deadline in seconds from now.
-            metadata: values that travel with the job beside its arguments, such as tags.
+            metadata: further values that are stored with the job, such as tags.
         """
         chosen = JobOptions(
             queue=queue,
@@ -152,7 +152,7 @@ class WithOptions(Enqueues[P]):
 
 
 class WithContext(Protocol[P, S_co]):
-    """A handler whose first parameter is named `ctx`: any other name is an argument of the job."""
+    """A handler whose first parameter is named `ctx`."""
 
     def __call__(self, ctx: Context, *args: P.args, **kwargs: P.kwargs) -> S_co:
         """Run an attempt."""
@@ -162,7 +162,7 @@ class BatchTask(Task[[A], R]):
     """A task whose handler gets a list of jobs; each job is enqueued with one `A`."""
 
     def __call__(self, items: list[Item[A]]) -> R:  # type: ignore[override]
-        """Call the handler itself, like any function."""
+        """Call the handler as a plain function."""
         return self.handler(items)
 
 
@@ -174,28 +174,28 @@ class WithTransaction(Protocol[P, S_co]):
 
 
 class BatchDecorator(Protocol):
-    """What `@task(batch=...)` returns."""
+    """The decorator that `@task(batch=...)` returns."""
 
     def __call__(self, handler: Callable[[list[Item[A]]], R], /) -> BatchTask[A, R]:
         """Make the task."""
 
 
 class TransactionDecorator(Protocol):
-    """What `@task(transaction=...)` returns."""
+    """The decorator that `@task(transaction=...)` returns."""
 
     def __call__(self, handler: WithTransaction[P, R], /) -> Task[P, R]:
         """Make the task."""
 
 
 class ProcessDecorator(Protocol):
-    """What `@task(process=True)` returns."""
+    """The decorator that `@task(process=True)` returns."""
 
     def __call__(self, handler: Callable[P, R], /) -> Task[P, R]:
         """Make the task."""
 
 
 class Decorator(Protocol):
-    """What `@task(...)` with options returns."""
+    """The decorator that `@task(...)` with other options returns."""
 
     @overload
     def __call__(self, handler: WithContext[P, R], /) -> Task[P, R]: ...
@@ -300,7 +300,7 @@ def task(
 
     Raises:
         TypeError: the signature cannot be checked.
-        ValueError: another handler has that name; attempts or timeout are outside their limits.
+        ValueError: another handler has this name; attempts or timeout are outside their limits.
         InvalidJob: name or queue are outside their limits.
     """
 

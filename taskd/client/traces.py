@@ -1,8 +1,9 @@
 """Traces of producers: a job carries the context of the trace in which it was enqueued.
 
 taskd uses OpenTelemetry only if the app does: this module imports it only after the app has
-imported it, and makes no span before the app has set a tracer provider. The context travels in the
-job's metadata in the W3C form (`traceparent`, `tracestate`); SQL clients can set it there, too.
+imported it, and makes no span before the app has set a tracer provider. The context is stored in
+the metadata of the job in the W3C form (`traceparent`, `tracestate`); SQL clients can set it there,
+too.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def tracer() -> Any | None:
 def propagators() -> list[Any]:
     """Return the W3C propagators, which write the context of a trace into a job and read it.
 
-    Baggage is included only if OTEL_PROPAGATORS names it: it would keep in the database what other
-    services have put into a request.
+    The propagator of baggage is included only if OTEL_PROPAGATORS names it: it would store values
+    that other services have added to a request.
     """
     from opentelemetry.baggage.propagation import W3CBaggagePropagator
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -52,7 +53,7 @@ def propagators() -> list[Any]:
 
 
 def carrier(context: Any = None) -> dict[str, str]:
-    """Return the context of a trace, by default the current one, as a job carries it."""
+    """Return the context of a trace, by default of the current one, as values of metadata."""
     carried: dict[str, str] = {}
     for each in propagators():
         each.inject(carried, context)
@@ -66,7 +67,7 @@ def with_context(job: NewJob, carried: dict[str, str]) -> NewJob:
         return job
     try:
         return replace(job, metadata=metadata | carried)
-    except InvalidJob:  # the metadata is limited, and has no room for the whole context
+    except InvalidJob:  # with the whole context, the metadata would be too large
         least = {"traceparent": carried["traceparent"]} if "traceparent" in carried else {}
     try:
         return replace(job, metadata=metadata | least)
@@ -75,7 +76,7 @@ def with_context(job: NewJob, carried: dict[str, str]) -> NewJob:
 
 
 class Sending:
-    """The span of a producer, from the first job that it passes on until the jobs are written."""
+    """The span of a producer, which ends when its jobs are written."""
 
     def __init__(self, tracer: Any, name: str, operation_type: str) -> None:
         from opentelemetry import trace
@@ -91,7 +92,7 @@ class Sending:
         self._seen: dict[tuple[str, str | None], int] = {}
 
     def jobs(self, jobs: Iterable[NewJob]) -> Iterator[NewJob]:
-        """Yield the jobs with the context of the span."""
+        """Yield the jobs, each with the context of the span in its metadata."""
         for job in jobs:
             kind = (job.task, job.queue)
             self._seen[kind] = self._seen.get(kind, 0) + 1
@@ -141,7 +142,7 @@ def sending(tracer: Any) -> Iterator[Sending]:
 
 
 def with_own_span(job: NewJob) -> NewJob:
-    """Return a job for a buffer, which writes it later, with the context of the current trace."""
+    """Return the job with the context of a span of its own: a buffer writes the job later."""
     found = tracer()
     if found is None:
         return job

@@ -62,7 +62,7 @@ class Startable:
 
 def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, Started]]:
     async def write(on: Fetches, built_ins: BuiltIns) -> Started:
-        # Jobs of a workflow do not take their task's unique key: another job might hold it.
+        # Jobs of a workflow do not get the unique key of their task: another job could hold it.
         parts = [node.job for node in plan.nodes]
         without_key = [job if job.checked else replace(job, no_key=True) for job in parts]
         jobs = await completed(on, without_key, built_ins)
@@ -74,7 +74,7 @@ def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, St
 
 
 class Workflow(Startable):
-    """Jobs, some of which wait for others. start() enqueues them.
+    """Jobs of which some wait for others. start() enqueues them.
 
     Args:
         name: 1 to 100 bytes; several workflows can have the same name.
@@ -103,12 +103,13 @@ class Workflow(Startable):
         """Add a job; return the name of its node.
 
         Args:
-            job: as `task.job(...)` makes it.
-            name: by default the name of its task, with a number if that name is taken.
-            after: names of the nodes that it waits for, which can be added later, and ids of jobs
-                that exist already. `ctx.results()` gives its handler their results.
-            on_failed: what happens to this job when one of them fails or is cancelled; a value of
-                OnFailed.
+            job: made by `task.job(...)`.
+            name: the name of its node; by default the name of its task, with a number if that name
+                is taken.
+            after: the jobs that it waits for: names of nodes, which can be added later, or ids of
+                existing jobs. In the handler, `ctx.results()` returns their results.
+            on_failed: what happens to this job if one of those jobs fails or is cancelled; a value
+                of OnFailed.
 
         Raises:
             InvalidWorkflow: the name is taken or not valid; `on_failed` is no value of OnFailed.
@@ -155,7 +156,7 @@ class Workflow(Startable):
         return self._write_sync(self._plan(), client, conn)
 
     def _taken(self, name: str) -> bool:
-        # Called for each of up to 20,000 nodes, so it must not loop over them.
+        # This is called for each of up to 20,000 nodes, so it must not loop over the nodes.
         return name in self._nodes or any(name == each for each, _, _ in self._callbacks)
 
     def _free(self, base: str) -> str:
@@ -177,7 +178,7 @@ class Workflow(Startable):
 
 
 def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) -> Workflow:
-    """Make a workflow of jobs that run one after another, each when the one before is done.
+    """Make a workflow of jobs that run one after another, each after the previous one is done.
 
     Args:
         name: name of the workflow.
@@ -200,13 +201,14 @@ def group(
     name: str = "group",
     on_failed: str = OnFailed.CANCEL,
 ) -> Workflow:
-    """Make a workflow of jobs that run in parallel, and one that starts when all are done.
+    """Make a workflow of jobs that run in parallel, and a last job that starts when all are done.
 
-    Members are named by task and index: `send[0]`, `send[1]`. `ctx.results()` of the last job has
-    their results in that order.
+    The nodes of these jobs, the members, are named by task and index: `send[0]`, `send[1]`. In the
+    last job, `ctx.results()` returns their results in that order.
 
     Args:
-        then: the last job.
+        jobs: the members.
+        then: the last job; None: there is none.
         name: name of the workflow.
         on_failed: what happens to the last job when a member fails or is cancelled.
 
@@ -235,9 +237,9 @@ def stage(
     """Make a stage of a pipeline.
 
     Args:
-        name: a handler that returns `Next(name)` chooses this stage as the next one.
+        name: the name of the stage, by which a handler chooses it: `Next(name)`.
         task: the task whose handler the stage runs.
-        queue, priority, max_attempts, timeout_s: replace the task's own.
+        queue, priority, max_attempts, timeout_s: replace the options of the task.
 
     Raises:
         InvalidWorkflow: the name is not valid.
@@ -285,12 +287,12 @@ class Pipeline(Startable):
         The plan is stored with the run: a later deploy does not change the stages of a started run.
 
         Args:
-            args: arguments of the first stage's handler, as are `kwargs`.
+            args, kwargs: the arguments of the first stage's handler.
             conn: the caller's connection, as `enqueue` takes it.
             client: replaces the default client.
 
         Raises:
-            InvalidArgs: they do not fit the first stage.
+            InvalidArgs: the arguments do not fit the first stage.
             As Client.enqueue().
         """
         return await self._write(self._run(args, kwargs), client, conn)
@@ -320,11 +322,12 @@ class Pipeline(Startable):
 
 
 def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
-    """Make a pipeline of named stages, in which each result becomes the next stage's arguments.
+    """Make a pipeline of named stages, in which the result of a stage is passed to the next one.
 
-    A dict holds the next stage's arguments by name; any other value is its only required argument;
-    None means no argument. A handler that returns `Next("stage", **args)` chooses another stage,
-    which can be an earlier one; `Stop(result)` ends the run.
+    A result that is a dict contains the arguments of the next stage by name. Any other result is
+    its only required argument; None means no argument. A handler that returns
+    `Next("stage", **args)` chooses another stage, which can be an earlier one. `Stop(result)` ends
+    the run.
 
     Args:
         name: name of each run.

@@ -1,4 +1,4 @@
-"""Where the database of a producer is, and the connections and the event loop that it uses.
+"""The location of a producer's database, and the connections and event loops that reach it.
 
-Imports enqueueing and results, whose state belongs to an event loop; the client imports it.
+Imports enqueueing and results. The client imports it.
 """

@@ -19,7 +19,10 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the thread and wait for its result; a KeyboardInterrupt cancels it."""
+        """Run a coroutine in the thread and wait for its result.
+
+        An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine.
+        """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -28,7 +31,7 @@ class BackgroundLoop:
             raise
 
     def stop(self) -> None:
-        """Stop the loop, which closes its async generators, and wait for the thread."""
+        """Stop the loop, close its async generators, and wait for the end of the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""Where a client's connections come from: one pool per event loop, opened at first use."""
+"""The connections of a client: one pool per event loop, opened at first use."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class ClientConnections:
     """The connections of a client, with an event loop and without one.
 
     Args:
-        dsn: the PostgreSQL to use. Without `settings`, nothing else is read from anywhere.
-        settings: all settings. With neither, `config.load()` reads files and the environment.
-        pool_max: connections per event loop.
+        dsn: the DSN of the database. Without `settings`, no file or environment variable is read.
+        settings: all settings. Without `dsn` and `settings`, `config.load()` reads files and the
+            environment.
+        pool_max: the most connections per event loop.
         built_ins: returns tasks that a job without a queue may name although no worker has
             published them.
     """
@@ -60,8 +61,8 @@ class ClientConnections:
         self._background_lock = threading.Lock()
 
     def _leave_to_parent(self) -> None:
-        # This attribute only keeps the objects alive: their destructors would act on sockets and
-        # on an epoll set that the parent process still uses.
+        # This attribute is never read; it keeps the objects alive. Their destructors would act on
+        # sockets and an epoll set that the parent process still uses.
         self._inherited = (self._pools, self._closers, self._waiters, self._background)
         self._begin()
 
@@ -101,7 +102,7 @@ class ClientConnections:
             await asyncio.to_thread(self.close_sync)  # it waits for the thread
 
     def close_sync(self) -> None:
-        """Close the client in code without an event loop; this ends the background thread."""
+        """Close the connections of the sync methods, and end the background thread."""
         with self._background_lock:
             background, self._background = self._background, None
         if background is not None:
@@ -119,7 +120,7 @@ class ClientConnections:
     def using_sync(
         self, work: Callable[[Fetches, BuiltIns], Coroutine[Any, Any, T]], conn: object = None
     ) -> T:
-        """Run `work` like using(), without an event loop; `conn` is a blocking connection.
+        """Run `work` like using(), in code without an event loop; `conn` is a blocking connection.
 
         Raises:
             RuntimeError: called in an event loop without `conn`: it would block the loop.
@@ -148,13 +149,14 @@ class ClientConnections:
         return pool
 
     def _drop_closed_loops(self) -> None:
-        # Only loops that were closed without closing their async generators are still here.
+        # The pool of a loop is removed when the loop closes its async generators; some loops are
+        # closed without that.
         for loop in [loop for loop in self._pools if loop.is_closed()]:
             del self._pools[loop], self._closers[loop], self._waiters[loop]
 
     async def _close_with(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
-        # An event loop announces its end to no one. But asyncio.run, uvloop and pytest close the
-        # async generators that were started on the loop first, so this generator closes the pool.
+        # An event loop has no callback for its end. But asyncio.run, uvloop and pytest close the
+        # async generators of a loop before the loop, so this async generator closes the pool.
         try:
             yield
         finally:
@@ -170,7 +172,7 @@ class ClientConnections:
         if self._target is not None:
             return self._target
         target = await open_target(self._settings or config.load().settings)
-        # The embedded server takes a moment to start: another loop may have been faster.
+        # The embedded server takes a moment to start. Meanwhile another loop can have opened it.
         kept = self._target or target
         if kept is not target:
             target.close()
@@ -178,7 +180,7 @@ class ClientConnections:
         return kept
 
     def _listen_database(self, target: Target) -> Database:
-        """Return the database to LISTEN on: the server itself where the DSN leads to a pooler."""
+        """Return the database to LISTEN on: that of `listen_dsn` if set, else that of the DSN."""
         direct = self._settings and self._settings.listen_dsn
         return Database({"dsn": direct}) if direct else target.database
 
@@ -200,7 +202,8 @@ class ClientConnections:
         return background.run(coroutine)
 
 
-# A forked child shares its parent's sockets, but not the loops and threads that use them.
+# A forked child has its parent's sockets, but not the threads and loops that use them, so each
+# client begins anew.
 _clients: weakref.WeakSet[ClientConnections] = weakref.WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""Find the database: the one that the settings name, or the embedded one."""
+"""Find the database: the database of the DSN in the settings, or the embedded one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class Target:
 
     Attributes:
         database: how to connect to it.
-        dsn: the DSN for psql and other clients; it includes the password and must not be logged.
-        embedded: the embedded server, if that is the database; this process uses it until close().
+        dsn: the DSN for psql and other programs; it contains the password and must not be logged.
+        embedded: the embedded server, which this process uses until close(); None: the database
+            is not on it.
     """
 
     database: Database
@@ -40,7 +41,7 @@ class Target:
         return f"the embedded PostgreSQL {self.embedded.major} in {self.embedded.home}"
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Stop using the embedded server, which stops shortly after its last user has left.
+        """Stop using the embedded server, if any. It stops shortly after its last user.
 
         Args:
             wait_s: seconds to block until the server has stopped.
@@ -50,12 +51,13 @@ class Target:
 
 
 async def open_target(settings: Settings) -> Target:
-    """Return the database of these settings; without a DSN the embedded one, started and migrated.
+    """Return the database of these settings.
 
-    This does not connect to the database of a DSN.
+    Without a DSN, start the embedded server and apply missing migrations. With a DSN, do not
+    connect yet.
 
     Raises:
-        ConfigError: the DSN cannot be read; or there is none and the embedded server is off.
+        ConfigError: the DSN cannot be read; or there is no DSN and the embedded server is off.
         EmbeddedError: the embedded PostgreSQL cannot be started.
         SchemaTooNew: newer code has migrated the embedded database.
     """
@@ -89,8 +91,8 @@ async def _embedded(settings: Settings) -> Target:
     database = Database(
         server.connect_args(),
         statement_timeout_s=settings.statement_timeout_s,
-        # If the server was killed, the first program that needs it starts it again, at the same
-        # address.
+        # If the server was killed, the first program that needs it starts it again. Its address
+        # stays the same.
         revive=lambda: _start(settings).close(),
     )
     try:
