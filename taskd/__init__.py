@@ -1,7 +1,7 @@
-"""taskd: a job queue in the PostgreSQL that you already have. `@task` declares, `taskd run` runs.
+"""taskd: a job queue in the PostgreSQL that you already have.
 
-A name is imported at its first use: `import taskd` is quick, and each command imports only what it
-needs.
+`@task` declares a task, `taskd run` starts a worker. A name is imported at its first use, so that
+`import taskd` is quick, and each command imports only the modules that it needs.
 """
 
 from importlib import import_module
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     """Import and return a public name, or `taskd.__version__`.
 
     Raises:
-        AttributeError: any other name.
+        AttributeError: there is no public name like that.
     """
     if name in _HOME:
         value = globals()[name] = getattr(import_module(f"taskd.{_HOME[name]}"), name)
@@ -85,5 +85,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, whether they were used already or not."""
+    """Return all public names, also those that were not imported yet."""
     return sorted({*globals(), *_HOME})

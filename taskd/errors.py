@@ -1,8 +1,8 @@
-"""The errors of taskd, and the exit code that each one means for a shell or a supervisor.
+"""The errors of taskd, and the exit code with which a command ends on each error.
 
 ```
 TaskdError                       1
-├── ConfigError                 78  a setting is wrong: which, its source, and a correct value
+├── ConfigError                 78  a setting is wrong; the message names it and its source
 ├── EmbeddedError               69  the embedded PostgreSQL cannot be started or joined
 ├── StoreUnavailable            69  PostgreSQL cannot be reached now; try again
 ├── PermissionDenied            77  PostgreSQL or the file system refuses this user
@@ -17,10 +17,10 @@ TaskdError                       1
 ├── ResourceError                1  a resource of the app could not be created; start again
 ├── EnqueueError                 2
 │   ├── UnknownTask                 no worker has published the task, and the job names no queue
-│   ├── InvalidArgs                 do not fit the signature, are not JSON, or are too large
+│   ├── InvalidArgs                 arguments do not fit the signature, or are too large
 │   ├── InvalidJob                  queue, priority, time or attempts are outside their limits
-│   ├── InvalidSchedule             its name, cron, time zone, period or another part is wrong
-│   ├── InvalidWorkflow             cycles, unknown or repeated names, stages that do not fit
+│   ├── InvalidSchedule             name, cron, time zone, period or another part is wrong
+│   ├── InvalidWorkflow             it has a cycle, a wrong name, or stages that do not fit
 │   ├── KeyHeld                     another job holds the unique key, and on_conflict is `raise`
 │   └── QueueFull                1  the queue has as many waiting jobs as its max_depth allows
 ├── NotEnqueued                  1  a buffer could not write some jobs; the error lists them
@@ -32,7 +32,7 @@ TaskdError                       1
 ├── WorkflowNotFound             3  no workflow has that id
 ├── LimitNotFound                3  no limit has that name
 ├── InvalidTransition            1  the state of the job does not allow the action
-├── ResultsTooLarge              1  the results of the jobs before this one are too large to read
+├── ResultsTooLarge              1  the results of the jobs that a job waited for are too large
 └── LeaseLost                    1  this attempt no longer owns its job
 Verdicts (core/jobs/verdicts.py) are not errors: a handler raises one to decide about its job.
 ```
@@ -161,9 +161,9 @@ class NotEnqueued(TaskdError):
     """A buffer could not write some of its jobs; all others were written.
 
     Attributes:
-        jobs: NewJobs that were not written: keep them, and enqueue them later.
-        refused: (NewJob, error) for jobs that the database or the task's arguments do not allow.
-        unsure: NewJobs that may have been written: the COMMIT got no answer.
+        jobs: NewJobs that were not written; the caller can enqueue them later.
+        refused: (NewJob, error) for each job that was refused.
+        unsure: NewJobs of which it is unknown whether they were written: their COMMIT got no reply.
     """
 
     def __init__(
@@ -184,8 +184,8 @@ class JobFailed(TaskdError):
 
     Attributes:
         job_id: id of the job.
-        reason: why, in a word or a sentence.
-        error: its last attempt's error: `type`, `message`, `traceback` and more; None without one.
+        reason: why it failed, in a word or a sentence.
+        error: the error of its last attempt: `type`, `message`, `traceback` and more; or None.
     """
 
     def __init__(self, job_id: int, reason: str, error: Mapping[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`@middleware`: code that an app puts around the attempts of its tasks."""
+"""`@middleware`: functions that an app runs around the attempts of its tasks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def middleware(
     """Register `async def around(ctx, call_next)` for the attempts of all tasks, or of some.
 
     `await call_next()` runs the next middleware, or the handler, and returns its result. The
-    return value of `around` is the attempt's result; an exception from `around` ends the attempt
-    as one from the handler would. The middleware that was registered first is the outermost.
-    Middleware runs on the event loop, in the attempt's context and under its timeout, even if the
-    handler is a plain function in a thread.
+    return value of `around` is the result of the attempt. An exception from `around` ends the
+    attempt in the same way as an exception from the handler. The middleware that was registered
+    first is the outermost. Middleware runs on the event loop, in the attempt's context and under
+    its timeout, even if the handler is a plain function in a thread.
 
     Args:
         around: the middleware.
-        tasks: names of the tasks; none: all of them.
-        registry: where it is registered.
+        tasks: names of the tasks; empty: all tasks.
+        registry: where the middleware is registered.
 
     Raises:
-        TypeError: it is not an `async def` with two parameters.
+        TypeError: `around` is not an `async def` with two parameters.
     """
     if isinstance(tasks, str):
         raise TypeError(f"middleware: tasks {tasks!r} is a text; write tasks=[{tasks!r}]")

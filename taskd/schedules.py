@@ -3,8 +3,8 @@
     schedule("tidy", tidy.job(), every("5m"))
     schedule("nightly", report.job(of="sales"), cron("0 3 * * *", "Europe/Berlin"), overlap="skip")
 
-At the top of a module of the app, these calls declare schedules; the app's workers publish them
-when they start. At run time, `client.schedules` makes and changes schedules.
+At the top level of a module of the app, these calls declare schedules; the workers of the app
+publish them when they start. At run time, `client.schedules` makes and changes schedules.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def every(period: float | str | timedelta, starts_at: datetime | None = None) -> Every:
-    """Return ticks with a fixed period, which no delay shifts.
+    """Return ticks with a fixed period. A tick that is fired late does not shift later ticks.
 
     Args:
         period: seconds, or a text such as `30s`, `5m`, `2h`; from 1 s to ten years.
@@ -70,7 +70,8 @@ def cron(expression: str, timezone: str = "UTC") -> Cron:
         timezone: the time zone of its wall clock: a name of the time zone database.
 
     Raises:
-        InvalidSchedule: it cannot be parsed, never has a tick, or the time zone does not exist.
+        InvalidSchedule: the expression cannot be parsed or never has a tick, or the time zone does
+            not exist.
     """
     return Cron(expression, timezone)
 
@@ -88,20 +89,21 @@ def schedule(
     deadline_s: float | None = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> Schedule:
-    """Declare a schedule of the app; its workers publish it when they start.
+    """Declare a schedule of the app; the workers of the app publish it when they start.
 
     Args:
         name: unique in the database.
-        job: the job that a tick enqueues: `task.job(...)`. With a query, the task itself; the
-            columns are its arguments.
+        job: the job that a tick enqueues: `task.job(...)`. With a query, give the task itself; the
+            columns of the query are its arguments.
         when: every(...) or cron(...).
         query: a SELECT; a tick enqueues one job per row.
-        catch_up: which missed ticks are made up for: `none`, `last`, `all`.
-        catch_up_max: with `all`, the most ticks.
-        overlap: what a tick does while a job of the schedule is live: `allow`, `skip`, `cancel` it.
-        jitter_s: a job starts up to this many seconds after its tick.
-        deadline_s: a job that has not started this many seconds after its tick expires.
-        registry: where it is declared.
+        catch_up: which missed ticks are fired later: `none`, `last` or `all`.
+        catch_up_max: with `all`, fire at most this many ticks, the newest ones.
+        overlap: what a tick does while a job of the schedule is live: `allow` (enqueue another),
+            `skip` (enqueue none) or `cancel` (cancel the live job and enqueue another).
+        jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
+        deadline_s: the deadline of the job, in seconds after its tick; after that it expires.
+        registry: where the schedule is declared.
 
     Raises:
         InvalidSchedule: a value is outside its limits.

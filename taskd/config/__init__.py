@@ -1,6 +1,6 @@
 """Settings: declared once (settings.py), parsed (parsing.py), read from all sources (sources.py).
 
-Imports only taskd.errors. Any package may import it.
+Imports only taskd.errors. Any package can import it.
 """
 
 from taskd.config.parsing import (

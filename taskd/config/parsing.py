@@ -67,7 +67,7 @@ def one_of(*choices: str) -> Callable[[Any], str]:
 
 
 def address(value: Any) -> str:
-    """Return `host:port` or `off`; a port alone is on 127.0.0.1."""
+    """Return `host:port` or `off`; for a port alone, the host is 127.0.0.1."""
     text = str(value).strip()
     if text == "off":
         return text
@@ -86,20 +86,20 @@ def url(value: Any) -> str:
 
 
 def environment_name(value: Any) -> str:
-    """Return the name of an environment, as the CHECK of taskd.environment accepts it."""
+    """Return the name of an environment; the CHECK of taskd.environment has the same rule."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", str(value)):
         raise ValueError("use 1 to 63 of the characters A-Z a-z 0-9 _ . -")
     return str(value)
 
 
 def names(value: Any) -> tuple[str, ...]:
-    """Return the names of a list, or of a text with commas."""
+    """Return the names in a list, or in a text with commas."""
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(str(part).strip() for part in parts if str(part).strip())
 
 
 def networks(value: Any) -> tuple[str, ...]:
-    """Return names that are IP networks."""
+    """Return the IP networks in a list, or in a text with commas."""
     found = names(value)
     for name in found:
         ipaddress.ip_network(name, strict=False)
@@ -107,13 +107,13 @@ def networks(value: Any) -> tuple[str, ...]:
 
 
 def table(value: Any) -> dict[str, Any]:
-    """Return a table by name, from a table or from the text of a JSON object."""
+    """Return a table of values by name, given as a table or as the text of a JSON object."""
     if isinstance(value, str):
         import json
 
         value = json.loads(value)
     if not isinstance(value, dict):
-        raise ValueError("it must be a table by name, or in the environment a JSON object")  # noqa: TRY004
+        raise ValueError("it must be a table; in the environment, a JSON object")  # noqa: TRY004
     return value
 
 
@@ -123,10 +123,10 @@ def dsn_text(value: Any) -> str:
 
 
 def check_dsn(dsn: str) -> str:
-    """Return the DSN as PostgreSQL's drivers take it: `postgresql+driver://` loses its driver.
+    """Return the DSN in the form of PostgreSQL's drivers: without `+driver` after the scheme.
 
     Raises:
-        ValueError: another scheme. The message never contains the DSN itself.
+        ValueError: the scheme, a host or a port is wrong. The message never contains the DSN.
     """
     scheme, separator, rest = dsn.strip().partition("://")
     if not separator:
@@ -139,7 +139,7 @@ def check_dsn(dsn: str) -> str:
 
 
 def _readable(rest: str) -> str:
-    # The driver's own message about an unescaped password quotes a part of it.
+    # Checked here, because the driver's message about an unescaped password contains a part of it.
     authority = _authority(rest)
     user, at, hosts = authority.rpartition("@")
     matches = [m for m in map(HOST_AND_PORT.fullmatch, hosts.split(",")) if m]
@@ -150,9 +150,8 @@ def _readable(rest: str) -> str:
         )
     if len(matches) == 1 or "[" not in hosts:
         return rest
-    # Python's urlsplit(), which the driver uses too, refuses brackets that are not at the start of
-    # the host (since the fix of CVE-2025-0938). PostgreSQL also accepts a list of hosts as a
-    # parameter.
+    # Since the fix of CVE-2025-0938, Python's urlsplit(), which the driver uses, refuses brackets
+    # after the start of the host. So a list of hosts with brackets becomes a parameter.
     path, _, query = rest.removeprefix(authority).partition("?")
     parameters = ["host=" + ",".join(m[1].strip("[]") for m in matches)]
     if any(m[2] for m in matches):
@@ -161,19 +160,19 @@ def _readable(rest: str) -> str:
 
 
 def _authority(rest: str) -> str:
-    # User, password and hosts: everything between the scheme and the database.
+    # The part between the scheme and the database: user, password and hosts.
     return re.split(r"[/?#]", rest, maxsplit=1)[0]
 
 
 def hide_password(dsn: str) -> str:
     """Return the DSN with its password masked, for people and logs."""
-    # Up to the last @: a password can contain one, and masking too much is the safe mistake.
+    # Mask up to the last @: a password can contain @, and masking too much does no harm.
     return re.sub(
         r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", dsn)
     )
 
 
 def has_password(dsn: str) -> bool:
-    """Return whether a DSN has a password, which `ps` would show."""
+    """Return whether a DSN contains a password. As a flag, `ps` would show it."""
     _, _, password = _authority(dsn.partition("://")[2]).rpartition("@")[0].partition(":")
     return bool(password) or "password=" in dsn

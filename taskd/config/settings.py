@@ -1,8 +1,8 @@
 """Settings: each is declared once, with its default, unit and help.
 
-A declaration gives the key in `[tool.taskd]` of pyproject.toml or in taskd.toml, the variable
-`TASKD_<NAME>`, the row of `taskd config` and the row of the reference. Later sources win: defaults
-< files < environment < flags.
+A declaration defines the key in `[tool.taskd]` of pyproject.toml or in taskd.toml, the variable
+`TASKD_<NAME>`, the row of `taskd config` and the row of the reference. Flags override the
+environment, which overrides files, which override defaults.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Settings:
 
     dsn: str | None = setting(
         None,
-        "The PostgreSQL to use: postgresql://user@host/database. Without it, taskd starts its own.",
+        "The database: postgresql://user@host/database. Without it, taskd starts a PostgreSQL.",
         dsn_text,
         secret=True,
     )
@@ -57,7 +57,7 @@ class Settings:
     environment: str | None = setting(
         None,
         "Name of the environment, such as production. A worker runs only jobs of a database that "
-        "belongs to it, so not those of a copy.",
+        "belongs to this environment, so no jobs of a copy.",
         environment_name,
     )
     embedded: str = setting(
@@ -77,7 +77,8 @@ class Settings:
     )
     pg_major: int | None = setting(
         None,
-        "Major version of the embedded PostgreSQL; by default that of its data, or the newest.",
+        "Major version of the embedded PostgreSQL; by default the version of its data, or the "
+        "newest.",
         whole_number(PG_MAJOR_OLDEST, 99),
     )
     app: str | None = setting(None, "The module whose @task functions the worker runs.", str)
@@ -145,7 +146,7 @@ class Settings:
     log_level: str = setting("info", "debug, info, warning or error.", one_of(*LOG_LEVELS))
     log_format: str = setting(
         "auto",
-        "auto: readable on a terminal, JSON otherwise; or console, or json.",
+        "auto (console on a terminal, json otherwise), console (for people), or json.",
         one_of("auto", "console", "json"),
     )
     http: str = setting(
@@ -172,8 +173,8 @@ class Settings:
     )
     web_password: str | None = setting(
         None,
-        "Password of the dashboard, or its hash from `taskd web --hash-password`; "
-        "without one the dashboard is read-only.",
+        "Password of the dashboard, or its hash from `taskd web --hash-password`. "
+        "Without a password, the dashboard is read-only.",
         str,
         secret=True,
     )
@@ -188,7 +189,7 @@ class Settings:
     )
     smtp_tls: str = setting(
         "auto",
-        "auto: STARTTLS if the server offers it; or starttls (required), tls, off.",
+        "auto (STARTTLS if the server offers it), starttls (required), tls or off.",
         one_of("auto", "starttls", "tls", "off"),
     )
     smtp_user: str | None = setting(None, "User name at the mail server.", str)
@@ -198,7 +199,7 @@ class Settings:
     )
     commands: dict[str, Any] | None = setting(
         None,
-        "Commands that run_command can run: tables by name, with argv; enables the task. "
+        "Commands that run_command can run: by name, a table with argv; enables the task. "
         "In the environment: JSON.",
         table,
     )

@@ -14,8 +14,8 @@ from taskd.config.parsing import check_dsn, dsn_text
 from taskd.config.settings import Settings
 from taskd.errors import ConfigError
 
-# Other variables that begin with TASKD_: from a parent to its children, for the tests, from
-# run_command to its commands, and those that Kubernetes sets for a service named taskd.
+# Variables that begin with TASKD_ and are no settings: those of a parent process for its children,
+# of the tests, of run_command for its commands, and of Kubernetes for a service named taskd.
 NO_SETTINGS = re.compile(
     r"TASKD_(CHILD|TEST_DSN|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\w+)?"
     r"|JOB_ID|ATTEMPT|MAX_ATTEMPTS|IDEMPOTENCY_KEY)"
@@ -27,7 +27,7 @@ class Loaded:
     """Settings, and the source of each value, by name.
 
     Attributes:
-        ignored: a sentence for each variable that looks like a setting and is none.
+        ignored: a warning for each variable that looks like a setting and is none.
     """
 
     settings: Settings
@@ -45,8 +45,8 @@ def load(
 
     Args:
         flags: values from the command line; None counts as not given.
-        environ: the environment, by default the process's.
-        directory: where taskd.toml and pyproject.toml are searched, by default the current one.
+        environ: the environment variables; by default those of this process.
+        directory: the directory of taskd.toml and pyproject.toml; by default the current one.
 
     Raises:
         ConfigError: a value or a key is wrong; the message names it and its source.
@@ -105,8 +105,7 @@ def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
         try:
             content = tomllib.loads(written.decode())
         except (ValueError, RecursionError) as error:  # such as a number of 5,000 digits
-            # Errors in a project's pyproject.toml are not ours to report, unless they concern
-            # taskd.
+            # An error in a pyproject.toml without settings of taskd must not stop taskd.
             if name == "taskd.toml" or b"tool.taskd" in written:
                 raise ConfigError(f"{path}: {error}") from None
             continue
@@ -120,17 +119,17 @@ def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    # An empty variable counts as not set, as in many compose files and units.
+    # An empty variable counts as not set: compose files and systemd units often contain such lines.
     return {name: environ[each] for each, name in _variables().items() if environ.get(each)}
 
 
 def _variables() -> dict[str, str]:
-    """Return the settings' names, by the variables that set them."""
+    """Return the names of the settings by the names of their environment variables."""
     return {f"TASKD_{each.name.upper()}": each.name for each in fields(Settings)}
 
 
 def _ignored(environ: Mapping[str, str]) -> Iterator[str]:
-    # Not refused, unlike a key in a file: other programs share the environment.
+    # An unknown key in a file is an error, but an unknown variable can belong to another program.
     settings = _variables()
     for name in sorted(environ):
         if not name.startswith("TASKD_") or name in settings or NO_SETTINGS.fullmatch(name):
@@ -189,4 +188,4 @@ def _may_be_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:
-        return True  # reading it will say why it cannot be read
+        return True  # the caller reads it, and reports why it cannot be read

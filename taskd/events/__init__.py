@@ -1,7 +1,7 @@
-"""The vocabulary of the log: one function per event, so that a renamed event is a type error.
+"""The events: one function for each, so that a misspelt event is a type error.
 
-The log, the metrics and the tests read the same stream (stream.py). Imports core and config; the
-store, the client, the worker, the command line and the dashboard import it.
+The log, the metrics and the tests receive the same stream of events (stream.py). Imports core and
+config; the store, the client, the worker, the command line and the dashboard import it.
 """
 
 from taskd.events.attempts import (

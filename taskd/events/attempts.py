@@ -11,7 +11,7 @@ from taskd.events.stream import emit, job_fields
 
 
 def job_started(job: Job) -> None:
-    """An attempt has started and its handler waits; attempts that never wait log only their end."""
+    """An attempt has started. Attempts that end without waiting for anything log only their end."""
     if stream.is_subscribed("debug"):
         emit("job.started", "debug", **job_fields(job))
 
@@ -110,7 +110,7 @@ def jobs_expired(tasks: Mapping[str, int]) -> None:
 
 
 def logs_dropped(count: int, error: str) -> None:
-    """The log lines of `count` attempts could not be stored; their outcomes were."""
+    """The log lines of `count` attempts could not be stored; their outcomes were stored."""
     emit("logs.dropped", "warning", count=count, error=error)
 
 
@@ -129,7 +129,7 @@ def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
 
 
 def _error(ack: Ack) -> str | None:
-    """Return `Type: message` of the ack's error; the traceback stays in the job's row."""
+    """Return `Type: message` of the error of an ack. Only the row of the job has the traceback."""
     if ack.error is None:
         return None
     import msgspec

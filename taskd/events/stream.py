@@ -1,11 +1,11 @@
 """The stream of events: the log, its format, subscribers, and the meter of the metrics.
 
-Each successful attempt has a line of its own, up to `job_lines_per_s` per second; the others are
-counted in one `jobs.folded` line. Failures are never folded.
+At most `job_lines_per_s` successful attempts per second are logged individually; one `jobs.folded`
+line counts the others. Failures are always logged individually.
 
-The metrics use a `Meter` and are no subscriber: making a dictionary for the end of every attempt
-costs more than counting it. For the same reason `job_done` and `queue_claimed` are here: they read
-this module's state.
+The metrics are no subscriber, but use a `Meter`: making a dictionary for each ended attempt costs
+more than counting the attempt. `job_done` and `queue_claimed` are in this module for speed: they
+read its state directly.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Subscriber = Callable[[str, Mapping[str, Any]], None]
 
 
 class Meter(Protocol):
-    """Turns events into numbers."""
+    """Counts events for the metrics."""
 
     def done(self, job: Job, duration_s: float) -> None:
-        """An attempt ended well."""
+        """Count an attempt that ended successfully."""
 
     def claimed(self, queue: str, jobs: Sequence[Job], claim_s: float) -> None:
-        """A batch of jobs was claimed."""
+        """Count a batch of claimed jobs."""
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Count any other event; called from any thread."""
+        """Count any other event; any thread can call this."""
 
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _subscribers: list[Subscriber] = []
 _meter: Meter | None = None
-# Whether there are subscribers or a meter: one check for events on the hot path.
+# Whether there are subscribers or a meter; frequent events check only this variable.
 _watched = False
 _bound: dict[str, Any] = {}
 _log: Any = None
@@ -54,12 +54,13 @@ def configure(
     job_lines_per_s: int = 10,
     stream: TextIO | None = None,
 ) -> None:
-    """Send events to a stream (stderr by default): readable on a terminal, JSON otherwise.
+    """Write events to a stream, by default stderr.
 
     Args:
-        log_format: `auto`, `console` or `json`.
+        log_format: `console` (for people), `json`, or `auto`: `console` if the stream is a
+            terminal, `json` otherwise.
         log_level: `debug`, `info`, `warning` or `error`.
-        job_lines_per_s: the most successes per second that get a line each.
+        job_lines_per_s: the most successes per second that are logged individually.
     """
     global _log, _log_level  # noqa: PLW0603 - one process, one log
     stream = stream or sys.stderr
@@ -72,9 +73,9 @@ def configure(
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
     stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console)
-    # The bound logger is kept: structlog's lazy proxy costs 650 ns, even for lines below the level.
+    # Keep the bound logger: structlog's lazy proxy costs 650 ns per call, also below the level.
     _log = structlog.wrap_logger(
-        # A line is one write, so that the lines of several processes on one pipe do not mix.
+        # WriteLogger writes a line at once, so lines of several processes on a pipe do not mix.
         structlog.WriteLogger(cast("TextIO", _Unbreakable(stream))),
         processors=[stamp, structlog.processors.add_log_level, _mask, _in_order, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level),
@@ -82,19 +83,19 @@ def configure(
 
 
 def bind(**fields: Any) -> None:
-    """Add these fields to every later line, for example which process writes it."""
+    """Add these fields to every later line, for example the number of the process."""
     global _log  # noqa: PLW0603 - one process, one log
     _bound.update(fields)
     _log = _log if _log is None else _log.bind(**fields)
 
 
 def is_written() -> bool:
-    """Return whether events go to a stream, as in `taskd run`."""
+    """Return whether events are written to a stream, as in `taskd run`."""
     return _log is not None
 
 
 def level() -> int:
-    """Return the lowest level that is written, as a number of the standard library."""
+    """Return the lowest level that is written, as a number of the module logging."""
     return _log_level
 
 
@@ -109,14 +110,14 @@ def is_watched(level: str) -> bool:
 
 
 def line(level: str, text: str, fields: Mapping[str, Any]) -> None:
-    """Write a line that is not an event: of a handler or a library without a log of its own."""
+    """Write a line of a handler or a library that configured no log; it is not an event."""
     if _log is not None and LEVELS.get(level, LEVELS["info"]) >= _log_level:
         others = {name: value for name, value in fields.items() if name not in {"event", "level"}}
         getattr(_log, level if level in LEVELS else "info")(text, **others)
 
 
 class _Unbreakable:
-    """A stream whose reader can go away: a log that cannot be written must not stop the work."""
+    """A stream that ignores errors: if its reader has gone away, the work must go on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -131,7 +132,7 @@ class _Unbreakable:
 
 
 def subscribe(subscriber: Subscriber) -> Callable[[], None]:
-    """Call `subscriber(name, fields)` for every event; return a function that ends this."""
+    """Call `subscriber(name, fields)` for every later event; return a function that stops this."""
 
     def end() -> None:
         _subscribers.remove(subscriber)
@@ -143,7 +144,7 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
 
 
 def measure(meter: Meter | None) -> None:
-    """Let `meter` count every later event; None: no meter."""
+    """Let `meter` count every later event; None: count no events."""
     global _meter  # noqa: PLW0603 - one process, one stream
     _meter = meter
     _update_watched()
@@ -179,9 +180,9 @@ def _mask(_logger: Any, _method: str, event: Any) -> Any:
 
 
 class _Folding:
-    """Lets a limited number of lines through between two calls of turn(), and counts the others.
+    """Allows a limited number of lines between two calls of turn(), and counts the others.
 
-    It is called for each success, so it reads no clock, which would triple its cost.
+    lets_through() is called for each success. It reads no clock, which would triple its cost.
     """
 
     def __init__(self) -> None:
@@ -206,12 +207,12 @@ _folding = _Folding()
 
 
 def turn_second() -> None:
-    """Write the number of folded successes; called once a second, and at the end."""
+    """Log the number of folded successes; called once a second, and when the worker ends."""
     _folding.turn()
 
 
 def job_fields(job: Job | None, duration_s: float | None = None) -> dict[str, Any]:
-    """Return the fields of a job; of an ended attempt also its times in milliseconds."""
+    """Return the fields of a job; for an ended attempt, also its times in milliseconds."""
     if job is None:
         return {}
     fields = {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
@@ -230,7 +231,7 @@ def job_done(job: Job, duration_s: float) -> None:
             fields = job_fields(job, duration_s)
             for subscriber in tuple(_subscribers):
                 subscriber("job.done", fields)
-    # Checked first: a line of structlog costs 5 us, a small handler 0.3.
+    # Check first whether the line is written: a line of structlog costs 5 us, a small handler 0.3.
     if _log_level <= LEVELS["info"] and _log is not None and _folding.lets_through():
         _log.info("job.done", **job_fields(job, duration_s))
 

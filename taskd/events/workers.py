@@ -108,7 +108,7 @@ def http_listening(address: str) -> None:
 
 
 def request_failed(method: str, path: str, error: BaseException) -> None:
-    """An HTTP request failed because of a bug in taskd; the answer was 500."""
+    """An HTTP request failed because of a bug in taskd; the response had the status 500."""
     text = f"{type(error).__name__}: {error}"
     emit("request.failed", "error", method=method, path=path[:200], error=text)
 
