@@ -1,12 +1,13 @@
 """The embedded PostgreSQL: without a DSN, taskd starts its own server, or joins a running one.
 
-The state is flock() on five empty files in the server's home. The kernel drops a lock with the
-process that held it, however it ended; no pid file is trusted.
+The state of the server is in flock() locks on five empty files in its home, and in no pid file.
+The kernel releases a lock when the process that holds it ends, in whatever way. The files, the mode
+of the lock, and who holds it:
 
 ```
-start.lock   EX  a process that initialises, starts or stops; initdb inherits it
+start.lock   EX  a process that initialises, starts or stops the server; initdb inherits it
 users.lock   SH  every process that uses the server: the reference count
-server.lock  EX  postmaster and backends inherit it: locked means running
+server.lock  EX  postmaster and backends, which inherit it: while it is locked, the server runs
 watch.lock   EX  the watcher, which stops the server after its last user
 keep.lock    EX  the holder of a kept server (`taskd db start`)
 ```

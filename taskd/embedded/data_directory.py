@@ -1,4 +1,4 @@
-"""Where the server's data is, and as which user it runs."""
+"""The directory of the server's data, and the user as which the server runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from taskd.embedded.binaries import clean_environment, find_binaries
 from taskd.errors import EmbeddedError
 
 SOCKET = ".s.PGSQL.5432"
-# sun_path holds 104 bytes with its zero on macOS, 108 on Linux.
+# The size of sun_path is 104 bytes on macOS and 108 on Linux, including a zero at the end.
 SOCKET_PATH_BYTES = 103
 ROOT_HOME = Path("/var/lib/taskd")
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """The user of initdb and postgres, which refuse to run as root.
+    """The user that runs initdb and postgres, which refuse to run as root.
 
-    `prefix` precedes the command; `uid` and `gid` are those to change to, None: no change.
+    Attributes:
+        prefix: a command that runs the program as that user.
+        uid, gid: the ids to change to; None: no change.
     """
 
     prefix: tuple[str, ...] = ()
@@ -35,13 +37,13 @@ class Runner:
 
 
 def default_home(settings: Settings) -> Path:
-    """Return the home `pg<major>` in a data directory: `data_dir`, or the user's own.
+    """Return the home `pg<major>` in `data_dir`, or in the data directory of the user.
 
-    `pg_major` decides the major; else the newest one that has data already, so that a newer wheel
-    never starts with an empty database; else that of the binaries.
+    The major version is `pg_major`; if that is not set, the newest version with data, so that a
+    newer wheel does not start with an empty database; without data, the version of the binaries.
 
     Raises:
-        EmbeddedError: no data directory is known, or there is neither data nor a PostgreSQL.
+        EmbeddedError: the user has no data directory, or there is neither data nor a PostgreSQL.
     """
     given = settings.data_dir
     directory = _data_directory() if given is None else given.expanduser().absolute()
@@ -65,22 +67,22 @@ def _data_directory() -> Path:
         directory = Path()
     if not directory.is_absolute():
         raise EmbeddedError("this user has no home directory: set TASKD_DATA_DIR, or TASKD_DSN")
-    # In a container, root may not be allowed to make user namespaces, and a closed HOME hides the
-    # data from the user that root changes to.
+    # If root cannot make user namespaces, as in many containers, it changes to another user. That
+    # user cannot enter a HOME that is closed to others.
     if root and not _namespaces() and _closed_to_others(directory):
         return ROOT_HOME
     return directory
 
 
 def make_home(home: Path) -> None:
-    """Make the home and its missing parents with mode 0700; existing ones are not changed.
+    """Make the home and its missing parents with mode 0700; existing directories do not change.
 
-    As root they get the owner of the first existing directory, so that one `sudo` run does not lock
-    a user out of their own home; or the user that root has to change to.
+    If root makes them, they get the owner of the first existing directory, so that a run with sudo
+    does not lock users out of their own home; or they get the user to whom root must change.
 
     Raises:
-        EmbeddedError: the home belongs to another user, or others can write into it.
-        OSError: it cannot be made.
+        EmbeddedError: the home belongs to another user, or others can write to it.
+        OSError: a directory cannot be made.
     """
     missing = [p for p in (home, *home.parents) if not p.exists()]
     for directory in reversed(missing):
@@ -100,20 +102,19 @@ def make_home(home: Path) -> None:
 
 
 def choose_runner(home: Path) -> Runner:
-    """Decide as which user the server of this home runs.
+    """Return the user that runs the server of this home.
 
     Raises:
-        EmbeddedError: root cannot become a user who could run it.
+        EmbeddedError: root cannot change to a user who could run the server.
     """
     me, owner = os.geteuid(), home.stat()
     if me != 0:
-        # initdb looks up its user's name; inside a user namespace this is `nobody`, who has an
-        # entry.
+        # initdb fails if its user has no name. Inside a user namespace, the user is `nobody`.
         return Runner() if _name(me) != str(me) else Runner(prefix=_namespaces())
     if owner.st_uid != 0:
         return Runner(uid=owner.st_uid, gid=owner.st_gid)
     if _namespaces():
-        # Not root inside the namespace, yet the owner of root's files outside: no chown is needed.
+        # In the namespace the user is not root, but still owns root's files: no chown is needed.
         return Runner(prefix=_namespaces())
     raise EmbeddedError(
         f"{home} belongs to root, as whom PostgreSQL does not run, and this kernel forbids user "
@@ -125,7 +126,7 @@ def check_reach(runner: Runner, *paths: Path) -> None:
     """Check that the runner's user can reach these paths.
 
     Raises:
-        EmbeddedError: names the first directory that is closed.
+        EmbeddedError: a path cannot be reached; the message names the first closed directory.
     """
     if runner.uid is None:
         return
@@ -152,19 +153,20 @@ def closed_directory(path: Path, uid: int, gid: int | None) -> Path | None:
 
 
 def socket_directory(home: Path) -> Path:
-    """Return the directory of the socket: the home, or one in /tmp if its path does not fit.
+    """Return the directory of the socket: the home, or a directory in /tmp.
 
-    A long path does not fit into a socket's address; to clients that read a DSN, a path with a
-    comma is a list of hosts.
+    The home cannot be used if its path is too long for the address of a socket, or contains a
+    comma: clients would read such a host in a DSN as a list of hosts.
 
     Raises:
-        EmbeddedError: another user has made something else at that path in /tmp.
+        EmbeddedError: the path in /tmp exists, and is not a private directory of the same user.
     """
     if len(os.fsencode(home / SOCKET)) <= SOCKET_PATH_BYTES and "," not in str(home):
         return home
     owner = home.stat()
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
-    # Not $TMPDIR, which can differ in the next shell. The name is predictable, hence the checks.
+    # Not $TMPDIR, which can differ in another shell. Other users can predict the name and make the
+    # directory first, so its owner and mode are checked.
     directory = Path(f"/tmp/taskd-{owner.st_uid}-{digest}")  # noqa: S108
     try:
         directory.mkdir(mode=0o700)

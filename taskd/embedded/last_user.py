@@ -1,11 +1,12 @@
 """The watcher: the parent of the postmaster, which it stops shortly after the last user has left.
 
-Run as `python -I -S last_user.py <what> ...`, so that it needs only the standard library and about
-9 MB; it must never import taskd. Its output goes to the server's log.
+taskd runs it as `python -I -S last_user.py <what> ...`. It must not import taskd: with only the
+standard library it needs about 9 MB. Its output goes to the log of the server.
 
     watch <home> <linger_s> <socket> <watch_fd> <server_fd> <uid> <gid> <postgres> <args>...
-    adopt <home> <linger_s> <socket> <watch_fd>      the server's own watcher was killed
-    keep  <home> <users_fd> <keep_fd>                a user that stays until the server ends
+                                                     start a server and watch its users
+    adopt <home> <linger_s> <socket> <watch_fd>      watch a server whose watcher was killed
+    keep  <home> <users_fd> <keep_fd>                be a user until the server ends
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
-    """Ask the kernel who listens on a socket; a pid file could name any process.
+    """Ask the kernel for the pid of the server that listens on a socket; a pid file can be stale.
 
     Args:
         path: the unix socket.
@@ -46,13 +47,13 @@ def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
 
 
 def leave_the_parent() -> None:
-    """Fork away, so that the starter reaps its child at once and never has a zombie of ours."""
+    """Fork, and end the parent, so that the starting process reaps its child at once."""
     if os.fork():
         os._exit(0)
 
 
 def run_postgres(server_fd: int, uid: int, gid: int, argv: list[str]) -> None:
-    """Become the postmaster, with server.lock inherited and default signals."""
+    """Replace this process by the postmaster, which inherits server.lock."""
     try:
         for number in (*QUIET, signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
@@ -62,7 +63,7 @@ def run_postgres(server_fd: int, uid: int, gid: int, argv: list[str]) -> None:
             os.setgroups([])
             os.setgid(gid)
             os.setuid(uid)
-        # LD_* was kept only for this interpreter: postgres finds its libraries by its rpath.
+        # LD_* was passed only for this interpreter: postgres finds its libraries by its rpath.
         env = {k: v for k, v in os.environ.items() if not k.startswith("LD_")}
         os.execve(argv[0], argv, env)  # noqa: S606 - this process becomes it
     except OSError as error:
@@ -72,19 +73,19 @@ def run_postgres(server_fd: int, uid: int, gid: int, argv: list[str]) -> None:
 
 
 def exit_with(child: int) -> None:
-    """Thread: reap the postmaster and end this process with it."""
+    """Reap the postmaster when it ends, and end this process; runs in a thread."""
     os.waitpid(child, 0)
     os._exit(0)
 
 
 def exit_when_free(lock: int) -> None:
-    """Thread: end this process as soon as no process holds server.lock."""
+    """End this process as soon as no process holds server.lock."""
     fcntl.flock(lock, fcntl.LOCK_SH)
     os._exit(0)
 
 
 def wait_for_last_user(home: str, linger_s: float) -> None:
-    """Return when no process has used the server for linger_s seconds, with start.lock taken."""
+    """Wait until no process has used the server for `linger_s` seconds; keep start.lock then."""
     users = os.open(f"{home}/users.lock", os.O_RDWR)
     start = os.open(f"{home}/start.lock", os.O_RDWR)
     while True:
@@ -101,27 +102,31 @@ def wait_for_last_user(home: str, linger_s: float) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore signals to the group: they must not stop the server while its users still drain."""
+    """Ignore signals to the process group: the server must not stop while its users drain."""
     for number in QUIET:
         signal.signal(number, signal.SIG_IGN)
 
 
 def watch(home: str, linger_s: float, watch_fd: int, server_fd: int, argv: list[str]) -> None:
-    """Start the postmaster and stop it after its last user; argv: uid, gid, postgres, arguments."""
+    """Start the postmaster, and stop it after its last user.
+
+    Args:
+        argv: uid, gid, the program postgres and its arguments.
+    """
     leave_the_parent()
     ignore_signals()
     os.set_inheritable(watch_fd, False)
     child = os.fork()
     if child == 0:
         run_postgres(server_fd, int(argv[0]), int(argv[1]), argv[2:])
-    os.close(server_fd)  # never LOCK_UN: that would free the postmaster's lock as well
+    os.close(server_fd)  # not LOCK_UN, which would also release the lock of the postmaster
     _thread.start_new_thread(exit_with, (child,))
     wait_for_last_user(home, linger_s)
     os.kill(child, signal.SIGINT)  # fast shutdown
 
 
 def adopt(home: str, linger_s: float, path: str) -> None:
-    """Do the same for a running server whose watcher is gone."""
+    """Watch a running server whose watcher has ended, and stop it after its last user."""
     leave_the_parent()
     ignore_signals()
     server = os.open(f"{home}/server.lock", os.O_RDWR)
@@ -135,7 +140,7 @@ def adopt(home: str, linger_s: float, path: str) -> None:
 
 
 def keep(home: str) -> None:
-    """Hold users.lock (inherited) until the server ends; SIGTERM ends the holder as well."""
+    """Hold the inherited users.lock until the server has ended, or a SIGTERM ends this process."""
     leave_the_parent()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     server = os.open(f"{home}/server.lock", os.O_RDWR)
@@ -143,14 +148,14 @@ def keep(home: str) -> None:
 
 
 def main(what: str, home: str, *args: str) -> None:
-    """Run one of the three."""
+    """Run watch(), adopt() or keep()."""
     if what == "keep":
         keep(home)
     elif what == "adopt":
         adopt(home, float(args[0]), args[1])
     else:
         watch(home, float(args[0]), int(args[2]), int(args[3]), list(args[4:]))
-    while True:  # until a thread ends the process together with the server
+    while True:  # a thread ends this process when the server has ended
         signal.pause()
 
 

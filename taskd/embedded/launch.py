@@ -1,4 +1,4 @@
-"""The work behind start(): make the data, launch the postmaster and its watcher, wait."""
+"""The steps of start(): make the data, launch the watcher with the postmaster, wait for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATABASE = "taskd"
 PORT = 5432
 LOG_BYTES_MAX = 10 * 1024 * 1024
 
-# Written into postgresql.conf by the first start, so that ALTER SYSTEM can change them.
+# The first start writes these into postgresql.conf, so that ALTER SYSTEM can override them.
 SETTINGS = {
     "shared_buffers": "64MB",
     "max_connections": "100",
@@ -38,15 +38,15 @@ SETTINGS = {
     "max_logical_replication_workers": "0",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # Two lines per checkpoint, in a log that is only trimmed at a start.
+    # It would write two lines per checkpoint, into a log that is truncated only at a start.
     "log_checkpoints": "off",
 }
-SETTINGS_SINCE = {18: {"io_method": "sync"}}  # the other methods need workers or io_uring
+SETTINGS_SINCE = {18: {"io_method": "sync"}}  # the other methods need processes or io_uring
 NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 def data_major(home: Path) -> int | None:
-    """Return the version of the data, None if there is no data yet."""
+    """Return the major version of the data; None: there is no data yet."""
     try:
         return int((home / "data/PG_VERSION").read_text())
     except FileNotFoundError:
@@ -63,12 +63,12 @@ def launch(
     """Start a server.
 
     Args:
-        home: its directory.
-        settings: the settings, which decide about the programs to use.
-        locks: the descriptors of start.lock, server.lock and watch.lock, which this process holds,
-            so that everything left by an earlier server is debris.
-        options: settings for this run only.
-        linger_s: seconds that the watcher waits after the last user.
+        home: the directory of the server.
+        settings: the settings, which choose the programs to use.
+        locks: the descriptors of start.lock, server.lock and watch.lock. This process holds these
+            locks, so no other server uses the files in `home`.
+        options: settings of PostgreSQL for this run only.
+        linger_s: how long the watcher waits after the last user.
 
     Returns:
         The directory of the socket.
@@ -83,7 +83,7 @@ def launch(
     if major is None:
         _initialise(home, start_fd, binaries, runner, durable=not options)
     host = socket_directory(home)
-    # Each of these files can contain the pid of an unrelated process by now.
+    # If an earlier server has left these files, the pids in them can belong to other processes now.
     for debris in (home / "data/postmaster.pid", host / SOCKET, host / f"{SOCKET}.lock"):
         debris.unlink(missing_ok=True)
     ids = [str(-1 if i is None else i) for i in (runner.uid, runner.gid)]
@@ -94,7 +94,7 @@ def launch(
 
 
 def _postgres(binaries: Binaries, home: Path, host: Path, options: dict[str, str]) -> list[str]:
-    """Return the command line: settings that ALTER SYSTEM must not change, and the options."""
+    """Return the command line of postgres, with settings that ALTER SYSTEM must not override."""
     quoted = str(host).replace('"', '""')
     settings = {
         "listen_addresses": "",
@@ -112,7 +112,7 @@ def _postgres(binaries: Binaries, home: Path, host: Path, options: dict[str, str
 def _initialise(
     home: Path, start_fd: int, binaries: Binaries, runner: Runner, *, durable: bool
 ) -> None:
-    """Make the data next to its place and rename it, so that a killed initdb leaves nothing."""
+    """Make the data in another directory and rename it, so that a killed initdb leaves no data."""
     fresh = home / "data.new"
     if fresh.exists():
         shutil.rmtree(fresh)
@@ -120,13 +120,13 @@ def _initialise(
     def run(name: str, *arguments: str, text: str = "") -> None:
         _run(runner, start_fd, [str(binaries.directory / name), *arguments], text)
 
-    # `builtin` sorts alike with every libc; before 17 only C does.
+    # The order of the provider `builtin` does not depend on the libc. Before 17, only C has this.
     builtin = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
     locale = ("--encoding=UTF8", "--locale=C", *(builtin if binaries.major >= 17 else ()))
     names = ("--auth=trust", f"--username={USER}", "--no-instructions")
     run("initdb", "-D", str(fresh), "--no-sync", *locale, *names)
     _write_settings(fresh / "postgresql.conf", binaries.major)
-    # Without exit_on_error, this mode exits with 0 after a failed statement.
+    # Without exit_on_error, single-user mode exits with 0 even if a statement failed.
     single = ("--single", "-F", "-c", "exit_on_error=on", "-D", str(fresh), "postgres")
     run("postgres", *single, text=f"CREATE DATABASE {DATABASE};\n")
     if durable:
@@ -137,7 +137,11 @@ def _initialise(
 
 
 def _run(runner: Runner, start_fd: int, command: list[str], text: str) -> None:
-    """Run a program to its end; it inherits start.lock, so that no process overtakes an orphan."""
+    """Run a program to its end.
+
+    The program inherits start.lock: if this process is killed, no other one starts before the
+    program has ended.
+    """
     done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
         [*runner.prefix, *command],
         input=text, text=True, errors="replace", capture_output=True, check=False,
@@ -153,7 +157,7 @@ def _run(runner: Runner, start_fd: int, command: list[str], text: str) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Make a rename in the directory survive a power failure."""
+    """Flush a directory, so that a rename in it survives a power failure."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -172,7 +176,7 @@ def _write_settings(path: Path, major: int) -> None:
 
 
 def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = None) -> None:
-    """Run the watcher's file detached, writing to the log, with these descriptors."""
+    """Run last_user.py with these descriptors, in a session of its own; log its output."""
     log = open_owned(home / "log", os.O_WRONLY | os.O_APPEND)
     log_from = os.fstat(log).st_size
     try:
@@ -183,8 +187,8 @@ def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = 
         file = str(Path(last_user.__file__).resolve())
         command = [what[0], str(home), *what[1:], *numbers, *(rest or ())]
         keep_ld = {k: v for k, v in os.environ.items() if k.startswith("LD_")}
-        # It forks and its parent exits, hence the wait: there is no zombie, and no child that the
-        # caller's own waits for children could meet.
+        # last_user.py forks and its parent exits, so this returns at once. The caller then has no
+        # child of taskd, which its own code for child processes could reap.
         done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
             [sys.executable, "-I", "-S", file, *command],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, check=False,
@@ -197,15 +201,23 @@ def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = 
 
 
 def adopt(home: Path, host: Path, watch_fd: int, linger_s: float) -> None:
-    """Give a running server a new watcher, as its own was killed; watch_fd holds watch.lock."""
+    """Start a new watcher for a running server whose watcher was killed.
+
+    Args:
+        watch_fd: the descriptor of watch.lock, which this process holds.
+    """
     spawn(home, ["adopt", str(linger_s), str(host / SOCKET)], [watch_fd])
 
 
 def check_programs(home: Path) -> None:
-    """Refuse a server whose programs are gone: it could not load what new sessions need."""
+    """Check that the programs of a running server still exist: new sessions load libraries.
+
+    Raises:
+        EmbeddedError: they were removed.
+    """
     try:
         command = (home / "data/postmaster.opts").read_text(errors="surrogateescape")
-    except FileNotFoundError:  # it has not started that far
+    except FileNotFoundError:  # the server is starting, and has not written the file yet
         return
     program = Path(command.split(' "-D"', 1)[0])
     if not program.exists():
@@ -216,7 +228,7 @@ def check_programs(home: Path) -> None:
 
 
 def wait_ready(home: Path, host: Path, patience: Patience) -> bool:
-    """Wait until the server accepts connections; False if it has ended."""
+    """Wait until the server accepts connections; return False if it has ended."""
     while not _ready(home, host):
         if not held(home / "server.lock"):
             return False
@@ -231,7 +243,8 @@ def _ready(home: Path, host: Path) -> bool:
         return False
     if len(lines) < 8 or lines[7].strip() != "ready":
         return False
-    # The file outlives a killed postmaster until its last backend ends; a listener does not.
+    # If the postmaster was killed, the file stays until the last backend ends. So check, too, that
+    # a process listens.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(1)
         try:
@@ -242,10 +255,10 @@ def _ready(home: Path, host: Path) -> bool:
 
 
 def log_reason(home: Path, offset: int) -> str:
-    """Return why it failed, from the log after `offset` bytes."""
+    """Return why the server failed, from its log after `offset` bytes."""
     log = home / "log"
     with log.open("rb") as file:
-        file.seek(offset if offset <= log_size(log) else 0)  # it may have been truncated since
+        file.seek(offset if offset <= log_size(log) else 0)  # another start can have truncated it
         text = file.read(64 * 1024).decode(errors="replace")
     if not text.strip() and shutil.disk_usage(home).free < 1024 * 1024:
         return f"no space is left on the disk of {home}"
@@ -253,7 +266,7 @@ def log_reason(home: Path, offset: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the first line that names an error, without its prefix; else the last line."""
+    """Return the message of the first error in a text; without an error, its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in ("PANIC:", "FATAL:", "ERROR:", "error:"):
         for line in lines:

@@ -1,4 +1,4 @@
-"""flock(), and waiting for it."""
+"""Locks by flock(), with deadlines for waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTICE_S = 2.0
 
 
 class Patience:
-    """A deadline that moves while the log grows.
+    """A deadline that is extended while the log of the server grows.
 
     PostgreSQL writes a line every ten seconds while it recovers, and recovery after a crash can
     take longer than any fixed deadline.
@@ -34,13 +34,13 @@ class Patience:
         self._end = self._begin + deadline_s
 
     def wait(self, what: str) -> None:
-        """Sleep one step; after two seconds call on_wait, once.
+        """Sleep for one step of a wait. After two seconds of waiting, call `on_wait` once.
 
         Args:
-            what: the sentence for on_wait, and for the error when the deadline has passed.
+            what: the sentence for `on_wait`, and for the error after the deadline.
 
         Raises:
-            EmbeddedError: the log has not grown for deadline_s seconds.
+            EmbeddedError: the log has not grown for `deadline_s` seconds.
         """
         now, size = time.monotonic(), log_size(self._log)
         if size != self._size:
@@ -55,7 +55,7 @@ class Patience:
 
 
 def log_size(log: Path) -> int:
-    """Return the size of the log in bytes, 0 if there is none."""
+    """Return the size of the log in bytes; 0: there is no log."""
     try:
         return log.stat().st_size
     except FileNotFoundError:
@@ -63,10 +63,13 @@ def log_size(log: Path) -> int:
 
 
 def open_owned(path: Path, flags: int) -> int:
-    """Open a file of the home, made if missing; files that root makes get the home's owner.
+    """Open a file of the home, and make it if it is missing.
+
+    A file that root makes gets the owner of the home.
 
     Raises:
-        OSError: also for a symbolic link: the home can belong to another user than root.
+        OSError: the file cannot be opened, or is a symbolic link: the owner of the home, who need
+            not be root, could make root write to any file.
     """
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
@@ -77,12 +80,12 @@ def open_owned(path: Path, flags: int) -> int:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file; every open has a lock of its own, also within one process."""
+    """Open a lock file. Each descriptor has its own lock, also within one process."""
     return open_owned(path, os.O_RDWR)
 
 
 def try_lock(fd: int, mode: int) -> bool:
-    """Take the lock if it is free; mode: fcntl.LOCK_EX or LOCK_SH."""
+    """Take the lock if it is free, and return whether it was; `mode`: fcntl.LOCK_EX or LOCK_SH."""
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -92,7 +95,7 @@ def try_lock(fd: int, mode: int) -> bool:
 
 @contextmanager
 def opened_lock(path: Path) -> Iterator[int]:
-    """Yield the opened lock file; closing releases the lock unless a program has inherited it."""
+    """Yield a lock file; its end releases the lock, unless another process has inherited it."""
     with _forking:
         fd = open_lock(path)
         _opened.add(fd)
@@ -110,10 +113,10 @@ def held(path: Path) -> bool:
         return not try_lock(fd, fcntl.LOCK_SH)
 
 
-# A child that another thread forks meanwhile shares the locks of these descriptors, and would hold
-# start.lock or server.lock as long as it lives. (users.lock is shared on purpose.)
+# If another thread forks meanwhile, its child inherits these descriptors, and would hold start.lock
+# or server.lock until it ends. So the child closes them. (It keeps users.lock on purpose.)
 _opened: set[int] = set()
-_forking = threading.RLock()  # a signal handler can fork, too
+_forking = threading.RLock()  # reentrant, because a signal handler can fork, too
 
 
 def _close_in_child() -> None:
@@ -132,7 +135,7 @@ def start_lock(home: Path, patience: Patience) -> Iterator[int]:
     """Hold start.lock.
 
     Raises:
-        EmbeddedError: another process holds it and shows no progress.
+        EmbeddedError: another process holds it and makes no progress.
     """
     with opened_lock(home / "start.lock") as fd:
         while not try_lock(fd, fcntl.LOCK_EX):

@@ -1,4 +1,4 @@
-"""Start, join, leave, stop and keep the embedded server."""
+"""Start, join, leave, stop, and keep running the embedded server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LINGER_S = 2.0
 
 
 class _Use:
-    """A shared lock on users.lock, as a bare descriptor: garbage collection must not release it."""
+    """A shared lock on users.lock. It is a bare descriptor, which no garbage collection closes."""
 
     __slots__ = ("_fd",)
 
@@ -64,9 +64,14 @@ class _Use:
 class Server:
     """A running server that this process uses until close(), or until the process ends.
 
-    home: the server's own directory. host: the directory of its unix socket; there is no TCP. port:
-    only names the socket. major: the version of PostgreSQL. started: whether this call started it,
-    False if it joined. A child made by fork uses the server as well.
+    A child made by fork uses the server as well.
+
+    Attributes:
+        home: the directory of the server.
+        host: the directory of its unix socket; it does not listen on TCP.
+        port: a part of the name of the socket.
+        major: the major version of PostgreSQL.
+        started: whether this call started the server; False: it was running already.
     """
 
     home: Path
@@ -78,7 +83,7 @@ class Server:
     _use: _Use = field(repr=False, compare=False)
 
     def connect_args(self, database: str = DATABASE) -> dict[str, Any]:
-        """Return arguments of asyncpg.connect and create_pool that no PG* variable can change."""
+        """Return arguments for asyncpg.connect and create_pool, which override PG* variables."""
         return {
             "host": self.host,
             "port": self.port,
@@ -89,18 +94,18 @@ class Server:
         }
 
     def dsn(self, database: str = DATABASE) -> str:
-        """Return the same as a URI, for psql and every other client on this machine."""
+        """Return a DSN of the server for psql and other programs on this machine."""
         host = quote(os.fsencode(self.host), safe="/")
         name = quote(database, safe="")
         return f"postgresql://{self.user}@/{name}?host={host}&port={self.port}&sslmode=disable"
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Leave. The server stops by itself, shortly after its last user has left.
+        """Stop using the server. The watcher stops it shortly after its last user has left.
 
         Args:
-            wait_s: seconds to wait until the server has stopped. The last user then stops it at
-                once and does not leave that to the watcher: for PID 1 of a container, whose end
-                kills the server.
+            wait_s: seconds to wait until the server has stopped. If above zero, the last user stops
+                the server itself and at once. Use this as PID 1 of a container, whose end kills the
+                watcher and the server.
         """
         if self._use.close() and wait_s > 0:
             with _explained(self.home):
@@ -109,10 +114,13 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What can be seen from outside.
+    """The state of a server.
 
-    running: whether a server runs in this home. kept: whether it stays until stop(). major: the
-    version of its data, None without data. data_bytes: the size of the data.
+    Attributes:
+        running: whether a server runs in this home.
+        kept: whether it runs until stop(), also without users.
+        major: the major version of its data; None: there is no data.
+        data_bytes: the size of the data.
     """
 
     home: Path
@@ -134,19 +142,20 @@ def start(
 ) -> Server:
     """Start the server, or join a running one; the first start makes the data.
 
-    Blocks for about half a second at the first start, 50 ms at later ones and 1 ms to join: call it
-    in a thread.
+    The first start blocks for about half a second, a later start for 50 ms, and joining for 1 ms:
+    call this in a thread.
 
     Args:
-        home: the server's own directory; default_home() if None.
-        settings: the default home and the programs; None: config.load() reads them.
+        home: the directory of the server; None: default_home().
+        settings: they choose the default home and the programs; None: config.load() reads them.
         deadline_s: seconds to wait without progress; recovery after a crash is progress.
-        durable: False turns fsync off: for tests. Only the call that starts the server decides.
-        linger_s: seconds that the server stays after its last user; decided likewise.
-        on_wait: called once, in this thread, with a sentence if it takes longer than two seconds.
+        durable: False turns fsync off, for tests. It has an effect only if this call starts the
+            server.
+        linger_s: seconds that the server runs on after its last user; the same applies.
+        on_wait: called once in this thread, with a sentence, if this takes over two seconds.
 
     Raises:
-        EmbeddedError: it cannot be started or joined; the message says why.
+        EmbeddedError: the server cannot be started or joined; the message says why.
         ConfigError: the settings cannot be read.
     """
     settings = settings or config.load().settings
@@ -167,10 +176,12 @@ def start(
 
 
 def keep(home: Path | None = None, *, settings: Settings | None = None) -> Server:
-    """Start or join the server, and keep it running until stop(), or a SIGTERM to the holder.
+    """Start or join the server, and keep it running until stop(), also without users.
+
+    A SIGTERM to the holder process ends this, too.
 
     Args:
-        home: the data directory, as for start().
+        home: the directory of the server, as for start().
         settings: the settings, as for start().
 
     Raises:
@@ -206,17 +217,17 @@ def status(home: Path) -> Status:
 
 
 def stop(home: Path, deadline_s: float = 30.0) -> bool:
-    """Stop the server even if it has users (fast shutdown), and its holder.
+    """Stop the server even if it has users (fast shutdown), and its holder process.
 
     Args:
-        home: the server's own directory.
-        deadline_s: seconds to wait for the end.
+        home: the directory of the server.
+        deadline_s: seconds to wait for its end.
 
     Returns:
         False if no server was running.
 
     Raises:
-        EmbeddedError: it did not end, or runs in another container.
+        EmbeddedError: the server did not end, or runs in another container.
     """
     home = _resolved(home)
     with _explained(home):
@@ -231,10 +242,10 @@ def stop(home: Path, deadline_s: float = 30.0) -> bool:
 
 
 def _hold(home: Path) -> None:
-    """Start a holder, a process that shares users.lock, unless there is one."""
+    """Start the holder, a process that holds users.lock, unless there is one."""
     with opened_lock(home / "keep.lock") as keep_fd, opened_lock(home / "users.lock") as users_fd:
-        fcntl.flock(users_fd, fcntl.LOCK_SH)  # always possible: this process shares it already
-        for _ in range(20):  # status() takes keep.lock for a moment; a holder never releases it
+        fcntl.flock(users_fd, fcntl.LOCK_SH)  # does not block: this process shares the lock already
+        for _ in range(20):  # status() can hold keep.lock for a moment; a holder keeps it
             if try_lock(keep_fd, fcntl.LOCK_EX):
                 spawn(home, ["keep"], [users_fd, keep_fd])
                 return
@@ -259,7 +270,7 @@ def _tree_bytes(directory: Path) -> int:
 
 @contextmanager
 def _explained(home: Path) -> Iterator[None]:
-    """Turn an OSError into a message that names the path and what to do."""
+    """Raise an OSError as an EmbeddedError whose message names the path and what to do."""
     try:
         yield
     except OSError as error:
@@ -272,7 +283,7 @@ def _explained(home: Path) -> Iterator[None]:
 def _share_users(home: Path, patience: Patience) -> int:
     fd = open_lock(home / "users.lock")
     try:
-        while not try_lock(fd, fcntl.LOCK_SH):  # a watcher holds it for a moment
+        while not try_lock(fd, fcntl.LOCK_SH):  # the watcher can hold it for a moment
             patience.wait(f"users.lock in {home} has been held by a process that does not respond")
     except BaseException:
         os.close(fd)
@@ -288,7 +299,11 @@ def _bring_up(
     options: dict[str, str],
     linger_s: float,
 ) -> tuple[Path, bool]:
-    """Launch or join, with start.lock held; return the socket's directory, and True if launched."""
+    """Launch or join the server while start.lock is held.
+
+    Returns:
+        The directory of the socket, and whether this call launched the server.
+    """
     while True:
         log_from = log_size(home / "log")
         with (
@@ -305,7 +320,8 @@ def _bring_up(
                 if unwatched:
                     adopt(home, host, watch_fd, linger_s)
         if free and not unwatched:
-            # A watcher is about to end with its server: it needs server.lock to notice that.
+            # The server has ended, and its watcher is about to end. To notice that, the watcher
+            # must lock server.lock, so this process does not hold it while it waits.
             patience.wait(f"the watcher of the embedded PostgreSQL in {home} has not ended")
         elif wait_ready(home, host, patience):
             if not free:
@@ -313,11 +329,11 @@ def _bring_up(
             return host, free
         elif free:
             raise EmbeddedError(f"PostgreSQL did not start: {log_reason(home, log_from)}")
-        # Otherwise the server that this call was about to join has just ended.
+        # Otherwise the server that this call tried to join has just ended: try again.
 
 
 def _stop_now(home: Path, host: Path, patience: Patience) -> None:
-    """Stop the server, with start.lock held, and wait for its end and its holder's."""
+    """Stop the server while start.lock is held; wait for its end and that of its holder."""
     logged = False
     while held(home / "server.lock"):
         if not logged:
@@ -326,7 +342,7 @@ def _stop_now(home: Path, host: Path, patience: Patience) -> None:
                 raise EmbeddedError(
                     f"the server in {home} runs in another container: run `taskd db stop` there"
                 )
-            if pid is not None:  # None: it does not listen yet, or no longer
+            if pid is not None:  # None: the server does not listen yet, or no longer
                 os.kill(pid, signal.SIGINT)
                 logged = True
         patience.wait(f"the embedded PostgreSQL in {home} has not ended")
@@ -335,7 +351,7 @@ def _stop_now(home: Path, host: Path, patience: Patience) -> None:
 
 
 def _leave_last(home: Path, host: str, wait_s: float) -> None:
-    """Stop the server if it has no user, else wait for its end; wait_s seconds at most."""
+    """Stop the server as soon as it has no user, and wait at most `wait_s` seconds for its end."""
     end = time.monotonic() + wait_s
     with opened_lock(home / "start.lock") as start_fd, opened_lock(home / "users.lock") as users_fd:
         while held(home / "server.lock") and time.monotonic() < end:
