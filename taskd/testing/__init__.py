@@ -1,6 +1,6 @@
-"""Testing for users: a database for each test, and a worker that runs what is due.
+"""Helpers for the tests of apps: a database for each test, and a worker that runs due jobs.
 
-The pytest plugin is taskd/testing/plugin.py; pytest finds it where taskd is installed.
+The pytest plugin is taskd/testing/plugin.py; pytest loads it wherever taskd is installed.
 """
 
 from taskd.testing.db import TaskdDB

@@ -1,4 +1,4 @@
-"""The database of one test: its jobs, running them, and moving its time."""
+"""The database of one test: read its jobs, run them, and move its time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class TaskdDB:
 
     Args:
         dsn: the DSN of the database.
-        background: the loop on which it is queried.
-        registry: the tasks that run_all() runs: those of the imported modules.
+        background: the event loop that queries the database.
+        registry: the tasks that run_all() can run; by default those of the imported modules.
     """
 
     def __init__(
@@ -78,11 +78,12 @@ class TaskdDB:
         """Check that a job of this task with these arguments waits; return the first such job.
 
         Args:
-            task: the task, or the name of one.
-            args: the arguments to compare; others can have any value.
+            task: the task, or its name.
+            args: the arguments to compare; other arguments can have any value.
 
         Raises:
-            AssertionError: no such job waits; the message lists the waiting jobs and what differs.
+            AssertionError: no such job waits; the message lists the waiting jobs and how they
+                differ.
             TypeError: `task` is neither a task nor a name, or the task has no such argument.
         """
         __tracebackhide__ = True
@@ -117,19 +118,20 @@ class TaskdDB:
     ) -> list[JobRow]:
         """Run all jobs that are due now, and the jobs that they enqueue, with a real worker.
 
-        Jobs that are due later do not run; see travel(). Nor do jobs of paused queues and tasks,
-        jobs that a rate delays by over a second, and jobs of tasks that no imported module defines.
+        Jobs that are due later do not run; see travel(). Jobs of paused queues and tasks, jobs that
+        a rate delays by over a second, and jobs of tasks that no imported module defines do not
+        run, either.
 
         Args:
-            check: raise an error if a handler raised one.
+            check: raise AttemptFailed if a handler raised an error.
             crash: ids of jobs whose worker dies after the handler has ended and before the outcome
                 is written. Another worker rescues all jobs of that worker and runs them again. To
                 make a worker die earlier, raise Crash in a handler.
-            concurrency: concurrent attempts per queue; by default one at a time.
+            concurrency: concurrent attempts per queue.
             timeout_s: seconds after which the call fails.
 
         Returns:
-            The jobs of which an attempt has ended, sorted by id, in their present state.
+            The jobs that had an attempt, sorted by id, as they are now.
 
         Raises:
             AttemptFailed: with `check`, an attempt failed.
@@ -173,20 +175,21 @@ class TaskdDB:
         try:
             return asyncio.run(running)
         except (AttemptFailed, TimeoutError, ValueError) as error:
-            # Raised at the line of the test, and not below pages of asyncio.
+            # Let the traceback begin in the test, without the frames of asyncio.
             raise error.with_traceback(None)  # noqa: B904 - it is the same one
 
     # Time.
 
     def travel(self, seconds: float) -> None:
-        """Make everything due that becomes due within `seconds`: jobs, schedules, pauses, keys.
+        """Move all future times in the database `seconds` closer to now.
 
-        First declare the schedules of the imported modules, as a worker does at its start; a new
-        schedule counts its first tick from now. Ticks in the skipped time follow the schedule's
-        catch_up: by default, the last one enqueues a job.
+        Afterwards all jobs, ticks of schedules, ends of pauses and ends of unique keys within that
+        time are due. The clocks of the database and of this process do not change, so handlers see
+        the real time.
 
-        The method moves all future times in the database towards the present. It changes neither
-        the database's clock nor the clock of this process, so a handler sees the real time.
+        First, the schedules of the imported modules are declared, as by a worker that starts: the
+        first tick of a new schedule is computed from now. The `catch_up` of a schedule decides
+        which ticks within the skipped time are fired; by default the last one enqueues a job.
 
         Raises:
             ValueError: seconds is not a number above zero.

@@ -1,4 +1,4 @@
-"""Expected jobs, and the arguments in which waiting jobs differ from them."""
+"""Compare waiting jobs with an expected job, and list the arguments that differ."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ABSENT = _Absent()
 
 
 class Expectation:
-    """A task, and some of a job's arguments.
+    """An expected job: its task, and some of its arguments.
 
     Args:
-        task: the task; or the name of one that is not imported, whose defaults are then unknown.
-        args: arguments by name; others can have any value.
+        task: the task, or its name; with a name, defaults of its arguments are unknown.
+        args: arguments by name; other arguments can have any value.
 
     Raises:
-        TypeError: it is not a task, or has no argument of that name.
+        TypeError: `task` is neither a task nor a name, or the task has no such argument.
     """
 
     def __init__(self, task: Task[..., Any] | str, args: Mapping[str, Any]) -> None:
@@ -66,18 +66,18 @@ class Expectation:
         }
 
     def _arguments(self, row: JobRow) -> Mapping[str, Any]:
-        """Return all arguments, with defaults, as the handler would get them."""
+        """Return all arguments, including defaults, as the handler would receive them."""
         if self._task is None:
             return row.args
         try:
             return self._task.decode(msgspec.json.encode(row.args).decode())
-        except InvalidArgs:  # enqueued by SQL: a worker will refuse it
+        except InvalidArgs:  # the job was enqueued by SQL, and a worker will fail it
             return row.args
 
     # Messages.
 
     def missing(self, rows: Sequence[JobRow]) -> str:
-        """Return why no waiting job matches: what was enqueued instead."""
+        """Return a message that no waiting job matches, with the jobs that were enqueued."""
         waiting = [row for row in rows if row.waits]
         return "\n".join(self._missing(waiting, [row for row in rows if not row.waits]))
 
@@ -104,12 +104,12 @@ class Expectation:
             yield f"Waiting {'besides' if same else 'instead'}: {counts}."
 
     def unexpected(self, rows: Iterable[JobRow]) -> str:
-        """Return the jobs that wait although none should."""
+        """Return a message with the jobs that wait, although none of them should."""
         return "\n".join([f"{self} is enqueued, and should not be:", *(f"  {row}" for row in rows)])
 
 
 def _to_builtins(value: object) -> object:
-    """Return it in JSON's form, so that a date equals its text and a tuple a list."""
+    """Return a value as decoded from JSON: a date becomes text, a tuple becomes a list."""
     try:
         return msgspec.json.decode(msgspec.json.encode(value))
     except (TypeError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""The pytest plugin: a real database for each test, and tasks that enqueue into it.
+"""The pytest plugin: a real database for each test, into which tasks enqueue.
 
-The server is that of TASKD_TEST_DSN, or of `taskd_test_dsn` in pytest's configuration; without them
-an embedded one is started for the session. No other setting is read, as databases are created and
-dropped there.
+The server is given by TASKD_TEST_DSN, or by `taskd_test_dsn` in pytest's configuration. Without
+them, the session starts an embedded server. No other setting is read: databases are created and
+dropped on this server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def taskd_background() -> Iterator[BackgroundLoop]:
-    """The loop on which the databases are made and queried."""
+    """The event loop that creates and queries the databases."""
     from taskd.client.connecting.background_loop import BackgroundLoop
 
     loop = BackgroundLoop()
@@ -49,14 +49,14 @@ def taskd_server(
     tmp_path_factory: pytest.TempPathFactory,
     taskd_background: BackgroundLoop,
 ) -> Iterator[Server]:
-    """The server of this session."""
+    """The PostgreSQL server of this session."""
     from taskd import embedded
     from taskd.testing.server import Server
 
     started = None
     dsn = _configured_dsn(pytestconfig)
     if not dsn:
-        # All processes of pytest-xdist join one server: its home is shared.
+        # All processes of pytest-xdist use the same home, so they join one server.
         base = tmp_path_factory.getbasetemp()
         home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "taskd-postgresql"
         with _without_traceback():
@@ -71,16 +71,16 @@ def taskd_server(
 
 @pytest.fixture(scope="session")
 def taskd_prepare() -> Callable[[str], Any]:
-    """Override this: a function, or a coroutine function, that adds your own tables.
+    """Override this to add your own tables: return a function or a coroutine function.
 
-    It is called once, with the DSN of the template, which has the schema taskd already.
+    The function is called once, with the DSN of the template, which already has the schema taskd.
     """
     return lambda dsn: None
 
 
 @pytest.fixture(scope="session")
 def taskd_template(taskd_server: Server, taskd_prepare: Callable[[str], Any]) -> Iterator[str]:
-    """The name of the database of which those of the tests are copies."""
+    """The name of the template: the databases of tests are copies of it."""
     with _without_traceback():
         name = taskd_server.make_template(taskd_prepare)
     yield name
@@ -102,7 +102,7 @@ def taskd_db(taskd_dsn: str, taskd_background: BackgroundLoop) -> Iterator[Taskd
     from taskd.testing.db import TaskdDB
 
     with pytest.MonkeyPatch.context() as patch:
-        # For commands that the test starts, and for clients of the app's own.
+        # For commands that the test starts, and for clients that the app makes.
         patch.setenv("TASKD_DSN", taskd_dsn)
         patch.delenv("TASKD_DSN_FILE", raising=False)
         before = default_client()
@@ -118,7 +118,7 @@ def taskd_db(taskd_dsn: str, taskd_background: BackgroundLoop) -> Iterator[Taskd
 
 @contextmanager
 def _without_traceback() -> Iterator[None]:
-    """A problem of the server needs no traceback."""
+    """Fail the test without a traceback if the server cannot be used."""
     from taskd.errors import TaskdError
 
     try:

@@ -1,4 +1,4 @@
-"""Jobs as a test sees them, and as messages show them."""
+"""Jobs as values for tests, and their text in messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JobRow:
         error: type and message of its last failed attempt; empty: none.
         traceback: the traceback of that error.
         reason: why it was cancelled or failed.
-        result: what its handler returned.
+        result: the value that its handler returned.
     """
 
     id: int
@@ -44,7 +44,7 @@ class JobRow:
 
     @classmethod
     def of(cls, row: Mapping[str, Any], names: Sequence[str] = ()) -> Self:
-        """Return the job of a row of testing_jobs; `names` orders its arguments."""
+        """Return the job of a row of testing_jobs, with its arguments in the order of `names`."""
         fields = dict(row)
         last = msgspec.json.decode(fields.pop("last_error") or "{}")
         args = msgspec.json.decode(fields["args"])
@@ -58,7 +58,7 @@ class JobRow:
 
     @property
     def waits(self) -> bool:
-        """Return whether it waits: for a worker, its time, its limit or other jobs."""
+        """Return whether it waits for a worker, its due time, its limit or other jobs."""
         return self.state in {"queued", "scheduled", "blocked"}
 
     def __str__(self) -> str:
@@ -76,6 +76,6 @@ def called(task: str, args: Mapping[str, Any]) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a value as Python writes it, cut if it is very long."""
+    """Return the repr() of a value, shortened if it is very long."""
     text = repr(value)
     return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}..."

@@ -1,4 +1,4 @@
-"""Run a real worker in this process until nothing is due; and let it die."""
+"""Run a real worker in this process until no job is due, or let the worker die."""
 
 from __future__ import annotations
 
@@ -37,30 +37,31 @@ ENDS = frozenset({"job.done", "job.retried", "job.failed", "job.cancelled", "job
 class Crash(BaseException):
     """Raised inside a handler: the worker dies at this line.
 
-    A test raises it in a replacement of something that the handler calls. It ends the attempt as a
-    kill would, without an outcome; but `finally` blocks run.
+    A test raises it in a replacement of a function that the handler calls. It ends the attempt like
+    a kill, without an outcome, except that `finally` blocks run.
     """
 
 
 class AttemptFailed(AssertionError):
-    """A handler raised an error during `run_all(check=True)`; the first of these is the cause."""
+    """A handler raised an error during `run_all(check=True)`; the first error is the cause."""
 
 
 class Run:
-    """Runs what is due, by one worker after another.
+    """Runs due jobs with one worker after another.
 
     Args:
         dsn: the database of the test.
-        lane: a connection to it on a loop of its own.
-        run_on_loop: runs a coroutine on that loop and waits; for any thread.
+        lane: a connection to that database, on an event loop of its own.
+        run_on_loop: runs a coroutine on that loop and waits; any thread can call it.
         registry: the tasks.
         concurrency: concurrent attempts per queue.
-        crash: ids of jobs whose first attempt kills the worker at its end.
+        crash: ids of jobs; the worker dies at the end of their first attempt.
 
     Attributes:
-        ended: ids of jobs of which an attempt ended, or which a crash released.
-        failed: ids of those of which an attempt ended with an error.
-        errors: the exceptions of handlers, by the job's id.
+        ended: ids of jobs that had an attempt which ended, or which was rescued after a crash.
+        failed: ids of jobs of which an attempt ended with an error.
+        errors: the exceptions that handlers raised, by the job's id.
+        doomed: ids of `crash` whose attempt has not ended yet.
     """
 
     def __init__(
@@ -83,23 +84,23 @@ class Run:
         self._registry = registry.with_tasks(map(self._watched, registry))
 
     async def until_nothing_is_due(self, timeout_s: float) -> None:
-        """Run all jobs that are due, and those that become due by that.
+        """Run all jobs that are due, and jobs that become due meanwhile.
 
         Raises:
-            TimeoutError: it takes longer.
+            TimeoutError: this takes longer than `timeout_s`.
         """
         ends = time.monotonic() + timeout_s
         unsubscribe = events.subscribe(self._hear)
         try:
-            # Another worker follows one that died, or one that did not serve a queue into which a
-            # handler has enqueued a job.
+            # Start another worker if one died, or did not serve a queue into which a handler has
+            # enqueued a job.
             while queues := await self._due():
                 await self._work(queues | {task.queue for task in self._registry}, ends)
         finally:
             unsubscribe()
 
     async def _due(self) -> set[str]:
-        """Return the queues with something to do."""
+        """Return the queues with due or running jobs."""
         looking = testing.due_queues(self._lane, self._registry.names())
         due: set[str] = await asyncio.to_thread(self._run_on_loop, looking)
         return due
@@ -133,12 +134,12 @@ class Run:
                 _abandon(worker)
                 await asyncio.wait({working}, timeout=STOP_S)
         working.result()
-        if worker.report.why == "SIGINT":  # it was the worker that got the Ctrl-C
+        if worker.report.why == "SIGINT":  # the worker has handled the Ctrl-C of the user
             raise KeyboardInterrupt
 
     def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
         if self._died or name not in ENDS:
-            return  # what a dead worker reports does not count
+            return  # events of a dead worker do not count
         job_id = fields["job_id"]
         self.ended.add(job_id)
         handler_asked = isinstance(self.errors.get(job_id), Retry)
@@ -148,9 +149,9 @@ class Run:
     # Handlers.
 
     def _watched(self, task: Task[..., Any]) -> Task[..., Any]:
-        """Return the task with a handler that records what it raises, and dies where requested.
+        """Return the task with a handler that records its exceptions, and dies where requested.
 
-        A handler that runs in a process of its own is left as it is: the job has its error.
+        A handler that runs in a process of its own is not changed; its error is in the job's row.
         """
         if task.kind is HandlerKind.PROCESS:
             return task
@@ -202,10 +203,9 @@ class Run:
                 self._die(job_id)
 
     def _die(self, job_id: int) -> None:
-        """Let the worker die: its jobs are rescued, and nothing that it still writes counts.
+        """Let the worker die as if it was killed: declare it dead, and rescue its jobs.
 
-        This is what happens to a killed worker, done at once: its row is declared dead, and its
-        jobs are rescued. The acks that it sends now match no row.
+        Its later acks match no row, and its later events do not count.
         """
         self._died = True
         self.doomed.discard(job_id)
@@ -219,7 +219,7 @@ class Run:
 
 
 def _abandon(worker: Worker) -> None:
-    """Drain, cancel, abandon: what still runs is left as it is."""
+    """Stop the worker at once: drain, cancel and abandon its attempts."""
     for _ in range(3):
         worker.stop("it is over")
 
@@ -228,7 +228,7 @@ def raise_failures(rows: Collection[JobRow], run: Run) -> None:
     """Check that no handler has raised an error.
 
     Raises:
-        AttemptFailed: with each such job, and the error itself as the cause.
+        AttemptFailed: the message lists each such job; the cause is the first error.
     """
     __tracebackhide__ = True
     failed = [row for row in rows if row.id in run.failed]
@@ -238,13 +238,13 @@ def raise_failures(rows: Collection[JobRow], run: Run) -> None:
     cause = run.errors.get(failed[0].id)
     for row in failed:
         lines.append(f"  {row}")
-        if cause is None or row is not failed[0]:  # pytest shows this one with its source
+        if cause is None or row is not failed[0]:  # pytest shows the cause with its source
             lines += [f"      {line}" for line in row.traceback.splitlines()]
     raise AttemptFailed("\n".join(lines)) from cause and cause.with_traceback(_theirs(cause))
 
 
 def _theirs(error: Exception) -> TracebackType | None:
-    """Return its traceback from the handler on, without frames of taskd above it."""
+    """Return the traceback of an error from the handler on, without the frames of taskd before."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frames = frames.tb_next

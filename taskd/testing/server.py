@@ -1,4 +1,4 @@
-"""The PostgreSQL server of a test session, and the databases on it."""
+"""The PostgreSQL server of a test session, and the databases of its tests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Server:
     """Makes migrated databases, each a copy of one template.
 
     Args:
-        dsn: any database of the server; its user must be allowed to create others.
-        background: the loop on which this is done.
+        dsn: any database of the server; its user must be allowed to create databases.
+        background: the event loop that creates and drops the databases.
     """
 
     def __init__(self, dsn: str, background: BackgroundLoop) -> None:
@@ -32,7 +32,12 @@ class Server:
         self._numbers = itertools.count(1)
 
     def make_template(self, prepare: Callable[[str], Any]) -> str:
-        """Make the template: the schema taskd and what `prepare(dsn)` adds; return its name."""
+        """Make the template, a database with the schema taskd; return its name.
+
+        Args:
+            prepare: a function or coroutine function that is called with the DSN of the template,
+                and can add tables to it.
+        """
         name = f"{self._prefix}_template"
         self._background.run(self._databases.make(name, "template0"))
         dsn = with_database(self._dsn, name)
@@ -49,7 +54,7 @@ class Server:
         return name, with_database(self._dsn, name)
 
     def drop(self, name: str) -> None:
-        """Drop one of them, even if it has connections."""
+        """Drop a database, even if it has connections."""
         self._background.run(self._databases.drop(name))
 
     def close(self) -> None:
