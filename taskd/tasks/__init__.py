@@ -1,7 +1,7 @@
 """Built-in tasks, so that taskd is useful without writing Python.
 
-They are ordinary tasks: a task of the app with the same name replaces one. Imports the store's
-floors below and aiosmtplib; the command line imports it.
+They are ordinary tasks: a task of the app replaces the built-in task of the same name. Imports
+core, config, errors and aiosmtplib; the command line imports it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _closes: list[Callable[[], Awaitable[None]]] = []
 def built_in(settings: Settings) -> list[Task[..., Any]]:
     """Return the tasks that these settings enable.
 
-    `send_email` with an SMTP host, `run_command` with allowed commands, `http_request` with allowed
-    hosts.
+    An SMTP host enables `send_email`, allowed commands enable `run_command`, and allowed hosts
+    enable `http_request`.
 
     Raises:
-        ConfigError: one of their settings cannot be used, or a library is missing.
+        ConfigError: a setting of these tasks cannot be used, or a library is missing.
     """
     made: list[Task[..., Any]] = []
     if settings.smtp_host is not None:
@@ -43,9 +43,9 @@ def built_in(settings: Settings) -> list[Task[..., Any]]:
 
 
 def signatures() -> list[Task[..., Any]]:
-    """Return every built-in task, enabled or not: its name, queue and arguments, for producers.
+    """Return all built-in tasks, enabled or not, for producers: their names, queues and arguments.
 
-    They cannot run: they know no mail server, no command and no host.
+    They cannot run, because they have no mail server, no commands and no hosts.
     """
     return [
         send_email.Mailer(Settings(smtp_sender="taskd@localhost")).task(),
@@ -55,6 +55,6 @@ def signatures() -> list[Task[..., Any]]:
 
 
 async def close() -> None:
-    """Close the connections of the built-in tasks; a worker calls it when it has stopped."""
+    """Close the connections of the built-in tasks; a worker calls this when it has stopped."""
     while _closes:
         await _closes.pop()()

@@ -1,7 +1,7 @@
 """The targets of http_request: allowed hosts by name, and allowed addresses.
 
-An allowed name can lead anywhere, today or at the next look-up. So each address is checked when a
-socket for it is made, and by default only public ones are allowed.
+An allowed name can resolve to any address, and to another one at the next look-up. So each address
+is checked when a socket for it is made; by default only public addresses are allowed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,24 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _HOST = re.compile(r"(?P<host>\*|(\*\.)?[a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>\d{1,5}|\*))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# IPv6 addresses that stand for an IPv4 one.
+# Networks of IPv6 addresses that represent IPv4 addresses.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _TEREDO = ipaddress.IPv6Network("2001::/32")
 
 
 class AddressDenied(OSError):
-    """The host leads to an address that is not public, and that the settings do not allow."""
+    """The host has an address that is not public, and that the settings do not allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedHost:
-    """Allowed hosts and ports; port None: the default one of the scheme."""
+    """Allowed hosts and ports.
+
+    Attributes:
+        host: the host; `*` at its start matches any text.
+        port: the port; None: the default port of the scheme.
+        any_port: whether all ports are allowed.
+    """
 
     host: str
     port: int | None
@@ -46,10 +52,10 @@ class AllowedHost:
 
 
 def allowed_hosts(settings: Iterable[str]) -> list[AllowedHost]:
-    """Return the targets in http_hosts.
+    """Return the allowed hosts of the setting http_hosts.
 
     Raises:
-        ConfigError: one cannot be parsed.
+        ConfigError: a host cannot be parsed.
     """
     found = []
     for text in settings:
@@ -66,10 +72,10 @@ def allowed_hosts(settings: Iterable[str]) -> list[AllowedHost]:
 
 
 def networks(settings: Iterable[str]) -> list[Network]:
-    """Return the networks in http_networks.
+    """Return the allowed networks of the setting http_networks.
 
     Raises:
-        ConfigError: one cannot be parsed.
+        ConfigError: a network cannot be parsed.
     """
     found: list[Network] = []
     for text in settings:
@@ -84,7 +90,7 @@ def check_address(text: str, allowed: Iterable[Network]) -> None:
     """Check that a socket can connect to this address.
 
     Raises:
-        AddressDenied: it is not public, and in no allowed network.
+        AddressDenied: the address is not public, and in no allowed network.
     """
     address = _meant(ipaddress.ip_address(text.partition("%")[0]))
     if any(address in network for network in allowed):
@@ -97,7 +103,7 @@ def check_address(text: str, allowed: Iterable[Network]) -> None:
 
 
 def _meant(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 one stands for, if any."""
+    """Return the IPv4 address that an IPv6 address represents, or the address itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inside = address.ipv4_mapped or address.sixtofour

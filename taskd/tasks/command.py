@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 KEEPER = str(Path(__file__).with_name("subprocess_guard.py"))
 CHUNK_BYTES = 65536
-# How long the guard can take to kill remaining processes, after the grace.
+# How long the guard can take, after the grace, to kill remaining processes.
 SLACK_S = 3.0
 
 
@@ -43,12 +43,12 @@ async def run(
     out_bytes_max: int,
     err_bytes_max: int,
 ) -> Ended:
-    """Run a command under a guard process of its own; a cancellation ends the command first.
+    """Run a command under a guard process of its own; a cancellation first ends the command.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the guard could not be started.
     """
-    # The kernel closes this pipe with the worker, however that ends.
+    # The kernel closes this pipe when the worker ends, in whatever way.
     worker_pipe, writing = os.pipe()
     with os.fdopen(writing, "wb") as held:
         try:
@@ -87,7 +87,7 @@ async def _to_their_end(
     held: BinaryIO,
     grace_s: float,
 ) -> None:
-    """Wait for all of them; after a cancellation for as long as the command can take to end."""
+    """Wait for all steps. After a cancellation, end the command and wait for its end."""
     try:
         await asyncio.wait(steps)
     except asyncio.CancelledError:
@@ -97,13 +97,13 @@ async def _to_their_end(
     finally:
         if process.returncode is None and not all(step.done() for step in steps):
             with suppress(ProcessLookupError):
-                process.kill()  # and the kernel ends the command with its guard
+                process.kill()  # the kernel then kills the command, too
         for step in steps:
             step.cancel()
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    """Write what the command reads from stdin."""
+    """Write the stdin of the command."""
     with suppress(BrokenPipeError, ConnectionResetError):
         stream.write(data)
         await stream.drain()
@@ -113,7 +113,7 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def _head(stream: asyncio.StreamReader, bytes_max: int) -> tuple[bytes, int]:
-    """Return the first bytes, and how many there were; the rest is read and dropped."""
+    """Return the first bytes of a stream and its size; the other bytes are read and dropped."""
     kept, total = bytearray(), 0
     while chunk := await stream.read(CHUNK_BYTES):
         total += len(chunk)
@@ -122,7 +122,7 @@ async def _head(stream: asyncio.StreamReader, bytes_max: int) -> tuple[bytes, in
 
 
 async def _tail(stream: asyncio.StreamReader, bytes_max: int) -> bytes:
-    """Return the last bytes."""
+    """Return the last bytes of a stream."""
     kept = bytearray()
     while chunk := await stream.read(CHUNK_BYTES):
         kept += chunk

@@ -1,12 +1,12 @@
-"""The built-in task `http_request`: one request, signed if wanted, such as a webhook.
+"""The built-in task `http_request`: one HTTP request, such as a webhook; it can be signed.
 
-The server's answer decides: 2xx is done. 408, 425, 429 and 5xx are retried, after the answer's
-Retry-After or by the task's backoff. Every other answer fails the job, also a redirect, which is
-not followed. A request without an answer is retried. So is one that the settings of this worker do
-not allow: settings get corrected, and a failed job would be lost.
+The status of the response decides. 2xx completes the job. 408, 425, 429 and 5xx are retried, after
+the time in Retry-After or by the task's backoff. Any other status fails the job, also a redirect,
+which is not followed. A request without a response is retried, and so is a request that the
+settings of this worker do not allow: the settings can be corrected before the last attempt.
 
-Signatures follow Standard Webhooks: HMAC-SHA256 over id, time and body. The id is the job's
-idempotency key, the same in all of its attempts: delivery is at least once.
+Signatures follow Standard Webhooks: HMAC-SHA256 over id, time and body. Delivery is at least once,
+so the id is the job's idempotency key, which is the same in all of its attempts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 QUEUE = "http"
 MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
-# Timeout of the attempt; the job sets that of the request.
+# Timeout of the attempt. The argument timeout_s of the job is the timeout of the request.
 TIMEOUT_S = 3700.0
 REQUEST_TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 10.0
 BODY_BYTES_MAX = 64 * 1024
@@ -57,7 +57,7 @@ DEFAULT_SECRET = "default"  # noqa: S105 - a name
 AGAIN = frozenset({408, 425, 429})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
-# Headers that frame or sign a message are written here.
+# Headers that frame or sign a request; only http_request itself writes them.
 _OWN_HEADERS = re.compile(
     r"(?i)host|content-length|transfer-encoding|connection|te|trailer|upgrade|expect|webhook-.*"
 )
@@ -69,15 +69,15 @@ Seconds = Annotated[float, Meta(ge=0.1, le=3600.0)]
 
 
 class HttpRefused(Exception):
-    """The server does not take the request now; it may later."""
+    """The server refused the request; a later request can succeed."""
 
 
 class HttpNotAllowed(Exception):
-    """The settings of this worker do not allow the request; those of another worker may."""
+    """The settings of this worker do not allow the request; another worker can allow it."""
 
 
 class Requester:
-    """Makes the task, and keeps its connections.
+    """Makes the task, and keeps its HTTP connections open.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -92,7 +92,7 @@ class Requester:
         self._session: aiohttp.ClientSession | None = None
 
     def task(self, *, backoff: backoffs.Backoff = backoffs.DEFAULT) -> Task[..., Any]:
-        """Return the task, with another backoff if given."""
+        """Return the task with this backoff."""
 
         async def http_request(
             ctx: Context,
@@ -108,22 +108,23 @@ class Requester:
 
             Args:
                 ctx: the attempt.
-                url: http:// or https://, of a host that the settings allow.
+                url: http:// or https://, with a host that the settings allow.
                 method: POST by default.
                 json: any value, sent as JSON.
-                body: text, instead of json.
+                body: text, instead of `json`.
                 headers: further headers by name.
-                secret: the name of the secret that signs it; `default`, if it exists.
-                timeout_s: seconds until the answer must be complete.
+                secret: the name of the secret that signs the request; by default `default`, if
+                    such a secret exists.
+                timeout_s: seconds until the response must be complete.
 
             Returns:
-                `status`, `body` (decoded if it is JSON), and `truncated` if there was more of it.
+                `status`; `body`, decoded if it is JSON; and `truncated` if the body was too long.
 
             Raises:
-                Fail: the request cannot be sent, or the server refused it for good.
-                Retry, HttpRefused: the server asks for a later request.
-                HttpNotAllowed: the settings do not allow it.
-                aiohttp.ClientError, TimeoutError: there was no answer.
+                Fail: the request cannot be sent, or the server refused it permanently.
+                Retry, HttpRefused: the server refused the request; a later one can succeed.
+                HttpNotAllowed: the settings do not allow the request.
+                aiohttp.ClientError, TimeoutError: there was no response.
             """
             content, kind = _content(json, body)
             target = self._checked_url(url)
@@ -153,13 +154,18 @@ class Requester:
         )
 
     async def aclose(self) -> None:
-        """Close the kept connections."""
+        """Close the open connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     def _checked_url(self, text: str) -> URL:
-        """Return the URL, if the settings allow its host."""
+        """Return the URL.
+
+        Raises:
+            Fail: it is not valid.
+            HttpNotAllowed: the settings do not allow its host.
+        """
         from yarl import URL
 
         try:
@@ -205,7 +211,11 @@ class Requester:
         return self._session
 
     def _socket(self, address: Any) -> socket.socket:
-        """Make a socket for one address of a name, if it is allowed."""
+        """Make a socket for one address of a host.
+
+        Raises:
+            AddressDenied: the settings do not allow this address.
+        """
         family, kind, protocol, _, sockaddr = address
         addresses.check_address(str(sockaddr[0]), self._networks)
         made = socket.socket(family, kind, protocol)
@@ -214,10 +224,10 @@ class Requester:
 
 
 def check_installed() -> None:
-    """Check that the library is installed.
+    """Check that aiohttp is installed.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not installed.
     """
     try:
         import aiohttp  # noqa: F401
@@ -228,7 +238,7 @@ def check_installed() -> None:
 
 
 def _keys(name: str, text: Any) -> list[bytes]:
-    """Return the keys of a secret: several, separated by spaces, while they are being replaced."""
+    """Return the keys of a secret. While a key is being replaced, a secret has several keys."""
     keys = []
     for one in str(text).split():
         try:
@@ -269,7 +279,13 @@ def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 @asynccontextmanager
 async def _understood(timeout_s: float) -> AsyncIterator[None]:
-    """Raise errors that a retry cannot fix as Fail, and others as they are."""
+    """Convert errors of aiohttp.
+
+    Raises:
+        Fail: the URL is wrong, so no retry can succeed.
+        HttpNotAllowed: the settings do not allow the address.
+        TimeoutError: with a message.
+    """
     import aiohttp
 
     try:
@@ -293,7 +309,7 @@ def _timeout(timeout_s: float) -> aiohttp.ClientTimeout:
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
-    """Return the start of the body, and whether there is more, which is not read."""
+    """Return the start of the body, and whether the body is longer; the rest is not read."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
@@ -327,14 +343,22 @@ def _result_of(
 
 
 def retry_after_s(header: str | None, now: float) -> float | None:
-    """Return the seconds of a Retry-After header, which can be a date; limited; None: no value."""
+    """Return the delay of a Retry-After header, at least 1 s and at most 6 h.
+
+    Args:
+        header: a number of seconds, or a date.
+        now: the time in seconds since 1970.
+
+    Returns:
+        Seconds; None: the header is missing or cannot be read.
+    """
     text = (header or "").strip()
     if text.isascii() and text.isdigit() and len(text) < 12:
         delay_s = float(text)
     else:
         try:
             date = parsedate_to_datetime(text)
-            # "-0000" has no zone, and is UTC all the same.
+            # parsedate_to_datetime() returns no time zone for "-0000", which means UTC.
             delay_s = date.replace(tzinfo=date.tzinfo or UTC).timestamp() - now
         except (TypeError, ValueError, OverflowError):
             return None

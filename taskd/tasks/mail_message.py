@@ -1,7 +1,7 @@
 """A mail as a value: check addresses and headers, write the message. Nothing is sent here.
 
-It uses the older half of Python's email package: the newer half parses every header that it is
-given, and takes seven times as long.
+This uses the older classes of Python's email package. The newer ones parse every header that they
+are given, which takes seven times as long.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from typing import Any
 
 from taskd.core.jobs.verdicts import Fail
 
-RECIPIENTS_MAX = 100  # RFC 5321 obliges every server to accept this many
+RECIPIENTS_MAX = 100  # every server must accept this many (RFC 5321)
 SUBJECT_CHARS_MAX = 998
 HEADER_VALUE_CHARS_MAX = 4096
 HEADERS_MAX = 50
 NAME_CHARS_MAX = 200
 
-# Characters that end a header's line, here or for a program that reads the mail later; tabs are
-# fine.
+# Characters that end the line of a header, or that a program could read as the end; tabs do not.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _NAMED = re.compile(r"(?P<name>[^<>]*)<(?P<address>[^<>]*)>")
 _LOCAL_PART = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
@@ -47,24 +46,24 @@ _WIRE = compat32.clone(linesep="\r\n", mangle_from_=False)
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """An address, and the name that is shown with it."""
+    """A mail address, and the name that mail programs show with it."""
 
     name: str
     address: str
 
     def header(self) -> str:
-        """Return it as in a header; other alphabets become encoded words."""
+        """Return the text for a header, in which names beyond ASCII become encoded words."""
         if _charset(self.name) == "us-ascii":
             return formataddr((self.name, self.address))
-        # Short words, as the header's name precedes the first; white space between two encoded
-        # words does not count as text.
+        # Encoded words of 65 characters leave room for the name of the header before the first one.
+        # Readers ignore white space between two encoded words.
         words = Header(self.name, "utf-8", maxlinelen=65).encode(linesep="")
         return f"{words} <{self.address}>"
 
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """A mail, ready for a server: the envelope, and the message as it is sent."""
+    """A mail that is ready to be sent: the envelope, and the bytes of the message."""
 
     sender: str
     recipients: tuple[str, ...]
@@ -76,7 +75,7 @@ def parse_mailbox(text: str, field: str) -> Mailbox:
     """Return the mailbox of `ada@example.org` or `Ada Lovelace <ada@example.org>`.
 
     Raises:
-        Fail: it is neither; the reason names `field`.
+        Fail: the text has neither form; the reason names `field`.
     """
     _check_line(text, field)
     named = _NAMED.fullmatch(text.strip())
@@ -89,7 +88,11 @@ def parse_mailbox(text: str, field: str) -> Mailbox:
 
 
 def _check_address(address: str, text: str, field: str) -> str:
-    """Return the address in ASCII, its domain in DNS form."""
+    """Return the address in ASCII, with its domain in the form of DNS (`xn--`).
+
+    Raises:
+        Fail: it is not an address.
+    """
     local, at, domain = address.rpartition("@")
     if not domain.isascii():
         try:
@@ -155,7 +158,11 @@ def _mailboxes(given: str | Sequence[str] | None, field: str) -> list[Mailbox]:
 
 
 def _check_line(text: str, field: str, chars_max: int = HEADER_VALUE_CHARS_MAX) -> str:
-    """Return a text that fits into one header: no line break can start another header."""
+    """Return a text that can be the value of a header: a line break could begin another header.
+
+    Raises:
+        Fail: the text contains a line break or another control character, or is too long.
+    """
     if _CONTROL.search(text):
         raise Fail(f"{field}: {text[:100]!r} contains a line break or another control character")
     if len(text) > chars_max:
@@ -175,7 +182,7 @@ def _check_headers(headers: Mapping[str, str]) -> None:
 
 
 def _charset(text: str) -> str:
-    # Text that looks like an encoded word would be decoded as one.
+    # Text that looks like an encoded word must be encoded: otherwise readers would decode it.
     return "us-ascii" if text.isascii() and "=?" not in text else "utf-8"
 
 
@@ -189,7 +196,7 @@ def _body(body: str, html: str | None) -> Message[Any, Any]:
 
 
 def _part(subtype: str, text: str) -> Message[Any, Any]:
-    # Quoted-printable passes servers without 8BITMIME, allows lines of any length, and is readable.
+    # Servers without 8BITMIME accept quoted-printable. It allows lines of any length.
     part = MIMENonMultipart("text", subtype, charset="utf-8")
     part["Content-Transfer-Encoding"] = "quoted-printable"
     lines = text.replace("\r\n", "\n").replace("\r", "\n")

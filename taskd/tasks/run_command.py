@@ -1,8 +1,8 @@
 """The built-in task `run_command`: a program in any language as a handler.
 
-The settings list the allowed commands by name; a job names one of these and nothing else. The job's
-payload is JSON on stdin, and the exit code decides. There is no shell: no text of a payload becomes
-part of a command line.
+The settings list the allowed commands by name, and a job names one of them. The command reads the
+payload of the job as JSON from stdin; its exit code decides the outcome. There is no shell, and no
+text of a payload becomes part of a command line.
 
 Each command runs under a small guard process (subprocess_guard.py). The guard ends the command when
 the attempt is cancelled or its worker dies, and kills the processes that the command leaves behind.
@@ -32,7 +32,7 @@ from taskd.tasks import command as commands
 QUEUE = "commands"
 MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
 TIMEOUT_S = 3600.0
-# The part of an error's message that is kept, with the words before it.
+# The last bytes of stderr that become a part of the error. They fit into the reason of a job.
 ERR_BYTES_MAX = 900
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 EXIT_DONE, EX_TEMPFAIL = 0, 75
@@ -46,20 +46,20 @@ class CommandFailed(Exception):
 
 
 class CommandNotAllowed(Exception):
-    """The settings of this worker do not list the command; those of another worker may."""
+    """The settings of this worker do not list the command; another worker can have it."""
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True):
-    """A command.
+    """An allowed command, as the settings define it.
 
     Attributes:
         argv: the program and its arguments; no shell parses them.
-        cwd: the working directory; by default the worker's.
-        env: additional variables.
-        pass_env: names of the worker's variables that it gets, too.
+        cwd: the working directory; by default that of the worker.
+        env: additional environment variables.
+        pass_env: names of environment variables of the worker that the command receives, too.
         exits: meanings of exit codes: `retry`, `retry 30s`, `snooze 5m`, `cancel`, `fail`, `done`.
-            Others but 0 are failed attempts.
-        grace: time between a SIGTERM and a SIGKILL.
+            0 means `done`; with any other code that is not listed, the attempt fails.
+        grace: time between SIGTERM and SIGKILL.
     """
 
     argv: Annotated[list[str], Meta(min_length=1, max_length=1000)]
@@ -70,10 +70,10 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
     grace: str | float = 3.0
 
     def checked(self, name: str) -> Command:
-        """Return it with the full path of its program.
+        """Return the command with the full path of its program.
 
         Raises:
-            ConfigError: it cannot run as configured.
+            ConfigError: the command cannot run as configured.
         """
         program = shutil.which(self.argv[0], path=os.environ.get("PATH", PATH_DEFAULT))
         if program is None:
@@ -94,7 +94,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def grace_s(self) -> float:
-        """The grace in seconds."""
+        """Return the grace in seconds."""
         return parse_duration_s(str(self.grace))
 
     def _check_exit(self, name: str, code: str, word: str) -> None:
@@ -117,7 +117,7 @@ def allowed(settings: Settings) -> dict[str, Command]:
     """Return the commands of these settings.
 
     Raises:
-        ConfigError: one is wrong; the message names it.
+        ConfigError: a command is wrong; the message names it.
     """
     found = {}
     for name, given in (settings.commands or {}).items():
@@ -135,7 +135,7 @@ def allowed(settings: Settings) -> dict[str, Command]:
 def task(
     commands_allowed: Mapping[str, Command], *, backoff: backoffs.Backoff = backoffs.DEFAULT
 ) -> Task[..., Any]:
-    """Return the task, for these commands."""
+    """Return the task that runs these commands."""
 
     async def run_command(
         ctx: Context,
@@ -147,15 +147,15 @@ def task(
         Args:
             ctx: the attempt.
             command: the name of the command in the settings.
-            payload: JSON object on its stdin.
+            payload: JSON object that the command reads from stdin.
 
         Returns:
-            Its stdout, if that is JSON.
+            The stdout of the command, decoded from JSON; None if it is no JSON.
 
         Raises:
-            Retry, Snooze, Cancel, Fail: by the meaning of its exit code.
-            CommandFailed: any other exit code, or a signal.
-            CommandNotAllowed: the settings do not list it.
+            Retry, Snooze, Cancel, Fail: the settings give its exit code this meaning.
+            CommandFailed: it ended with another exit code, or by a signal.
+            CommandNotAllowed: the settings do not list the command.
         """
         chosen = commands_allowed.get(command)
         if chosen is None:
@@ -180,7 +180,7 @@ def task(
 
 
 def environment(command: Command, ctx: Context) -> dict[str, str]:
-    """Return the few variables that a command gets; none of the worker's own, such as its DSN."""
+    """Return the environment of a command, without the variables of the worker, such as the DSN."""
     passed = {name: os.environ[name] for name in command.pass_env if name in os.environ}
     return {
         "PATH": os.environ.get("PATH", PATH_DEFAULT),
@@ -195,10 +195,10 @@ def environment(command: Command, ctx: Context) -> dict[str, str]:
 
 
 def result_of(name: str, command: Command, ended: commands.Ended) -> Any:
-    """Return the result of a command, or raise what its end means for the job.
+    """Return the result of a command that succeeded.
 
     Raises:
-        Retry, Snooze, Cancel, Fail, CommandFailed: see run_command.
+        Retry, Snooze, Cancel, Fail, CommandFailed: it did not succeed; see run_command.
     """
     stderr = ended.err.decode("utf-8", "replace").strip()
     how = f"exit code {ended.code}" if ended.code >= 0 else f"signal {-ended.code}"
@@ -221,7 +221,7 @@ def result_of(name: str, command: Command, ended: commands.Ended) -> Any:
 
 
 def _result(ended: commands.Ended) -> Any:
-    """Return stdout as JSON; other text is not kept, and a text that is too long is described."""
+    """Return stdout, decoded from JSON; a description if it is too long; None if it is no JSON."""
     if ended.out_bytes > len(ended.out):
         return {"unstored": f"stdout of {ended.out_bytes} bytes"}
     try:

@@ -1,16 +1,18 @@
 """The built-in task `send_email`: one mail over SMTP.
 
-The server's answer about the mail decides: accepted is done, 5xx fails the job. 4xx, a broken
-connection or no answer is retried by the task's backoff. Answers about the connection (greeting,
-STARTTLS, login) never fail a mail: settings get corrected, and a failed mail would be lost.
+The server's reply about the mail decides: if it accepts the mail, the job is done; 5xx fails the
+job; 4xx, a broken connection or no reply is retried by the task's backoff. Replies about the
+connection (greeting, STARTTLS, login) are always retried: the settings can be corrected before the
+last attempt.
 
-A mail for several recipients is sent to all of them. While the server defers one of them (4xx), it
-is sent to none: the mail is aborted before its content is sent and retried as a whole, so that no
-recipient gets it twice. At the job's last attempt the recipients that the server accepts get it,
-and the result names the others. To treat recipients separately, enqueue a job for each.
+A mail for several recipients is sent to all of them at once. While the server defers one of them
+(4xx), the mail is sent to none: it is aborted before its content, and retried as a whole, so that
+no recipient gets it twice. In the job's last attempt, the mail is sent to the recipients that the
+server accepts, and the result names the others. To treat recipients separately, enqueue a job for
+each.
 
 Delivery is at least once: if the connection breaks after the content was sent, it is unknown
-whether the server took it. The Message-ID is the same in all attempts of a job, so that mail
+whether the server accepted it. The Message-ID is the same in all attempts of a job, so that mail
 servers and readers can recognise duplicates.
 """
 
@@ -44,9 +46,9 @@ from taskd.tasks.smtp_pool import Connection, Pool
 QUEUE = "email"
 MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
 TIMEOUT_S = 300.0
-# A server that answers late has often taken the mail already: giving up early makes duplicates.
+# Long, because a server that replies late has often accepted the mail, and a retry sends it twice.
 CONTENT_TIMEOUT_S = 120.0
-# 5xx answers about our login or encryption, at any command.
+# 5xx replies that concern login or encryption, and not the mail; any command can get them.
 _ABOUT_US = frozenset({530, 534, 535, 538})
 
 Addresses = (
@@ -58,11 +60,11 @@ Text = Annotated[str, Meta(max_length=PAYLOAD_BYTES_MAX)]
 
 
 class MailDeferred(Exception):
-    """The server does not take the mail now; it may later."""
+    """The server deferred the mail; a later attempt can succeed."""
 
 
 class Mailer:
-    """Makes the task, and keeps its connections.
+    """Makes the task, and keeps its SMTP connections open.
 
     Raises:
         ConfigError: the sender's address is wrong.
@@ -73,7 +75,7 @@ class Mailer:
         self._pool = Pool(settings)
 
     def task(self, *, backoff: backoffs.Backoff = backoffs.DEFAULT) -> Task[..., Any]:
-        """Return the task, with another backoff if given."""
+        """Return the task with this backoff."""
 
         async def send_email(
             ctx: Context,
@@ -94,8 +96,8 @@ class Mailer:
                 subject: at most 998 characters.
                 body: the text.
                 html: the text as HTML, for mail programs that show it.
-                cc: further recipients, shown.
-                bcc: further recipients, not shown.
+                cc: further recipients, whom the mail names.
+                bcc: further recipients, whom the mail does not name.
                 reply_to: address for replies.
                 headers: further headers by name.
 
@@ -104,8 +106,8 @@ class Mailer:
                     did not accept.
 
             Raises:
-                Fail: the mail cannot be sent, or the server refused it for good.
-                MailDeferred, aiosmtplib.SMTPException, OSError: a retry may succeed.
+                Fail: the mail cannot be sent, or the server refused it permanently.
+                MailDeferred, aiosmtplib.SMTPException, OSError: a retry can succeed.
             """
             mail = compose(
                 sender=self._sender,
@@ -131,7 +133,7 @@ class Mailer:
         )
 
     async def aclose(self) -> None:
-        """Close the kept connections."""
+        """Close the open connections."""
         await self._pool.aclose()
 
     async def _send(self, mail: Mail, *, last: bool) -> dict[str, str]:
@@ -143,16 +145,22 @@ class Mailer:
         return refused or {}
 
     def _message_id(self, ctx: Context, *content: str | list[str]) -> str:
-        # Two databases from one dump have the same keys, but hardly the same mails.
+        # Databases that were restored from one dump use the same idempotency keys, so the content
+        # of the mail is hashed as well.
         made_of = repr((ctx.idempotency_key, *content)).encode("utf-8", "backslashreplace")
         digest = hashlib.sha256(made_of).hexdigest()[:32]
         return f"<{digest}@{self._sender.address.rpartition('@')[2]}>"
 
 
 async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[str, str] | None:
-    """Return the refused recipients and answers; None: a kept connection was of no use.
+    """Send a mail over a connection.
 
-    That shows at the first command: nothing was sent, so it must not cost the job an attempt.
+    Returns:
+        The refused recipients, with the replies. None if an idle connection turned out to be broken
+        at its first command: nothing was sent, so the caller tries again within the same attempt.
+
+    Raises:
+        Fail, MailDeferred, aiosmtplib.SMTPException: the mail was not accepted.
     """
     connection.clean = False
     smtp = connection.smtp
@@ -180,10 +188,10 @@ async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[st
 
 
 def _heed_cancellation() -> None:
-    """Raise the cancellation that a wait may have swallowed, while nothing was delivered.
+    """Raise a cancellation that asyncio.wait_for() has dropped, before the content is sent.
 
-    Before Python 3.12, asyncio.wait_for() drops a cancellation that comes as its future ends, and
-    aiosmtplib uses it at every step.
+    Before Python 3.12, wait_for() drops a cancellation that arrives while its future ends, and
+    aiosmtplib calls it at every step.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -191,7 +199,13 @@ def _heed_cancellation() -> None:
 
 
 async def _name_recipients(smtp: aiosmtplib.SMTP, mail: Mail, *, last: bool) -> dict[str, str]:
-    """Return recipients that the server does not accept, if the mail should go to the others."""
+    """Name the recipients to the server; return the refused recipients, with the replies.
+
+    Raises:
+        Fail: the server refused all recipients.
+        MailDeferred: the server deferred a recipient, and this is not the last attempt; or it
+            accepted no recipient.
+    """
     failed: dict[str, str] = {}
     deferred: dict[str, str] = {}
     for recipient in mail.recipients:
@@ -210,7 +224,7 @@ async def _name_recipients(smtp: aiosmtplib.SMTP, mail: Mail, *, last: bool) -> 
 
 
 async def _call_off(connection: Connection) -> None:
-    """Prepare the connection for the next mail, if possible."""
+    """Abort the mail, so that the connection can be used for another mail."""
     try:
         await connection.smtp.rset()
     except aiosmtplib.SMTPException:
@@ -219,7 +233,7 @@ async def _call_off(connection: Connection) -> None:
 
 
 def _error_of(error: aiosmtplib.SMTPResponseException, what: str) -> Exception:
-    """Return what an answer means for the job."""
+    """Return the exception for a reply: Fail if it is permanent, else MailDeferred."""
     answer = f"{what}: {error.code} {error.message}"
     if _is_final(error.code):
         return Fail(f"the server refuses {answer}")

@@ -1,6 +1,7 @@
-"""Kept SMTP connections: a few per process, each used by one mail at a time.
+"""A pool of SMTP connections: at most ten per process, each used by one mail at a time.
 
-A connection costs a TCP and a TLS handshake, EHLO and a login, which is more than the mail itself.
+To open a connection takes a TCP and a TLS handshake, EHLO and a login, which is more than to send a
+mail.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ class Connection:
     """A connection to the mail server.
 
     Attributes:
-        smtp: the client, logged in.
-        reused: whether it has sent a mail before.
-        clean: the server waits for the next mail; otherwise the connection is not kept.
+        smtp: the client, which has logged in.
+        reused: whether the connection has sent a mail before.
+        clean: whether the server waits for the next mail; if not, the connection is closed after
+            use.
     """
 
     def __init__(self, smtp: aiosmtplib.SMTP) -> None:
@@ -44,7 +46,7 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Return whether it can send a mail, as far as this side knows."""
+        """Return whether the connection can send a mail, as far as the client knows."""
         return self.clean and self.smtp.is_connected
 
 
@@ -65,10 +67,10 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def connection(self, *, fresh: bool = False) -> AsyncIterator[Connection]:
-        """Yield a connection for one mail; it is kept afterwards if it is clean.
+        """Yield a connection for one mail; afterwards it returns to the pool if it is clean.
 
         Args:
-            fresh: make a new one, because a kept one has just failed.
+            fresh: make a new connection, because an idle one has just failed.
 
         Raises:
             aiosmtplib.SMTPException, OSError, Unprotected: the server cannot be reached or used.
@@ -81,7 +83,7 @@ class Pool:
                 self._give_back(connection)
 
     async def aclose(self) -> None:
-        """Close idle connections now, and used ones as soon as they come back."""
+        """Close idle connections now, and connections in use after their mail."""
         self._closed = True
         if self._reaper is not None:
             self._reaper.cancel()
@@ -96,7 +98,7 @@ class Pool:
                 return connection
             connection.smtp.close()
             if fresh:
-                break  # close one before another one is made, so that the limit holds
+                break  # one idle connection was closed, so a new one does not exceed the limit
         return None
 
     def _give_back(self, connection: Connection) -> None:
@@ -112,7 +114,7 @@ class Pool:
     async def _reap(self) -> None:
         """Close connections that have been idle for too long, until none is idle."""
         while self._idle:
-            # The last one given back is the first one taken, so the first is idle the longest.
+            # Connections are taken from the end of the list, so the first one is idle the longest.
             oldest = self._idle[0]
             left_s = oldest.idle_since + self._idle_s - time.monotonic()
             if left_s > 0:
@@ -148,8 +150,9 @@ class Pool:
         return Connection(smtp)
 
     def _verified(self, tls: str) -> bool:
-        # TLS that is used only if offered protects only from listeners: an attacker who can forge a
-        # certificate can also hide the offer. A password needs more.
+        # An attacker who can forge a certificate can also hide that the server offers TLS. So with
+        # `auto`, verifying the certificate adds no protection; but a password is sent only to a
+        # verified server.
         return tls != "auto" or self._settings.smtp_user is not None
 
     async def _login(self, smtp: aiosmtplib.SMTP) -> None:

@@ -1,12 +1,13 @@
-"""A guard process between a worker and a command: no process of the command survives.
+"""A guard process between a worker and a command: no process of the command outlives its attempt.
 
-    python -I -S subprocess_guard.py LIFELINE GRACE_S ARGV...
+    python -I -S subprocess_guard.py WORKER_PIPE GRACE_S ARGV...
 
-LIFELINE is the reading end of a pipe that the worker holds open while the command is allowed to
-run. When the worker closes it or is killed, the command's process group gets a SIGTERM and, GRACE_S
-later, a SIGKILL. When the command has ended, all processes that it has left are killed, also those
-that left its process group: orphans below this process become its children. It exits as the command
-did. It imports nothing of taskd.
+WORKER_PIPE is the reading end of a pipe. The worker keeps the other end open while the command is
+allowed to run. When the worker closes it or is killed, the guard sends SIGTERM to the process group
+of the command and, GRACE_S later, SIGKILL. When the command has ended, the guard kills all
+processes that the command has left, also those in other process groups: as their subreaper, the
+guard is their parent now. Then it ends like the command, with the same exit code or signal. It
+imports nothing of taskd.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def start(argv: list[str], signal_pipe: int) -> int:
         if os.getppid() != guard:
             os._exit(1)
         os.close(signal_pipe)
-        # Python ignores these, and the command would inherit that.
+        # Python ignores these signals, and the command would inherit that.
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], argv)  # noqa: S606
@@ -68,7 +69,7 @@ def reap(pid: int) -> int | None:
 
 
 def wait_for(pid: int, worker_pipe: int, signals_read: int, grace_s: float) -> int:
-    """Wait until the command has ended, and end it when the lifeline closes; return its status."""
+    """Wait until the command has ended; end it if `worker_pipe` closes; return its status."""
     watched = [worker_pipe, signals_read]
     kill_at: float | None = None
     while True:
@@ -89,7 +90,7 @@ def wait_for(pid: int, worker_pipe: int, signals_read: int, grace_s: float) -> i
 
 
 def kill_strays(pid: int) -> None:
-    """Kill the processes that the command has left, wherever they are."""
+    """Kill the processes that the command has left, also those outside its process group."""
     kill(pid, signal.SIGKILL)
     ends = time.monotonic() + STRAYS_S
     while time.monotonic() < ends:
@@ -110,7 +111,7 @@ def kill_strays(pid: int) -> None:
 
 
 def end_as(status: int) -> None:
-    """End this process in the way in which the command has ended."""
+    """End this process like the command: with its exit code, or by its signal."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         os._exit(code)
@@ -133,7 +134,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     pid = start(argv, signal_pipe)
-    # Only the command has them: a worker that writes to an ended command must get an error.
+    # Leave stdin, stdout and stderr to the command: a worker that writes to an ended command must
+    # get an error.
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
