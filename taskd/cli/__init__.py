@@ -1,6 +1,6 @@
-"""The command line: one module per command, imported when its command is called.
+"""The command line: one module or package per command, imported when its command is called.
 
-Data goes to stdout, everything else to stderr. An error is one line on stderr and an exit code of
+Data goes to stdout, messages go to stderr. An error is one line on stderr and an exit code of
 taskd/errors.py; 2 is a wrong command line, 4 a failed check, 130 Ctrl-C.
 """
 
@@ -32,7 +32,7 @@ PROGRAM = "taskd"
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_CODES = {
-    0: "success; of `taskd run`: drained",
+    0: "success; `taskd run` has drained",
     1: "failed",
     2: "wrong usage",
     3: "not found",
@@ -115,14 +115,14 @@ COMMANDS = {
 }
 
 
-# Matches a command in a text; the word alone is also the name of the program and of the schema.
+# Matches `taskd` before the name of a command; elsewhere it can be the name of the schema.
 COMMAND = re.compile(rf"(?<![\w./-])taskd (?=(?:{'|'.join(COMMANDS)})\b)")
 
 
 def typed(text: str) -> str:
-    """Return the text, with its commands written as this program was called.
+    """Return a text in which commands begin as this program was called.
 
-    A user who typed `.venv/bin/taskd demo` cannot type `taskd` next.
+    A user who has typed `.venv/bin/taskd demo` cannot type `taskd` for the next command.
     """
     context = click.get_current_context(silent=True)
     called = (context.find_root().info_name if context else None) or PROGRAM
@@ -130,7 +130,7 @@ def typed(text: str) -> str:
 
 
 def as_called() -> str:
-    """Return how to call this program again: by its name if PATH has it, else by the typed path."""
+    """Return how to call this program again: `taskd` if PATH finds it, else the typed path."""
     if Path(sys.argv[0]).name == "__main__.py":
         return f"{shlex.quote(sys.orig_argv[0])} -m {PROGRAM}"
     found = shutil.which(PROGRAM)
@@ -166,7 +166,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Shorten as click does, but without importing every command for its help text."""
+        """Complete the names of commands, without importing every command for its help text."""
         from click.shell_completion import CompletionItem
 
         begun = [name for name in COMMANDS if name.startswith(incomplete)]
@@ -179,7 +179,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, lazy.help) for name, lazy in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> None:
-        """Run the command; turn whatever it raises into a message and an exit code."""
+        """Run the command; turn any exception into a message and an exit code."""
         try:
             super().invoke(ctx)
             sys.stdout.flush()
@@ -190,7 +190,7 @@ class Commands(click.Group):
 
 
 def report(error: BaseException, session: Session | None = None) -> int:
-    """Write to stderr what went wrong and what to do next; return the exit code."""
+    """Write an error, and what to do next, to stderr; return the exit code."""
     if isinstance(error, SystemExit):
         raise error
     if isinstance(error, KeyboardInterrupt | click.Abort):
@@ -264,7 +264,7 @@ def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **options: Any) -> No
 
 def main() -> None:
     """Run the command `taskd`."""
-    # Paths and arguments can hold any bytes; printing them must not fail because of that.
+    # Paths and arguments can contain any bytes. Printing such a text must not fail.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -275,7 +275,7 @@ def main() -> None:
 
 
 def _let_go_of_closed_streams() -> None:
-    """Drop what is buffered for a closed pipe: otherwise Python would exit with 120."""
+    """Drop the buffered output of a closed pipe: otherwise Python would exit with 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,7 +1,7 @@
 """`taskd completion`: the script with which a shell completes taskd's commands and options.
 
-It completes only what the command line itself knows. Names of queues and tasks are in the database,
-and a press of the Tab key must neither wait for a database nor start the embedded one.
+It completes no names of queues and tasks: these are in the database, and a press of the Tab key
+must neither wait for a database nor start the embedded one.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ FOLDERS = ("", "howto", "reference", "explanation", "moving")
 EXIT_NOT_FOUND = 3
 WIDTH_MAX = 100
 UNBROKEN, UNBROKEN_MAX = "\x1f", 40
-# Parts that are not shown: markers of blocks, and blocks that only a test runs.
+# Comments, which are not shown: markers of code blocks, and code that only a test runs.
 COMMENT = re.compile(r"^ *<!--.*?-->\n\n?", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]*)\)")
 EMPHASIS = re.compile(r"(\*{1,2})(\S.*?)\1")
@@ -45,8 +45,8 @@ class Page(NamedTuple):
 def docs(ctx: click.Context, topic: str | None, as_json: bool) -> None:
     """List the pages of the documentation, or show one page.
 
-    TOPIC is the name of a page, or its last part: `howto/django` or `django`. A terminal shows it
-    through a pager; a pipe gets the Markdown source. Exit 3: there is no such page.
+    TOPIC is the name of a page, or its last part: `howto/django` or `django`. On a terminal, the
+    page is shown in a pager; a pipe gets the Markdown source. Exit 3: there is no such page.
     """
     pages = _pages()
     if topic is None:
@@ -100,7 +100,7 @@ def _find(pages: list[Page], topic: str) -> Page | None:
 
 
 def _nothing_about(pages: list[Page], topic: str) -> str:
-    """Suggest other pages: those with a similar name, or those that mention the word."""
+    """Return a message that suggests pages with a similar name, or pages that mention the topic."""
     quoted = printable(topic)[:60]
     names = [PurePosixPath(page.topic).name for page in pages]
     close = difflib.get_close_matches(topic.lower(), names, n=3)
@@ -220,7 +220,7 @@ def _plain(text: str, topic: str) -> str:
         return words
 
     text = LINK.sub(quoted, text)
-    # Every second part is code, where a star is a star.
+    # Every second part is code, in which a star is no mark.
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [EMPHASIS.sub(r"\2", part).replace("<br>", " ") for part in parts[::2]]
     return "".join(parts)

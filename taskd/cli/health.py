@@ -25,11 +25,11 @@ EXIT_CHECK_FAILED = 4
 def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: bool) -> None:
     """Exit 0 if every queue with due jobs has a live worker.
 
-    A queue is served if a live worker that is not draining claims from it. Paused queues are left
-    out. With --queue, that queue must be served even if no job is due in it. With --worker, a
+    A live worker that is not draining must serve each such queue. Paused queues are not checked.
+    With --queue, the check applies to that queue even if no job is due in it. With --worker, a
     worker of this host (in a container: of that container) must run, hold its lease and not drain;
-    queues are not checked. Exit 4: the check failed; 69: the database cannot be reached, which says
-    nothing about the worker; 78: the schema does not fit.
+    queues are not checked. Exit 4: the check failed; 69: the database cannot be reached, so the
+    state of the worker is unknown; 78: this taskd does not work with the schema.
     """
     if worker and queues:
         raise click.UsageError("--worker checks no queue; give either --worker or --queue")
@@ -113,7 +113,7 @@ def _versions_text(versions: Row) -> str:
 
 
 def _with_its_process(row: Row) -> Row:
-    """Return the row; the state is `gone` if the process has ended, and only its lease lives on."""
+    """Return the row; its state is `gone` if the process has ended and its lease has not."""
     from taskd.store.workers import Other
     from taskd.worker.lease.process_identity import is_gone
 

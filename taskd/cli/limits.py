@@ -20,7 +20,7 @@ RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|m|h)")
 
 
 class OrNone(click.ParamType[Any], Generic[N]):
-    """A value, or the word that removes the bound."""
+    """A value, or a word that removes the bound: `none`."""
 
     def __init__(self, inner: click.ParamType[N], word: str = NONE) -> None:
         self._inner, self._word = inner, word
@@ -52,7 +52,7 @@ class Rate(click.ParamType[float]):
 
 
 def number(most: int, word: str = NONE) -> OrNone[int]:
-    """A whole number of at least 1, or the word."""
+    """Return a type of options: a whole number from 1 to `most`, or `word`."""
     return OrNone(click.IntRange(1, most), word)
 
 
@@ -132,8 +132,9 @@ def limits() -> None:
 def list_(session: Session, as_json: bool) -> None:
     """List limits: their bounds, the running jobs and the blocked jobs.
 
-    QUEUED jobs are admitted and have not started. BLOCKED jobs wait: NEXT for one of the total
-    slots, PARKED for a slot or a token of their key; the rest were enqueued a moment ago.
+    QUEUED jobs are admitted and have not started. BLOCKED jobs are not admitted. Of these, the NEXT
+    wait for a slot of the limit in all, and the PARKED for a slot or a token of their key; the rest
+    were enqueued a moment ago.
     """
     from taskd.store.jobs import limits as store
 

@@ -132,7 +132,7 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--concurrency",
     type=number(CONCURRENCY_MAX, word="default"),
-    help="Concurrent attempts per worker process; `default`: as the process is configured.",
+    help="Concurrent attempts per worker process; `default`: the setting of the process applies.",
 )
 @click.option(
     "--max-running",
@@ -151,9 +151,9 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
     """Limit a queue. Limits that are not given do not change.
 
-    `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000` applies to all workers
-    together. --concurrency applies to each worker process and overrides its own setting: running
-    workers use the new number within seconds, later ones from their start. Running attempts
+    `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000` limits all workers
+    together. --concurrency applies to each worker process and overrides its setting: running
+    workers use the new number within seconds, later workers from their start. Running attempts
     continue.
     """
     from taskd.store.jobs import limits

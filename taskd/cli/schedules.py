@@ -124,7 +124,7 @@ def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) 
 
 
 def _stopped(row: Row) -> bool:
-    """Return whether the schedule has no tick until someone resumes it."""
+    """Return whether the schedule is paused without an end."""
     return row["paused"] and row["paused_until"] is None
 
 
@@ -163,34 +163,35 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
 @click.option(
     "--query",
     metavar="SQL",
-    help="Make a job per row of this query; its columns are the arguments.",
+    help="Enqueue a job per row of this query; its columns are the arguments.",
 )
-@click.option("--queue", type=QUEUE, help="The task's own queue by default.")
+@click.option("--queue", type=QUEUE, help="Name of the queue; by default that of the task.")
 @click.option(
     "--priority", type=int, default=100, show_default=True, help="Smaller numbers run first."
 )
-@click.option("--max-attempts", type=int, help="The task's own number by default.")
+@click.option("--max-attempts", type=int, help="Most attempts; by default as the task defines.")
 @click.option("--timeout", "timeout_s", type=DURATION, help="Timeout of one attempt.")
 @click.option(
     "--catch-up",
     type=click.Choice([each.value for each in CatchUp]),
     default="last",
     show_default=True,
-    help="What to do about missed ticks.",
+    help="Missed ticks to fire later.",
 )
 @click.option(
     "--catch-up-max",
     type=click.IntRange(1, CATCH_UP_MAX_LIMIT),
     default=100,
     show_default=True,
-    help="With --catch-up all: make up for at most this many.",
+    help="With --catch-up all: fire at most this many missed ticks, the newest ones.",
 )
 @click.option(
     "--overlap",
     type=click.Choice([each.value for each in Overlap]),
     default="allow",
     show_default=True,
-    help="What to do if a job of the schedule is live at a tick.",
+    help="At a tick while a job of the schedule is live: enqueue another job, skip the tick, or "
+    "cancel the live job first.",
 )
 @click.option(
     "--jitter",
@@ -303,7 +304,10 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @pass_session
 def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
-    """Delete schedules; their jobs stay. An app that declares one creates it again at its start."""
+    """Delete schedules; their jobs stay.
+
+    If an app declares a schedule in its code, the schedule is made again when the app starts.
+    """
     from taskd.store import schedules as store
 
     deleted = session.run(lambda lane: store.delete(lane, names))
@@ -319,10 +323,10 @@ def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @json_option
 @pass_session
 def run(session: Session, name: str, as_json: bool) -> None:
-    """Make the jobs of a schedule now, in addition to its ticks, and print their ids.
+    """Enqueue the jobs of a schedule now, in addition to its ticks, and print their ids.
 
-    A paused schedule can be run as well. With --overlap skip, no job is made while one of its jobs
-    is live; with cancel, that job is cancelled.
+    This works for paused schedules, too. If the overlap of the schedule is skip, no job is enqueued
+    while one of its jobs is live; if it is cancel, that job is cancelled first.
     """
     from taskd.store import schedules as store
 
@@ -343,7 +347,7 @@ def _print_outcome(
     found: list[str],
     answer: dict[str, Any] | None,
 ) -> None:
-    """Print what was done to which schedules, or the answer as JSON; then report unknown names."""
+    """Print the names of the changed schedules, or `answer` as JSON; then report unknown names."""
     if answer is not None:
         print_json(answer)
     elif found:

@@ -66,10 +66,10 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
     """Show recent outcomes, wait and run times, and errors.
 
     The table is by queue and task, from the history. WAIT is the time from the due time to the
-    claim. RUNNING is the time from the claim until the outcome was written; a busy worker claims
-    and writes in batches, so RUNNING includes the wait for a free slot, and is longer than
-    duration_ms in the log. Both times are of a job's last attempt. p95: 95 of 100 jobs took no
-    longer. RETRIED counts jobs with more than one attempt.
+    claim. RUNNING is the time from the claim until the outcome was written. A busy worker claims
+    and writes in batches, so RUNNING includes waits, and is longer than duration_ms in the log.
+    Both times are of the last attempt of a job. p95: 95 of 100 jobs took no longer. RETRIED counts
+    jobs with more than one attempt.
     """
     if _is_for_a_command():
         return
@@ -86,14 +86,14 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
 
 
 def _is_for_a_command() -> bool:
-    """Return whether a subcommand follows, which then needs the options as well."""
+    """Return whether a subcommand follows; refuse options before it, which have no effect."""
     context = click.get_current_context()
     if context.invoked_subcommand is None:
         return False
     for param in context.command.params:
         if context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"write {param.opts[0]} behind {context.invoked_subcommand}: "
+                f"write {param.opts[0]} after {context.invoked_subcommand}: "
                 f"{context.command_path} {context.invoked_subcommand} {param.opts[0]} ..."
             )
     return True
@@ -115,8 +115,8 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
 
     Errors that differ only in numbers, ids, quoted text and paths count as one kind; `#` and `…`
     stand for the differing parts. FAILED jobs have ended; RETRYING jobs are scheduled for another
-    attempt. Each job counts by its last error. EXAMPLE is the job that failed last, for `taskd jobs
-    show`.
+    attempt. Each job is counted once, by its last error. EXAMPLE is the id of the job that failed
+    last; see it with `taskd jobs show`.
     """
     from taskd.core.explain.error_groups import group
     from taskd.store.reading import reports
@@ -143,5 +143,6 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
         )
     if not read.all_scheduled:
         session.echo(
-            f"only {ERRORS_READ_MAX:,} scheduled jobs were read for retries: those due first"
+            f"only {ERRORS_READ_MAX:,} scheduled jobs were read for retries: those that are due "
+            "first"
         )

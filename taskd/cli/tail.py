@@ -52,9 +52,9 @@ COLOURS = {
     "--state", "states", type=STATES, multiple=True, help="Only events of this state; repeatable."
 )
 @click.option(
-    "--job", "job_id", type=JOB_ID, help="Follow only this job, from its enqueueing to its end."
+    "--job", "job_id", type=JOB_ID, help="Follow only this job, from its enqueue to its end."
 )
-@click.option("--since", "since_s", type=DURATION, help="Start with the events of this past time.")
+@click.option("--since", "since_s", type=DURATION, help="Start with the events of this last time.")
 @click.option("--count", type=click.IntRange(1), help="Exit after this many events.")
 @click.option(
     "--interval",
@@ -69,10 +69,10 @@ COLOURS = {
 def tail(session: Session, /, **options: Any) -> None:
     """Follow the events of jobs: enqueued, claimed, retried, done, failed, cancelled.
 
-    Each event is one line, printed within one interval after its commit, with the database's time.
-    The end of a job is never missed, not even after an outage of the database; `taskd docs
-    watching` lists the events that can be missed. Ctrl-C ends the command with exit code 0. With
-    --job, the command exits when the job has ended.
+    Each event is one line, with the time of the database, printed within one interval after its
+    commit. Ends of jobs are printed even after an outage of the database; `taskd docs watching`
+    lists the events that can be missed. Ctrl-C ends the command with exit code 0. With --job, the
+    command exits when the job has ended.
     """
     if options["job_id"] is not None and (options["since_s"] is not None):
         raise click.UsageError("--job shows all events of the job; leave out --since")
@@ -172,8 +172,7 @@ async def _tail(
                 await tail.follow(job_id)
             else:
                 began = await tail.begin(since_s)
-                # Without this line, a user could not tell a quiet database from a command that
-                # hangs.
+                # Without this line, a command that waits for events would look like one that hangs.
                 if sys.stderr.isatty():
                     session.echo(f"taskd: following events, times in {zone(began)}; Ctrl-C ends it")
                 await tail.go_on()
@@ -190,7 +189,11 @@ class Tail:
         self._silent = False
 
     async def begin(self, since_s: float | None) -> datetime:
-        """Remember the live jobs, and print past events; return the time of the database."""
+        """Poll for the first time, and print the events of the last `since_s` seconds.
+
+        Returns:
+            The time of the database.
+        """
         from taskd.store.reading import watching as store
 
         poll = await store.poll(self._lane, None, [])
@@ -221,8 +224,8 @@ class Tail:
         poll = await store.poll(self._lane, self._watch.after_id, list(self._watch.missing))
         changes, going = self._watch.compare(poll)
         rows = await store.jobs(self._lane, changes.all())
-        # Only now, after both statements were answered: an outage between them repeats both, and no
-        # event is missed.
+        # Set only after both statements have succeeded: if the second one fails, both are repeated,
+        # so that no event is missed.
         self._watch = going
         return self._reporter.report(rows, changes, poll.now)
 

@@ -107,7 +107,7 @@ def pause(
 @json_option
 @pass_session
 def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
-    """Start jobs of paused tasks again; parked jobs come back within seconds."""
+    """Start jobs of paused tasks again; parked jobs are queued within seconds."""
     from taskd.store import tasks as store
 
     resumed = session.run(lambda lane: store.resume(lane, names))

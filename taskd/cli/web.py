@@ -12,8 +12,7 @@ import click
 from taskd.cli.shared.session import OfSetting, Session, pass_session, run
 from taskd.errors import ConfigError
 
-# The longest time that a page waits for the database; then it says that the database did not
-# answer.
+# The longest time that a page waits for the database, before it shows an error.
 PAGE_S = 10.0
 
 
@@ -28,7 +27,7 @@ PAGE_S = 10.0
 @click.option(
     "--hash-password",
     is_flag=True,
-    help="Ask for a password, or read one from stdin, and print the setting to use instead of it.",
+    help="Ask for a password, or read one from stdin, and print its hash for the settings.",
 )
 @pass_session
 def web(session: Session, /, hash_password: bool, **flags: Any) -> None:
@@ -105,7 +104,7 @@ async def _until_stopped(server: Any, dashboard: Any) -> None:
     stopping = loop.create_task(stop.wait(), name="web-stop")
     try:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        # Streams never end by themselves: end them first, so that they do not delay the stop.
+        # Streams of live updates have no end: end them first, so that they do not delay the stop.
         dashboard.live.end()
         server.stop()
         await serving

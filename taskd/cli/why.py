@@ -1,4 +1,4 @@
-"""`taskd why`: why a job does not run, in sentences, each with what to do next."""
+"""`taskd why`: print why a job does not run, and what to do next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taskd.errors import JobNotFound
 def why(session: Session, job_id: int, as_json: bool) -> None:
     """Explain why a job does not run, or what it is doing, and what to do next.
 
-    Reasons that a person must fix come first; reasons that pass by themselves come last.
+    Reasons that you must fix come first; reasons that pass without action come last.
     """
     from taskd.store.reading import reports
 

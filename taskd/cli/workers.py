@@ -38,10 +38,10 @@ COLUMNS = {
 def workers(session: Session, dead_s: float, as_json: bool) -> None:
     """List live workers, and workers that ended recently.
 
-    A worker is live, late (it has not renewed its lease for a third of the lease's time: it has
-    died, hangs or cannot reach the database), draining (it is stopping), silent (its lease has
-    expired) or dead. SCHEMA: the newest migration that its code knows, or the range that it works
-    with.
+    A worker is live, draining (it is stopping), late, silent or dead. Late: it has not renewed its
+    lease for a third of the lease's time, because it has died, hangs or cannot reach the database.
+    Silent: its lease has expired. SCHEMA is the newest migration that its code knows, or the range
+    of schema versions with which it works.
     """
     from taskd.store.reading import reports
 

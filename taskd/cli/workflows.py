@@ -116,7 +116,7 @@ def _cut(label: str) -> str:
 
 
 def _tail(line: Line) -> str:
-    """Return what follows the name: states, the id of a single job, other jobs it waits for."""
+    """Return the text after the name: states, the id of a single job, and further parents."""
     part = line.part
     tail = state_counts(part.states)
     if sum(part.states.values()) == 1:

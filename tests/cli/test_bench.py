@@ -123,7 +123,7 @@ def test_a_signal_ends_it_and_it_cleans_up(process, taskd, number, when, args):
     running.send_signal(number)
     told, said = running.communicate(timeout=30)
     assert running.returncode == 130, said
-    assert "interrupted; removing what the benchmark has made" in said
+    assert "interrupted; removing the rows of the benchmark" in said
     assert told == ""
     assert "Traceback" not in said
     assert left(taskd) == {}

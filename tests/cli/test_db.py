@@ -122,13 +122,13 @@ def test_the_plan_says_what_is_locked_and_who_may_go_on(taskd, monkeypatch):
         == f"""\
 {names[0]}  Colours: what nobody has asked for
     locks job (access exclusive: reads and writes of it wait)
-    workers with code 0001 and later go on
+    workers with code 0001 and later continue to run
 {names[1]}  An index of colours
     locks no table that is in use; runs outside a transaction; can be repeated
-    workers with code 0001 and later go on
+    workers with code 0001 and later continue to run
 {names[2]}  Colours: what nobody has asked for
     locks job (access exclusive: reads and writes of it wait)
-    too new for 1 worker: host1/4242 (taskd 0.1); upgrade first, or --drain
+    too new for 1 worker: host1/4242 (taskd 0.1); upgrade them first, or give --drain
 """
     )
     rows = taskd.json("db", "migrate", "--plan")
@@ -146,12 +146,15 @@ def test_a_contract_waits_for_older_workers_and_the_rest_is_applied(taskd, monke
     names = newer(monkeypatch, EXPAND, CONTRACT.replace(">= 1", f">= {number + 1}"))
     done = taskd("db", "migrate")
     assert done.stdout.splitlines() == names[:1]
-    assert f"{names[1]} is postponed: too new for host1/4242 (taskd 0.1)" in done.stderr
+    assert (
+        f"{names[1]} is postponed: these workers are too old for it: host1/4242 (taskd 0.1)"
+        in done.stderr
+    )
     assert taskd.json("db", "migrate") == [
         {"applied": [], "postponed": names[1:], "schema": number + 1}
     ]
     told = taskd("db", "migrate", "--drain", "--wait", "10ms", code=1).stderr
-    assert f"{names[1]}: waiting until these have drained: host1/4242 (taskd 0.1)" in told
+    assert f"{names[1]}: waiting until these workers drain: host1/4242 (taskd 0.1)" in told
     assert "is announced" in told
     taskd.sql("UPDATE taskd.worker SET died_at = now()")
     assert taskd("db", "migrate").stdout.splitlines() == names[1:]

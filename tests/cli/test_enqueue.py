@@ -424,13 +424,13 @@ def test_the_unique_key_of_a_published_task_holds_for_the_shell(taskd):
     told = taskd(
         "enqueue", "-", stdin=lines(own, own | {"no_key": True}, own | {"unique_key": "k"})
     )
-    assert told.stderr == "2 jobs enqueued; 1 line found that another job holds the key\n"
+    assert told.stderr == "2 jobs enqueued; for 1 line, another job holds the key\n"
     told = taskd(
         "enqueue", "-", "--no-key", stdin=lines(own, own | {"no_key": False, "unique_key": "k"})
     )
-    assert told.stderr == "1 job enqueued; 1 line found that another job holds the key\n"
+    assert told.stderr == "1 job enqueued; for 1 line, another job holds the key\n"
     told = taskd("enqueue", "-", "--unique-key", "z", stdin=lines(own, own, own | {"no_key": True}))
-    assert told.stderr == "2 jobs enqueued; 1 line found that another job holds the key\n"
+    assert told.stderr == "2 jobs enqueued; for 1 line, another job holds the key\n"
     keys = [row["unique_key"] for row in taskd.sql("SELECT unique_key FROM taskd.job")]
     assert Counter(keys) == {None: 4, '["ada",1]': 1, "k": 1, "z": 1}
 

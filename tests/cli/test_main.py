@@ -328,7 +328,10 @@ def test_a_bulk_whose_ids_nobody_reads_says_how_far_it_got(process, taskd):
         bulk.stdin.write('{"task": "t"}\n')
     with contextlib.suppress(BrokenPipeError):
         bulk.stdin.close()
-    assert "1,000 enqueued (lines 1 to 1,000); the reader of the ids has gone" in bulk.stderr.read()
+    assert (
+        "1,000 enqueued (lines 1 to 1,000); the reader of the ids has closed the pipe"
+        in bulk.stderr.read()
+    )
     assert bulk.wait() == 141
     assert taskd.sql("SELECT count(*) FROM taskd.job")[0][0] == 1000
 

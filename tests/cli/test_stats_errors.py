@@ -125,7 +125,7 @@ def test_it_says_when_not_all_was_read(some, monkeypatch):
     monkeypatch.setattr(stats, "ERRORS_READ_MAX", 2)
     result = some("stats", "errors", "--task", "send")
     assert "only the newest 2 failed jobs were read: those of the last 1m" in result.stderr
-    assert "only 2 scheduled jobs were read for retries: those due first" in result.stderr
+    assert "only 2 scheduled jobs were read for retries: those that are due first" in result.stderr
     assert "\tValueError: no user #\n" in result.stdout
     assert told(some, "--task", "nobody") == {}
     assert "newest 2" in some("stats", "errors", "--task", "nobody").stderr
@@ -133,7 +133,7 @@ def test_it_says_when_not_all_was_read(some, monkeypatch):
 
 def test_options_before_the_command_are_not_lost(taskd):
     error = taskd("stats", "--queue", "email", "errors", code=2).stderr
-    assert "write --queue behind errors: taskd stats errors --queue ..." in error
+    assert "write --queue after errors: taskd stats errors --queue ..." in error
     assert "No such command 'x'" in taskd("stats", "x", code=2).stderr
 
 

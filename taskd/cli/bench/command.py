@@ -80,13 +80,14 @@ def bench(
 ) -> None:
     """Measure how fast your database is as a job queue.
 
-    It measures commits, enqueueing, a worker that drains no-op jobs, and how soon an idle worker
-    starts a job; then it prints what limits the rates. The worker runs with your settings, in this
-    process, on a queue of its own. At the end, also after Ctrl-C, everything that it made is
-    removed.
+    The benchmark measures commits, enqueueing, a worker that drains no-op jobs, and how soon an
+    idle worker starts a job; then it prints what limits the rates. The worker runs with your
+    settings, in this process, on a queue of its own. At the end, also after Ctrl-C, the benchmark
+    removes all its rows.
 
-    It needs the owner of the schema (the user that runs `taskd db migrate`). It refuses with exit
-    code 4 if the database has live jobs: they and the benchmark would slow each other down.
+    Run it as the owner of the schema (the user that runs `taskd db migrate`). It refuses to run,
+    with exit code 4, if the database has live jobs: they and the benchmark would slow each other
+    down.
     """
     import uvloop
 
@@ -126,12 +127,11 @@ async def _bench(session: Session, plan: Plan, with_live_jobs: bool) -> Figures:
 
 
 async def _clear_left(session: Session, lane: Lane) -> None:
-    """Remove what earlier runs have left, for example a run that was killed."""
+    """Remove the rows of earlier runs that were killed."""
     if not (await stored.read_environment(lane)).owner:
         raise PermissionDenied(
-            "taskd bench makes a queue, a worker and jobs of its own and removes them at the end, "
-            "which only the owner of the schema can do: connect as the user that runs "
-            "`taskd db migrate`."
+            "taskd bench removes its queue, worker and jobs at the end, and only the owner of the "
+            "schema can do so. Connect as the user that runs `taskd db migrate`."
         )
     for name in await stored.left(lane):
         session.echo(f"taskd: removing {name}, which an earlier run has left")
@@ -139,7 +139,7 @@ async def _clear_left(session: Session, lane: Lane) -> None:
 
 
 async def _checked(lane: Lane, with_live_jobs: bool) -> stored.Environment:
-    """Return the facts about the database before the benchmark.
+    """Describe the database, and check that it has no live jobs.
 
     Raises:
         Occupied: the database has live jobs.
@@ -174,7 +174,7 @@ async def _measured_and_cleared(
                 with _progress(session) as report:
                     return await measures.run(target, client, environment, report)
         except (asyncio.CancelledError, Stopped):
-            session.echo("taskd: interrupted; removing what the benchmark has made")
+            session.echo("taskd: interrupted; removing the rows of the benchmark")
             raise
         finally:
             await _clear(session, lane, name)
@@ -195,7 +195,8 @@ async def _clear(session: Session, lane: Lane, name: str) -> None:
 def _interruptible() -> Iterator[Callable[[], None]]:
     """Let Ctrl-C and SIGTERM cancel this task: first the measurements, then the clean-up.
 
-    A worker handles the signals while it runs; the yielded function installs these handlers again.
+    While a worker runs, it handles these signals. The yielded function then installs the handlers
+    again.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -215,7 +216,7 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _progress(session: Session) -> Iterator[Report]:
-    """Show a progress bar on a terminal; each step has the same share, however long it takes."""
+    """Show a progress bar on a terminal; each step has the same share of it."""
     if session.quiet or not sys.stderr.isatty():
         yield lambda _step, _share: None
         return

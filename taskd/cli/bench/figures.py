@@ -1,4 +1,4 @@
-"""The figures of `taskd bench`, as a table, and as sentences that name the limit."""
+"""The results of `taskd bench`: a table, and sentences that name the limit of each rate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from taskd.cli.shared.output import Columns, Row
 
-# If the worker's process uses more than this share of a core, it is the limit, and not the server.
+# If the worker's process uses more of a core than this, the process limits the rate, and not the
+# server.
 CPU_FULL = 0.85
 
 
@@ -23,14 +24,14 @@ class Times:
 
     @classmethod
     def of(cls, spans_s: Sequence[float]) -> Self:
-        """Return the percentiles of these durations in seconds, of which there is at least one."""
+        """Return the percentiles of these durations in seconds; give at least one."""
         at_99 = sorted(spans_s)[math.ceil(len(spans_s) * 0.99) - 1]
         return cls(round(median(spans_s) * 1000, 3), round(at_99 * 1000, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Everything that was measured. Rates are jobs per second.
+    """The results of all measurements. Rates are in jobs per second.
 
     Attributes:
         postgresql: the server's version.
@@ -76,17 +77,17 @@ def rows(figures: Figures) -> list[Row]:
 
 
 def to_json(figures: Figures) -> dict[str, Any]:
-    """Return the figures by name, and the sentences."""
+    """Return the figures by name, and the sentences of limits()."""
     return asdict(figures) | {"limits": limits(figures)}
 
 
 def limits(figures: Figures) -> list[str]:
-    """Return what limits this database, and what helps: one or two sentences each."""
+    """Return sentences that name each limit of this database, and what to do about it."""
     to_json = [_enqueue_limit(figures), _drain_limit(figures)]
     if not figures.notified:
         to_json.append(
             "A pooler is in front of the server, so the worker receives no notifications and "
-            "polls. Set TASKD_LISTEN_DSN to the server itself, and jobs start sooner."
+            "polls. If you set TASKD_LISTEN_DSN to the server itself, jobs start sooner."
         )
     if not figures.durable:
         to_json.append(
@@ -97,7 +98,7 @@ def limits(figures: Figures) -> list[str]:
 
 
 def _enqueue_limit(figures: Figures) -> str:
-    """Return the largest part of the cost of a job that is enqueued alone."""
+    """Return a sentence about the largest part of the time to enqueue a single job."""
     trip, commit = figures.round_trip.p50_ms, figures.commit.p50_ms
     job = 1000 / figures.enqueue_single_per_s
     flush, rest = max(commit - trip, 0.0), max(job - commit, 0.0)

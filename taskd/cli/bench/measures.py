@@ -31,9 +31,9 @@ APP = "taskd-bench"
 CALLS_MAX = 5000
 CLIENTS = 10
 BULK_JOBS = 1000
-# The single jobs are at most this share of all jobs, and so are the jobs of the ten clients.
+# At most a quarter of all jobs is enqueued one by one, and at most a quarter by the ten clients.
 SHARE_MAX = 4
-# Measured after a drain, when the worker is idle.
+# How long to wait between the drain and the wake-ups, so that the worker is idle.
 CALM_S = 1.0
 WAKE_UP_EVERY_S = (0.02, 0.05)
 TELL_EVERY_S = 0.1
@@ -49,9 +49,9 @@ class Plan:
     """How much to measure.
 
     Attributes:
-        jobs: jobs to enqueue, in all three ways together, and then to drain.
-        wake_ups: jobs to give to an idle worker, one after another.
-        each_s: longest time of each of the other measurements, in seconds.
+        jobs: number of jobs to enqueue, in all three ways together, and then to drain.
+        wake_ups: number of jobs to enqueue one by one for an idle worker.
+        each_s: the longest time of each other measurement, in seconds.
     """
 
     jobs: int
@@ -64,7 +64,7 @@ class Stopped(Exception):
 
 
 class Measures:
-    """One run.
+    """One run of the benchmark.
 
     Args:
         name: the name of the queue and of the task.
@@ -90,7 +90,7 @@ class Measures:
 
         Raises:
             Stopped: a signal has stopped the worker.
-            TaskdError: no job ran for 30 s; or as the client and the worker raise.
+            TaskdError: no job ran for 30 s; or an error of the client or the worker.
         """
         self._report = report
         plan, database = self._plan, target.database
@@ -98,7 +98,7 @@ class Measures:
             on = fetches(connection)
             round_trip = await self._spans("round trip", lambda: stored.round_trip(on), CALLS_MAX)
             commit = await self._spans("commit", lambda: stored.commit(on), CALLS_MAX)
-            # Each kind of call runs once before it is measured, to warm up connections and plans.
+            # Run each kind of call once before it is measured, to open connections and make plans.
             await client.enqueue(self._job)
             share = min(CALLS_MAX, plan.jobs // SHARE_MAX)
             single = await self._spans("one by one", lambda: client.enqueue(self._job), share)
@@ -128,7 +128,7 @@ class Measures:
     async def _spans(
         self, step: str, call: Callable[[], Awaitable[object]], at_most: int
     ) -> list[float]:
-        """Return durations of consecutive calls, until the time or the number is reached."""
+        """Return the durations of consecutive calls, for `each_s` seconds or `at_most` calls."""
         spans: list[float] = []
         began = now = time.perf_counter()
         while len(spans) < at_most and (not spans or now - began < self._plan.each_s):
@@ -139,7 +139,7 @@ class Measures:
         return spans
 
     async def _from_many(self, client: Client, at_most: int) -> tuple[int, float]:
-        """Let ten clients enqueue at once, one job per call; return the jobs and the time."""
+        """Let ten coroutines enqueue jobs one by one; return the number of jobs and the time."""
 
         async def enqueue() -> object:
             return await client.enqueue(self._job)
@@ -206,7 +206,7 @@ class Measures:
             await client.enqueue(self._job)
             committed_at = time.perf_counter()
             await self._until_started(self._plan.jobs + number)
-            # A worker that polls at this moment can be faster than the answer to the commit.
+            # A worker that happens to poll can start the job before the client knows of the commit.
             spans.append(max(0.0, self._starts.last_at - committed_at))
             self._report("wake-up", number / self._plan.wake_ups)
         return spans
@@ -269,7 +269,7 @@ class Starts:
             await self._reached.wait()
 
     def handler(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Handle a job."""
+        """Return the handler."""
 
         async def nothing() -> None:
             self.count += 1

@@ -62,7 +62,7 @@ def db() -> None:
     type=DURATION,
     default="1m",
     show_default=True,
-    help="How long to retry for the locks of a migration, 0.1 s each time.",
+    help="How long to retry to lock the tables of a migration; one try waits at most 0.1 s.",
 )
 @json_option
 @click.pass_context
@@ -79,8 +79,9 @@ def migrate(
 ) -> None:
     """Apply the migrations that the database lacks.
 
-    Safe to repeat, to run from several places at once, and to run while jobs run. A migration for
-    which live workers are too old is postponed; with --drain, these workers drain first.
+    It is safe to repeat this, to run it on several machines at once, and to run it while jobs run.
+    If live workers are too old for a migration, it is postponed; with --drain, these workers drain
+    first.
 
     For databases that a DBA changes by hand: taskd db migrate --sql | psql -X -v ON_ERROR_STOP=1
     ...
@@ -165,9 +166,9 @@ def check(session: Session, mend: bool, as_json: bool) -> None:
 def adopt(session: Session, name: str, pauses: bool | None, as_json: bool) -> None:
     """Let the database belong to the environment NAME.
 
-    Workers whose setting `environment` has another value run nothing in it. Run this on a restored
-    copy of another environment's database, before workers start there: it pauses every queue
-    and every schedule, so no job of the other environment runs until you resume its queue.
+    Workers whose setting `environment` has another value then run none of its jobs. Run this on a
+    restored copy of another environment's database, before workers start there: it pauses every
+    queue and every schedule, so no job of the other environment runs until you resume its queue.
     """
     from taskd.store.schema import environment
 
@@ -180,7 +181,7 @@ def adopt(session: Session, name: str, pauses: bool | None, as_json: bool) -> No
         session.echo(
             f"{count(done.queues, 'queue')} and {count(done.schedules, 'schedule')} are paused. "
             "Cancel the jobs that must not run here (taskd jobs cancel --queue ...), then resume "
-            "what must (taskd queues resume, taskd schedules resume)"
+            "the queues and schedules (taskd queues resume, taskd schedules resume)"
         )
     else:
         session.echo("nothing was paused")
@@ -194,8 +195,8 @@ def adopt(session: Session, name: str, pauses: bool | None, as_json: bool) -> No
 def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
     """Make roles for producers, workers, observers and admins.
 
-    Each role has the rights that it needs and no more. Safe to repeat. No one logs in as a role:
-    grant it to your own logins, as in GRANT taskd_worker TO my_worker.
+    Each role has only the rights that it needs. It is safe to repeat this. Roles cannot log in:
+    grant them to your own logins, for example: GRANT taskd_worker TO my_worker.
     """
     from taskd.store.schema import roles as stored
 
@@ -327,9 +328,8 @@ def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
         environ = dict(os.environ) | ({"PGPASSWORD": password} if password else {})
         os.execve(psql, [psql, *psql_options, "--dbname", bare], environ)  # noqa: S606 - no shell wanted
     server = embedded.start(settings=_own(session))
-    # psql handles Ctrl-C: it cancels the line or the statement. This process only keeps the server
-    # running, so it does nothing at Ctrl-C. The handler must not be SIG_IGN, which psql would
-    # inherit.
+    # Ctrl-C is for psql, which cancels the line or the statement. This process only keeps the
+    # server running, so it ignores Ctrl-C: by a handler, because psql would inherit SIG_IGN.
     handler = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         done = subprocess.run(  # noqa: S603 - no shell, psql as it was looked up
@@ -342,7 +342,7 @@ def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
 
 
 def split_password(dsn: str) -> tuple[str, str | None]:
-    """Return the DSN without its password, and the password: every user can read a command line."""
+    """Return the DSN without its password, and the password, which `ps` must not show."""
     for pattern, replacement in ((PASSWORD_OF_USER, r"\1@"), (PASSWORD_OPTION, "")):
         match = pattern.search(dsn)
         if match:
@@ -351,7 +351,7 @@ def split_password(dsn: str) -> tuple[str, str | None]:
 
 
 def _own(session: Session) -> Settings:
-    """Return the settings, if they select the embedded PostgreSQL.
+    """Return the settings, and check that they select the embedded PostgreSQL.
 
     Raises:
         ConfigError: another database is configured, or the embedded one is switched off.

@@ -1,4 +1,4 @@
-"""`taskd db migrate`: apply migrations, and print what they do."""
+"""`taskd db migrate`: apply missing migrations, or print them."""
 
 from __future__ import annotations
 
@@ -82,20 +82,20 @@ def _print_event(session: Session, name: str, fields: Mapping[str, Any]) -> None
             session.echo(f"{label}: {fields['error']}{by}; retrying in {fields['delay_s']} s")
         case "migration.announced":
             session.echo(
-                f"{label}: waiting until these have drained: {', '.join(fields['workers'])}"
+                f"{label}: waiting until these workers drain: {', '.join(fields['workers'])}"
             )
         case "migration.postponed":
             session.echo(
-                f"{label} is postponed: too new for {', '.join(fields['workers'])}. This taskd "
-                "works without it: run `taskd db migrate` again when they have ended, or with "
-                "--drain."
+                f"{label} is postponed: these workers are too old for it: "
+                f"{', '.join(fields['workers'])}. This taskd works without the migration. Run "
+                "`taskd db migrate` again when the workers have ended, or with --drain."
             )
         case _:
             session.echo("another process is migrating this database; waiting for it")
 
 
 def show_plan(session: Session, above: int | None, *, as_json: bool) -> None:
-    """Print the missing migrations, what they lock, and which workers can continue."""
+    """Print the missing migrations, the tables that they lock, and the workers that are too old."""
     missing_ones, old = _missing(session, above)
     if as_json:
         for each in missing_ones:
@@ -136,8 +136,9 @@ def _workers(each: Migration, old: Sequence[OldWorker]) -> str:
     outgrown = [one for one in old if one.schema_newest < each.works_with]
     if outgrown:
         names = ", ".join(str(one) for one in outgrown)
-        return f"too new for {count(len(outgrown), 'worker')}: {names}; upgrade first, or --drain"
-    return f"workers with code {each.works_with:04d} and later go on"
+        old_ones = count(len(outgrown), "worker")
+        return f"too new for {old_ones}: {names}; upgrade them first, or give --drain"
+    return f"workers with code {each.works_with:04d} and later continue to run"
 
 
 def print_sql(session: Session, above: int | None) -> None:
@@ -152,7 +153,7 @@ def print_sql(session: Session, above: int | None) -> None:
 
 
 def check(session: Session, *, as_json: bool) -> int:
-    """Return the exit code that says whether a migration is missing."""
+    """Print the missing migrations; return exit code 0 if there is none, else 4."""
     migrations_known = migrations.all_migrations()
 
     async def work() -> list[Entry]:

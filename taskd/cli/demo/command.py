@@ -1,4 +1,4 @@
-"""`taskd demo`: a complete demonstration; it needs no set-up, and nothing leaves the machine."""
+"""`taskd demo`: a demonstration that needs no set-up and sends nothing to other machines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 QUEUE = "email"
 MAILS = Path(__file__).with_name("demo_mails.ndjson")
-# Marks the demo's own mails, and leads a later run to the folder of a run that was killed.
+# A header in each mail of the demo. It names the folder, where a later run continues if this one is
+# killed.
 FOLDER_HEADER = "X-Demo-Folder"
 SENDER = "The taskd demo <demo@example.org>"
 RETRY_S = 0.5
@@ -122,17 +123,17 @@ async def _lane(target: Target) -> AsyncIterator[Lane]:
 
 
 def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Target) -> None:
-    """Refuse to start if real mails would be delivered into the demo's folder."""
+    """Refuse to start if the queue contains mails of other apps, which the demo would deliver."""
     own = sum(job.folder is None and job.task == "send_email" for job in left)
     if own and (target.embedded is None or settings.smtp_host is not None):
         raise ConfigError(
-            f"{own} mails in the queue {QUEUE} are not the demo's, and it would deliver them into "
-            "its folder. Let a worker send them first, or give the demo another database."
+            f"the queue {QUEUE} contains {own} mails of another app, and the demo would deliver "
+            "them into its folder. Let a worker send them first, or give the demo another database."
         )
 
 
 def _folder(given: Path | None, left: Sequence[LeftJob]) -> Folder:
-    """Return the folder for mails: the given one, that of an earlier run, or a new one."""
+    """Return the folder for mails: the given folder, that of an earlier run, or a new folder."""
     earlier = [Path(job.folder) for job in left if job.folder]
     path = given or next((each for each in earlier if (each / MARKER).is_file()), None)
     try:
@@ -175,7 +176,7 @@ def _demo_settings(settings: Settings, port: int) -> Settings:
 
 
 class Run:
-    """One run: what it delivers, and what it prints."""
+    """One run of the demo: delivers mails, and prints what happens."""
 
     def __init__(
         self, session: Session, folder: Folder, left: Sequence[int], fail_rate: float
@@ -238,7 +239,9 @@ class Run:
     def _listen(self, name: str, _fields: Mapping[str, Any]) -> None:
         self._counts[name] += 1
         if name == "acks.delayed":
-            self._session.echo("\nPostgreSQL does not answer; outcomes are kept until it does.")
+            self._session.echo(
+                "\nPostgreSQL does not answer; the worker writes the outcomes later."
+            )
         elif name == "store.back":
             self._session.echo("\nPostgreSQL answers again.")
 

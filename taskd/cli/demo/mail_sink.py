@@ -16,8 +16,8 @@ from taskd.errors import ConfigError
 
 HOST = "127.0.0.1"
 HEAD_BYTES = 16 * 1024
-# The name of a file in every folder of a demo. The demo uses a path from a database row only if the
-# folder contains this file.
+# A file with this name is in every folder of a demo. The demo uses a folder that a database row
+# names only if the folder contains such a file.
 MARKER = ".taskd-demo"
 BUSY = "451 4.3.2 The demo's mail server defers this mail (--fail-rate); try again"
 
@@ -80,7 +80,7 @@ class Sink:
         self._fail_rate = fail_rate
 
     async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
-        """Accept a mail, or defer it. The file is written before the answer."""
+        """Accept a mail, or defer it. The file is written before the reply."""
         if random.random() < self._fail_rate:
             return BUSY
         try:
@@ -92,7 +92,7 @@ class Sink:
 
 @asynccontextmanager
 async def serving(folder: Folder, fail_rate: float) -> AsyncIterator[int]:
-    """Run the mail server on a free port of this machine; return the port.
+    """Run the mail server on a free port of this machine; yield the port.
 
     Raises:
         ConfigError: aiosmtpd is not installed.

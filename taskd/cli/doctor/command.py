@@ -73,7 +73,7 @@ def doctor(
 
 
 async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Finding], int]:
-    """Return the findings, and the exit code unless it is that of a failed check."""
+    """Return the findings, and an exit code; 0: the findings decide about the exit code."""
     refused: dict[str, str] = {}
     facts: Facts = {}
     code = 0
@@ -134,7 +134,11 @@ async def _database(
     facts: Facts,
     refused: dict[str, str],
 ) -> tuple[str, int]:
-    """Add the facts of the database; if it cannot be read, return the reason and its exit code."""
+    """Add the facts of the database to `facts`.
+
+    Returns:
+        Why the database cannot be read, or an empty text; and the exit code for that.
+    """
     [setup] = facts["setup"]
     if not loaded.settings.dsn:
         if setup["embedded_off"]:
@@ -198,7 +202,7 @@ async def _read_facts(
 
 
 async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
-    """Return by how many seconds, at least, this machine's clock is ahead of the database's."""
+    """Return by how many seconds this machine's clock is ahead of the database's; at least that."""
     from taskd.store.reading import doctor as store
 
     loop = asyncio.get_running_loop()
@@ -210,7 +214,7 @@ async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
     if "doctor_server" not in readings.rows:
         return 0.0
     theirs: datetime = readings.rows["doctor_server"][0]["clock"]
-    # The database read its clock at some moment between our request and its answer.
+    # The database has read its clock at some moment between the request and the answer.
     early = (began - theirs).total_seconds()
     late = early + took_s
     return 0.0 if early <= 0 <= late else min(early, late, key=abs)

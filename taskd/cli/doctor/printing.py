@@ -1,4 +1,4 @@
-"""Print the findings of `taskd doctor`: for people, for programs, for psql."""
+"""Print the findings of `taskd doctor`: for people, as JSON, and as a script for psql."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _sorted(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def print_findings(findings: Sequence[Finding], *, whole: bool) -> None:
-    """Print findings for people, the worst first; passed checks only if asked for."""
+    """Print findings for people, the worst first; with `whole`, passed checks as well."""
     width = (
         min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH_MAX)
         if sys.stdout.isatty()
@@ -90,7 +90,7 @@ def _badge(level: Level) -> str:
 
 
 def _echo(text: str, width: int, **style: bool) -> None:
-    """Return text in lines that fit beside the badge."""
+    """Print a text in lines that are indented by the width of the badge."""
     indent = " " * 9
     lines = textwrap.wrap(
         typed(printable(text)), max(width, 40), initial_indent=indent, subsequent_indent=indent,
@@ -101,7 +101,7 @@ def _echo(text: str, width: int, **style: bool) -> None:
 
 
 def _next(finding: Finding, repair: Repair, width: int) -> None:
-    """Return what to do; text to copy is not wrapped."""
+    """Print a repair; lines that people copy are not wrapped."""
     if repair.kind == "advice":
         _echo(f"next: {repair.text}", width)
         return
@@ -118,7 +118,7 @@ def _next(finding: Finding, repair: Repair, width: int) -> None:
 
 
 def _unknown(findings: Sequence[Finding]) -> Iterator[list[str]]:
-    """Return the checks that could not run, grouped by reason: many often share one."""
+    """Return the checks that could not run, grouped by their reason, which many can share."""
     by_reason: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.level is Level.UNKNOWN:

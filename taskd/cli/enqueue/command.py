@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 @click.argument("task")
 @PAIRS
 @click.option("--json", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
-@click.option("--queue", type=QUEUE, help="Name of the queue; the task's own by default.")
+@click.option("--queue", type=QUEUE, help="Name of the queue; by default that of the task.")
 @click.option("--priority", type=int, help="Smaller numbers run first.  [default: 100]")
 @click.option("--in", "delay_s", type=DURATION, help="Not before this time has passed: 5m.")
 @click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
-@click.option("--max-attempts", type=int, help="The task's own number by default.")
+@click.option("--max-attempts", type=int, help="Most attempts; by default as the task defines.")
 @click.option(
     "--timeout",
     "timeout_s",
     type=DURATION,
-    help="Timeout of one attempt; the task's own by default.",
+    help="Timeout of one attempt; by default as the task defines.",
 )
 @click.option(
     "--deadline",
@@ -66,12 +66,13 @@ if TYPE_CHECKING:
     "--debounce-max",
     "debounce_max_s",
     type=DURATION,
-    help="With debounce: longest time from the enqueue of the key's holder to its new due time.",
+    help="With debounce: the due time moves to no later than this time after the enqueue of the "
+    "job that holds the key.",
 )
 @click.option(
     "--version",
     type=int,
-    help="Version of the job's subject: a newer one wins, an older one is ignored.",
+    help="Version of the data of the job; a job with an older version is ignored.",
 )
 @click.option("--ids", is_flag=True, help="With -: print the ids.")
 @pass_session
@@ -89,9 +90,9 @@ def enqueue(
     Prints the id of the job: taskd enqueue send_report to=ada@example.org n:=3
 
     If the job has a unique key (by its task's rule, or by --unique-key), the printed id can be that
-    of another job that holds the key. Then stderr says what happened.
+    of another job that holds the key. Then a line on stderr says what happened to the new job.
 
-    With - as the task, stdin holds one JSON object per line. Only its task is required:
+    With - as the task, stdin has one JSON object per line, of which only `task` is required:
 
     \b
     {"task": "send_report", "args": {"to": "ada@example.org"}, "queue": "email",
@@ -131,7 +132,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ends(deadline: datetime | float | None) -> tuple[datetime | None, float | None]:
-    """Return the deadline as an option: a moment, or seconds from now."""
+    """Return the values of deadline and deadline_s, of which one is None."""
     if isinstance(deadline, datetime):
         return deadline, None
     return None, deadline
@@ -146,17 +147,17 @@ def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any],
         why = str(error).removesuffix(".")
         raise type(error)(progress.summary(why, isinstance(error, StoreUnavailable))) from error
     except (KeyboardInterrupt, BrokenPipeError) as error:
-        # The reader of --ids, such as `head`, has closed the pipe: stop without an error, but print
-        # how many lines were enqueued.
+        # A BrokenPipeError means that the reader of --ids, such as `head`, has closed the pipe.
+        # Stop without an error message, but print how many lines were enqueued.
         why = (
             "interrupted"
             if isinstance(error, KeyboardInterrupt)
-            else "the reader of the ids has gone"
+            else "the reader of the ids has closed the pipe"
         )
         click.echo(f"taskd: {progress.summary(why, doubtful=True)}", err=True)
         raise
     others = progress.jobs - progress.enqueued
-    held = f"; {count(others, 'line')} found that another job holds the key" if others else ""
+    held = f"; for {count(others, 'line')}, another job holds the key" if others else ""
     session.echo(f"{count(progress.enqueued, 'job')} enqueued{held}")
 
 
@@ -191,11 +192,10 @@ async def _send(session: Session, client: Client, chunk: Chunk) -> list[Enqueued
 async def _blame(
     session: Session, client: Client, chunk: Chunk, error: EnqueueError
 ) -> tuple[int, EnqueueError]:
-    """Return the first line of a refused chunk that PostgreSQL refuses, and why.
+    """Return the first line of a refused chunk that PostgreSQL refuses, and the error.
 
-    Only the database knows all reasons to refuse a line, so it is asked: the line is the last one
-    of the shortest prefix of the chunk that the database refuses. Accepted prefixes are rolled
-    back.
+    A binary search finds the shortest prefix of the chunk that PostgreSQL refuses: its last line is
+    the refused one. Each try is rolled back.
     """
     good, bad = 0, len(chunk.jobs)
     async with session.target() as target, target.database.connection("cli") as connection:

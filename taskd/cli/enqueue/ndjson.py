@@ -17,7 +17,7 @@ from taskd.core.jobs.job import PAYLOAD_BYTES_MAX, NewJob
 from taskd.core.jobs.unique import Enqueued, Unique
 from taskd.errors import EnqueueError, InvalidArgs, InvalidJob
 
-# Limits of one statement, whichever comes first; this much is held in memory.
+# The most jobs and bytes of one statement, which are held in memory.
 CHUNK_JOBS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
 # A payload at its limit can take six times its size if every character is escaped.
@@ -78,7 +78,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     no_key: bool | None = None
 
     def job(self, defaults: Mapping[str, Any]) -> NewJob:
-        """Return the job of this line; the command line's options are its defaults.
+        """Return the job of this line; options of the command line are the defaults.
 
         Raises:
             EnqueueError, ValueError: a value is wrong.
@@ -93,8 +93,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         return NewJob(self.task, self._args_text(), **options)
 
     def _args_text(self) -> str:
-        # The text as it was written, with integers of any size; leading and trailing spaces are
-        # cut.
+        # Keep the text as it was written, because integers can have any size; strip spaces.
         text = msgspec.json.format(self.args, indent=-1)
         if not bytes(text).startswith(b"{"):
             raise InvalidArgs("args is not a JSON object")
@@ -122,7 +121,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """Jobs of one statement, and the lines that they came from."""
+    """The jobs of one statement, and the numbers of their lines."""
 
     first_line: int
     jobs: list[NewJob]
@@ -179,8 +178,8 @@ class Progress:
     """The progress of a bulk enqueue.
 
     Attributes:
-        jobs: number of committed lines: each job is new, or another job holds its key.
-        enqueued: number of these jobs that are new.
+        jobs: number of lines that were committed, including those whose key another job holds.
+        enqueued: number of jobs that were enqueued.
         line: the last committed line.
         sent: the chunk that is being sent.
     """
@@ -198,11 +197,11 @@ class Progress:
         self.sent = None
 
     def summary(self, why: str, doubtful: bool) -> str:
-        """Return a text: what was enqueued, why the command ended, and what was not enqueued.
+        """Return a text: which lines were enqueued, why the command ended, which lines were not.
 
         Args:
             why: the reason why it ended.
-            doubtful: whether a chunk was being sent, and may have been written.
+            doubtful: whether it is unknown if the chunk in `sent` was written.
         """
         begun = f"{self.enqueued:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""
         if doubtful and self.sent is not None:
@@ -220,7 +219,7 @@ class Progress:
 class Bar:
     """Show progress on a terminal: a bar for the bytes of a file, a running count for a pipe.
 
-    It shows nothing if stderr is no terminal, and nothing for lines that the user types.
+    It shows nothing if stderr is no terminal, or if the user types the lines.
     """
 
     def __init__(self, source: IO[bytes], quiet: bool) -> None:

@@ -1,7 +1,7 @@
 """Act on all jobs that match a filter, batch by batch.
 
 Each batch is its own transaction, so that an action on hundreds of thousands of jobs blocks no
-worker for long. It can be interrupted at any time; the same command then continues.
+worker for long. The command can be interrupted at any time, and run again for the remaining jobs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class How:
     """Options of a bulk action.
 
     Attributes:
-        done: participle for messages: `retried`.
-        dry_run: print what would happen, and change nothing.
-        yes: do not ask for a confirmation.
+        done: the verb for messages, as a participle: `retried`.
+        dry_run: whether to print what would happen, and change nothing.
+        yes: whether to act without a confirmation.
         limit: the most jobs; None: all.
     """
 
@@ -113,7 +113,7 @@ def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
 
 
 def in_bulk(session: Session, selected: Filter, act: Act, how: How) -> None:
-    """Find the jobs, act on them, and print how many there were."""
+    """Find the jobs, act on them, and print how many were changed."""
     from taskd.client import bulk
 
     confirms = on_terminal() and not how.yes
@@ -144,7 +144,7 @@ def in_bulk(session: Session, selected: Filter, act: Act, how: How) -> None:
 
 
 def on_terminal() -> bool:
-    """Return whether a person can answer a question."""
+    """Return whether a user at a terminal can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -113,7 +113,7 @@ def retry(
     type=REASON,
     default="cancelled by hand",
     show_default=True,
-    help="Kept with the job.",
+    help="Reason to store with the job.",
 )
 @json_option
 @pass_session
@@ -201,7 +201,7 @@ def set_(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Change waiting jobs, by id or by a filter; running jobs are left as they are.
+    """Change waiting jobs, by id or by a filter; running jobs do not change.
 
     With ids it prints one line per job: the id, and changed, running, finished or unknown. With a
     filter it prints the ids of the changed jobs.
@@ -256,7 +256,7 @@ def set_(
 
 
 def _raise_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
-    """Raise an error that says why some jobs were not changed, if there are any.
+    """Raise an error if some jobs were not changed, which says why.
 
     Raises:
         JobNotFound: some ids are unknown.
@@ -292,7 +292,7 @@ def _not_cancellable(job_id: int, state: JobState) -> str:
 def _raise_for(
     left: set[int], before: dict[int, JobState], why: Callable[[int, JobState], str]
 ) -> None:
-    """Raise an error that says why some jobs were not acted on, if there are any.
+    """Raise an error if some jobs were not acted on, which says why.
 
     Raises:
         JobNotFound: some ids are unknown.
@@ -307,6 +307,6 @@ def _raise_for(
 
 
 def unknown_jobs(ids: Sequence[int]) -> str:
-    """Return the message for ids that no job has."""
+    """Return the message for unknown ids."""
     names = ", ".join(map(str, ids))
     return f"no job has the id {names}: it was never enqueued, or its queue keeps it no longer"

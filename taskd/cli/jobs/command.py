@@ -108,17 +108,15 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
 
 @jobs.command()
 @click.argument("job_id", metavar="ID", type=JOB_ID)
-@click.option("--unredacted", is_flag=True, help="Show also the arguments that the task hides.")
-@click.option(
-    "--logs", is_flag=True, help="Show what the handler has logged, if the logs are kept."
-)
+@click.option("--unredacted", is_flag=True, help="Show also the arguments that the task redacts.")
+@click.option("--logs", is_flag=True, help="Show the log lines of the handler, if they were kept.")
 @json_option
 @pass_session
 def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: bool) -> None:
     """Show everything about a job: arguments, times, and every error with its traceback.
 
-    Hidden arguments are shown as ***. An attempt counts as running from its claim until its outcome
-    is written; duration_ms in the log is the time of the handler alone.
+    Redacted arguments are shown as ***. Running times are from the claim until the outcome was
+    written; duration_ms in the log is the time of the handler alone.
     """
     from taskd.store.jobs import logs as stored_logs
     from taskd.store.reading import reports

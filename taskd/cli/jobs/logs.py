@@ -1,4 +1,4 @@
-"""Print what handlers have logged: a block per attempt, a line per log line."""
+"""Print the stored log lines of handlers, by attempt."""
 
 from __future__ import annotations
 

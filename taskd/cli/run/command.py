@@ -114,7 +114,7 @@ def _check_queues(
     "--log-format",
     type=click.Choice(["auto", "console", "json"]),
     default=None,
-    help="Format of the log; auto: readable on a terminal, JSON otherwise.",
+    help="Format of the log; auto: console on a terminal, json otherwise.",
 )
 @pass_session
 def run(
@@ -139,10 +139,9 @@ def run(
 
 
 def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
-    """Run the worker on its own event loop.
+    """Run the worker on its own event loop, and return the exit code.
 
-    asyncio stops the loop if an asyncio task of a handler raises SystemExit; then the loop is run
-    again.
+    If an asyncio task of a handler raises SystemExit, asyncio stops the loop; this runs it again.
     """
     import uvloop
 
@@ -155,8 +154,8 @@ def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
             except SystemExit:
                 continue
             except KeyboardInterrupt:
-                # Once the worker handles the signals, this is not Ctrl-C but was raised by a
-                # handler.
+                # After the worker has installed its signal handlers, only a handler of a job can
+                # have raised this.
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                     raise
         return main.result()
@@ -213,7 +212,7 @@ async def _run_here(
     from taskd.worker import StatsServer, Worker
     from taskd.worker.app_import import load_app, queue_limits, with_built_ins
 
-    # Jobs that handlers enqueue go to this worker's database, also when a flag named it.
+    # Handlers enqueue into this worker's database, also if a flag of the command line named it.
     configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
@@ -289,24 +288,23 @@ async def _run_processes(
 
 
 def _ignore_stops() -> None:
-    # The worker has stopped, so signals are ignored from now on. With the default action, a signal
-    # that is sent twice would kill the process in its last milliseconds, and its exit code would be
-    # -15.
+    # The worker has stopped, so further signals are ignored. With the default action, a second
+    # SIGTERM would kill the process in its last milliseconds, with exit code -15.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(target: Target) -> None:
-    # If this is process 1 of a container, its exit kills the embedded server, so let that stop
-    # first.
+    # If this is process 1 of a container, its exit kills the embedded server, so wait until the
+    # server has stopped.
     target.close(wait_s=5.0 if os.getpid() == 1 else 0.0)
 
 
 async def _nothing_is_left() -> bool:
     """Cancel the asyncio tasks that handlers have left running, and wait one second for them.
 
-    A task that swallows its cancellation, or a thread, could otherwise delay the exit without
-    limit.
+    Returns:
+        Whether Python can exit now: no task and no thread is left that would delay the exit.
     """
     loop = asyncio.get_running_loop()
     left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -314,7 +312,7 @@ async def _nothing_is_left() -> bool:
         task.cancel()
     left.add(loop.create_task(loop.shutdown_default_executor()))
     _, still = await asyncio.wait(left, timeout=1.0)
-    # The interpreter waits for these threads at its exit: job threads, and those of handlers.
+    # At its exit, Python waits for all threads that are not daemons: of handlers and of the app.
     others = (each for each in threading.enumerate() if each is not threading.main_thread())
     return not still and all(each.daemon for each in others)
 
@@ -322,8 +320,7 @@ async def _nothing_is_left() -> bool:
 def summary(jobs: dict[str, int], left: dict[str, int]) -> str:
     """Return the last line of `--until-empty`: jobs by outcome, other attempts, remaining jobs.
 
-    A job can be retried several times, so attempts that did not end their job are counted
-    separately.
+    Attempts that did not end their job are counted separately, because a job can have several.
     """
     parts = [f"{jobs[what]:,} {what}" for what in OUTCOMES if jobs.get(what)]
     tried = [

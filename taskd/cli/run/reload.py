@@ -1,12 +1,12 @@
 """`taskd run --reload`: restart the worker when its code changes.
 
 The first process only watches files, and never imports the app. Each worker is a fork of it. When a
-file changes, the worker is drained with SIGTERM, and then the next one starts. If the next one
-cannot start, for example because of a syntax error, it prints the error; the next change tries
-again.
+file changes, the parent drains the worker with SIGTERM and then starts the next one. If a worker
+cannot start, for example because of a syntax error, it prints the error, and the parent starts
+another one after the next change.
 
-The files are polled twice a second: that needs no further library, takes some milliseconds for a
-thousand files, and notices changes on a network share or a container's mount as well.
+The parent polls the files twice a second. This needs no further library, takes some milliseconds
+for a thousand files, and also notices changes on a network share or in a mount of a container.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
         SystemExit: in the calling process, when it is stopped and the worker has ended.
         ConfigError: there are too many files to watch.
     """
-    # A .pyc stores the time of its source in seconds, so a second edit within one second would not
-    # be noticed.
+    # A .pyc stores the modification time of its source in seconds, so Python would not notice two
+    # edits within one second.
     sys.dont_write_bytecode = True
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     parent_pipe, held = os.pipe()
@@ -54,7 +54,7 @@ def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
     os.close(held)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # Not in the parent: modules that the parent has imported would never be read again.
+    # Imported in the child only: modules that the parent has imported are not read again.
     from taskd.worker.stopping.parent_watch import ParentWatch
 
     ParentWatch(parent_pipe)
@@ -111,9 +111,9 @@ class _Parent:
         try:
             ended, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return  # it was reaped before, at the signal
+            return  # an earlier SIGCHLD has reaped it
         if ended != self._worker:
-            return  # it was stopped or continued
+            return  # the worker was stopped or continued, and has not ended
         self._worker = None
         code = os.waitstatus_to_exitcode(status)
         self._code = 128 - code if code < 0 else code
@@ -123,7 +123,7 @@ class _Parent:
 
 
 def watched(app: str | None) -> list[Path]:
-    """Return the folders to watch: the current one, and the app's package if it is elsewhere."""
+    """Return the folders to watch: the current one, and that of the app if it is elsewhere."""
     here = Path.cwd()
     spec = find_spec(app.partition(".")[0]) if app else None
     directories = [
@@ -133,7 +133,7 @@ def watched(app: str | None) -> list[Path]:
 
 
 def scan(folders: Sequence[Path]) -> Seen:
-    """Return the .py files of these folders and the folders below.
+    """Return the .py files in these folders and below.
 
     Raises:
         ConfigError: there are more than 100,000 files.

@@ -1,4 +1,4 @@
-"""What commands share: session, output, terminal, arguments, refreshing, name hints.
+"""Modules that several commands use: session, output, terminal, arguments, refreshing, name hints.
 
 Every command imports it; it imports no command.
 """

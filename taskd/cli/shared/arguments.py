@@ -1,4 +1,4 @@
-"""Arguments of a job on a command line: `key=text` and `key:=json`."""
+"""Parse the arguments of a job on a command line: `key=text` and `key:=json`."""
 
 from __future__ import annotations
 

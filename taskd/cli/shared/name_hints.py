@@ -1,4 +1,4 @@
-"""Hints for a filter that matches nothing: an unknown name looks like a quiet queue."""
+"""Hints for a filter that matches nothing: with a misspelt name, a queue looks idle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ask_named(
     task: str | None = None,
     empty: Callable[[T], bool] = operator.not_,
 ) -> T:
-    """Run `work` like Session.run; if the result is empty, write to stderr which names are unknown.
+    """Run `work` like Session.run; if the result is empty, name the unknown names on stderr.
 
     Raises:
         StoreUnavailable, ConfigError, SchemaError: for the same reasons as Session.run().
@@ -57,7 +57,7 @@ async def hint_unknown(
 
 
 def unknown(noun: str, name: str, names: Sequence[str]) -> str:
-    """Return `no queue 'emial' is names; did you mean 'email'? There are: email, reports`."""
+    """Return `no queue 'emial' is known; did you mean 'email'? There are: email, reports`."""
     near = difflib.get_close_matches(name, names, n=1)
     sentence = f"no {noun} {name[:200]!r} is known"
     if not names:

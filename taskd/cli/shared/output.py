@@ -1,4 +1,4 @@
-"""What commands print: tables for terminals, tab-separated lines for pipes, JSON for programs."""
+"""Print results: tables on terminals, tab-separated lines to pipes, JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import msgspec
 from taskd.core.humanize import count, moment, printable, span
 
 Row = Mapping[str, Any]
-# Heading -> function that returns the cell of a row.
+# By heading, the function that returns the cell of a row.
 Columns = Mapping[str, Callable[[Row], str]]
 
 CELL_MAX = 60
 GAP = "  "
 
-# Re-exported: every command uses these words of the core.
+# Re-exported for commands.
 __all__ = ["count", "moment", "printable", "span"]
 
 
@@ -40,9 +40,10 @@ def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
 
 
 def print_json(value: object) -> None:
-    """Return one JSON value on one line; a value without a JSON form becomes text.
+    """Print a JSON value on one line; a value without a JSON form becomes text.
 
-    Characters that control terminals, or end a line for some readers (U+009B, U+2028), are escaped.
+    Characters that control terminals (U+009B), or that some programs read as the end of a line
+    (U+2028), are escaped.
     """
     written = msgspec.json.encode(value, enc_hook=str).decode()
     if not written.isprintable():
@@ -59,7 +60,7 @@ def print_fields(row: Row) -> None:
 
 
 def _print_table(headings: list[str], cells: list[list[str]]) -> None:
-    # The last column has no maximum width, as nothing follows it.
+    # The last column has no maximum width, because no column follows it.
     short = [[*map(_cut, line[:-1]), line[-1]] for line in cells]
     columns = list(zip(*short, strict=True)) or [()] * len(headings)
     padded = [_padded(h, column) for h, column in zip(headings, columns, strict=True)]

@@ -63,7 +63,7 @@ class Asking:
         self._pending = False
 
     async def __call__(self, query: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the answer; without one return None after a wait, and `error` says why."""
+        """Return the result of `query`. If it fails, set `error`, wait, and return None."""
         self._queried_at, self._pending = time.monotonic(), True
         try:
             answer = await query()
@@ -79,7 +79,7 @@ class Asking:
         return answer
 
     def rest_s(self) -> float:
-        """Return how long to wait after the last answer."""
+        """Return how many seconds to wait after the last answer."""
         return max(self.interval_s, self.took_s * REST)
 
     def status(self) -> tuple[str, str]:

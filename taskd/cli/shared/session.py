@@ -1,4 +1,4 @@
-"""What every command needs: the settings, a connection to the database, types of options."""
+"""The settings and the connection to the database of a command, and the types of options."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Session:
     quiet: bool = False
 
     def load(self, **flags: Any) -> config.Loaded:
-        """Return the settings from all sources; the command's own flags win.
+        """Return the settings from all sources; the flags of the command override the others.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -86,7 +86,7 @@ class Session:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """Return a client of this database that knows the built-in tasks before any worker runs."""
+        """Yield a client that knows the built-in tasks, also if no worker has published them."""
         from taskd.client import Client
 
         settings = self.load().settings
@@ -94,11 +94,11 @@ class Session:
             yield client
 
     def run(self, work: Callable[[Lane], Awaitable[T]]) -> T:
-        """Run `work` with a connection to a database whose schema fits.
+        """Check the schema, and run `work` with a connection to the database.
 
         Raises:
-            StoreUnavailable, ConfigError, SchemaError: the database cannot be reached, or does not
-                fit.
+            StoreUnavailable, ConfigError, SchemaError: the database cannot be reached, or this
+                taskd does not work with its schema.
         """
         return run(self._ask(work))
 
@@ -228,7 +228,7 @@ class QueueName(click.ParamType[str]):
 
 
 class Reason(click.ParamType[str]):
-    """A reason that is kept with an action."""
+    """The reason of an action, which is stored with it."""
 
     name = "text"
 
@@ -263,7 +263,7 @@ pass_session = click.make_pass_decorator(Session)
 
 
 def pause_options(shown_by: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds `--for` and `--reason`, which all pauses have.
+    """Return a decorator that adds `--for` and `--reason`, the options of all pause commands.
 
     Args:
         shown_by: the commands that show the reason, for the help text.
@@ -288,7 +288,7 @@ def pause_options(shown_by: str) -> Callable[[Command], Command]:
 
 
 def version_line() -> str:
-    """Return the versions of taskd, its schema, Python and the libraries it runs on."""
+    """Return the versions of taskd, Python, the main libraries, and the schema."""
     import platform
     from importlib.metadata import version
 

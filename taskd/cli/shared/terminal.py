@@ -1,8 +1,8 @@
 """A full-screen terminal: it writes only changed lines, and restores the terminal at the end.
 
-It writes the few escape sequences that every terminal knows. Curses would look up the terminal's
-name in a database, which often lacks it on remote hosts. A frame is one write of the lines that
-differ: nothing flickers, and an unchanged screen sends nothing.
+It writes the few escape sequences that every terminal knows. Curses would look up the name of the
+terminal in a database, in which it is often missing on remote hosts. Each frame is one write of the
+changed lines, so the screen does not flicker, and an unchanged screen costs nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _cells_of(char: str) -> int:
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:
-    """Return the text in exactly this many cells: padded, or cut with an ellipsis."""
+    """Return the text in exactly `width` cells: padded, or cut and ended with an ellipsis."""
     if cells(text) > width:
         text = cut(text, width - 1) + "…" if width > 0 else ""
     pad = " " * (width - cells(text))
@@ -61,7 +61,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Return as much of a text as fits into this many cells."""
+    """Return as much of a text as fits into `width` cells."""
     if text.isascii():
         return text[: max(width, 0)]
     taken = 0
@@ -78,7 +78,7 @@ def can_show() -> bool:
 
 
 def painted(line: Line, width: int, *, colours: bool) -> str:
-    """Return a line with its escape sequences, in exactly this many cells."""
+    """Return a line with its escape sequences, in exactly `width` cells."""
     parts, left = [], width
     for text, style in line:
         visible = cut(text, left)
@@ -210,7 +210,7 @@ class Terminal:
         self._redraw()
 
     def _stop(self) -> None:
-        """Restore the terminal and stop, as every program does at Ctrl-Z."""
+        """Restore the terminal and stop this process: the effect of Ctrl-Z."""
         loop = asyncio.get_running_loop()
         self._end()
         loop.remove_signal_handler(signal.SIGTSTP)

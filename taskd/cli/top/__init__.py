@@ -1,1 +1,1 @@
-"""`taskd top`: the command, its screen and its tables."""
+"""`taskd top`: the command, its screen, and the tables of the screen."""

@@ -21,9 +21,10 @@ from taskd.core.watching.top import LATE_S, Top, View
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
-# Time between the two polls from which a rate is computed.
+# The time between the first two polls, from which the first rates are computed.
 FIRST_S = 1.0
-# A commit can become visible a moment after its time.
+# Ended jobs are read again for this long: a commit can become visible some time after the end of
+# the job that it contains.
 OVERLAP_S = 5.0
 TICK_S = 1.0
 # Size of the screen with --once, where there is no terminal.
@@ -79,7 +80,7 @@ async def _top(
     async with watching(session, "top") as lane:
         await hint_unknown(session, lane, queue=queue)
         polls = Polls(lane, interval_s)
-        await polls.poll()  # an error at the start ends the command, a later one does not
+        await polls.poll()  # an error here ends the command; later errors are shown
         if as_json:
             await _print_views(session, polls, queue, once=once)
         elif once:
@@ -120,7 +121,7 @@ class Polls:
         self._last_s = state.now_s
 
     async def __call__(self) -> bool:
-        """Poll; return whether there was an answer. Without an answer some time has passed."""
+        """Poll; return whether the database has answered. If not, wait before returning."""
 
         async def poll() -> bool:
             await self.poll()
@@ -129,12 +130,12 @@ class Polls:
         return bool(await self.refreshing(poll))
 
     def view(self, queue: str | None) -> View:
-        """Return what the screen shows."""
+        """Return the contents of the screen."""
         return self.top.view(queue)
 
 
 async def _print_views(session: Session, polls: Polls, queue: str | None, *, once: bool) -> None:
-    """Print an object per interval; each has rates, so the first one comes after one interval."""
+    """Print an object per interval; the first one after an interval, so that it has rates."""
     failing = False
     while True:
         await asyncio.sleep(FIRST_S if once else polls.refreshing.rest_s())
@@ -199,7 +200,7 @@ class Live:
                 for each in done:
                     each.result()
             finally:
-                # A sent statement is awaited to its end, unless its connection is closed.
+                # Close the connection first: otherwise a cancelled task waits for its statement.
                 await self._lane.close()
                 for each in tasks:
                     each.cancel()
@@ -257,7 +258,7 @@ class Live:
             self._draw()
 
     def _refresh(self) -> None:
-        """Show another part of the last results; also on a held screen."""
+        """Show the last results for the chosen queue, also while the screen is held."""
         self._view = self._polls.view(self._ui.only)
 
     def _neighbour(self, step: int) -> str | None:

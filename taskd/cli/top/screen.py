@@ -38,10 +38,15 @@ NOTES = (
 
 
 class Ui(NamedTuple):
-    """The user's choices: queue, sort order, and whether the screen is held.
+    """The choices of the user.
 
     Attributes:
-        status: state of the connection, and its style.
+        status: the state of the connection, and its style.
+        sort: one of SORTS.
+        chosen: the highlighted queue.
+        only: the queue to which the screen is limited; None: all queues.
+        held: whether the screen is held: it shows no new results.
+        help: whether the help page is shown.
     """
 
     interval_s: float
@@ -104,7 +109,7 @@ def _head(view: View | None, ui: Ui, width: int) -> list[Line]:
 
 
 def _totals(view: View, width: int) -> Line:
-    """Return the totals; the least important ones are left out if there is no room."""
+    """Return the line of totals; without enough cells, leave out the least important ones."""
     counts = {
         name: sum(getattr(each, name) for each in view.queues)
         for name in ("queued", "running", "scheduled", "blocked")
@@ -169,7 +174,7 @@ def _named(view: View) -> list[Running]:
 
 
 def _shares(sections: Sequence[Section], room: int) -> list[int]:
-    """Divide the rows among the sections; rows that a section does not need go to the others."""
+    """Return the number of rows for each section; unneeded rows go to other sections."""
     wanted_sizes = [max(len(each.rows), 1) for each in sections]
     shares = [0] * len(sections)
     left = room
@@ -211,7 +216,7 @@ def _table(section: Section, room: int, width: int, chosen: str | None) -> list[
 
 
 def _window(rows: Sequence[Any], room: int, chosen: str | None) -> Sequence[Any]:
-    """Return this many rows, with the chosen one among them."""
+    """Return `room` rows that include the chosen one."""
     at = next(
         (n for n, row in enumerate(rows) if isinstance(row, Queue) and row.queue == chosen), 0
     )
@@ -237,8 +242,8 @@ def _widths(section: Section, rows: Sequence[Any], width: int) -> tuple[list[Col
         columns.remove(min(going, key=lambda each: each.keep))
     sizes = [least(each) for each in columns]
     left = width - sum(sizes) - len(columns) + 1
-    # Give cells to the columns that need them in turns, so that a long name does not use up the
-    # space of an error.
+    # Give each column that needs more cells one cell in turn, so that a long name does not take all
+    # the cells that an error needs.
     wanted_sizes = [natural(each) for each in columns]
     while left > 0 and (growing := [n for n, size in enumerate(sizes) if size < wanted_sizes[n]]):
         for each in growing[:left]:

@@ -1,4 +1,4 @@
-"""The tables of `taskd top`: their columns, and the cell of each."""
+"""The columns of the tables of `taskd top`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        keep: if there is no room, columns with the lowest number are dropped first; 0: never.
-        least: the fewest cells that it takes. A column with `wide` gives up the cells above this if
-            there is no room; the last such column takes the remaining cells.
+        keep: on a narrow screen, columns with the lowest number are dropped first; 0: the column is
+            never dropped.
+        least: the fewest cells of the column.
+        wide: whether the column can be narrower than its longest text.
     """
 
     heading: str
