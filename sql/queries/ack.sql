@@ -1,21 +1,21 @@
 -- Acks: write the outcomes of attempts, in batches, one round trip each.
 --
 -- Every statement here guards its rows by (id, worker_id, fence, state = 'running'): if a worker has lost its lease and
--- another one has taken the job over, no row matches and nothing changes. check_acks says why an ack matched no row. Ids come
--- sorted, so that two batches lock rows in the same order; unordered batches deadlock.
+-- another worker has claimed the job, no row matches and nothing changes. check_acks returns why an ack matched no row. Ids
+-- are sorted, so that two batches lock rows in the same order; unordered batches deadlock.
 --
--- Locks of limits come last, in every statement that ends jobs: the holder of such a lock waits for no job.
+-- Every statement that ends jobs locks limits last: a transaction that holds the lock of a limit waits for no job.
 
--- Completions without a result, the hot path. `width_bucket` finds the position of a row in the sorted ids by binary search,
--- and with it the fence, without a join, which would be slower and could get a bad plan. `IS NOT DISTINCT FROM` keeps the
+-- Completions without a result, which most acks are. `width_bucket` finds the position of a row in the sorted ids by binary
+-- search, and with it the fence. A join instead would be slower and could get a bad plan. `IS NOT DISTINCT FROM` keeps the
 -- planner from the index job_running (see the schema). Rows are locked in the order in which they are found, so they must be
--- found along job_pkey: a bitmap scan goes by their place in the table, and deadlocks with cancels. Therefore the connection
--- of the acks has bitmap scans switched off. The retention is read once for the batch, and only of queues with another one
--- than the default: a probe of the queue for each job took 1 us of 10.
+-- found along job_pkey: a bitmap scan finds them in the order of their places in the table, and deadlocks with cancels.
+-- Therefore bitmap scans are off on the connection for acks. The retention is read once for the batch, and only for queues
+-- whose retention is not the default: to look up the queue of each job took 1 of 10 us.
 --
--- The few jobs that need more than the move to the history are selected once (`more`). A job of a newer version that came
--- meanwhile is enqueued, dependants are unblocked (workflows.sql), clients that wait for the outcome are notified
--- (results.sql), and the next jobs of the limit are admitted (limits.sql), all after the rows are gone.
+-- `more` selects the few jobs that need more than the move to the history: a follower (a job with a newer version of the same
+-- unique key) is enqueued, dependants are unblocked (workflows.sql), clients that wait for the outcome are notified
+-- (results.sql), and the next jobs of the limit are admitted (limits.sql). All of this comes after the rows are deleted.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -66,15 +66,16 @@ SELECT count(*) AS written, (SELECT count(*) FROM followers) AS followers, (SELE
        (SELECT count(*) FROM announced) AS announced, (SELECT count(*) FROM freed) AS freed
 FROM ended;
 
--- Outcomes other than a completion without a result. `states` says where a job goes. The move is decided from the rows as
--- they were when locked: a job whose cancellation was requested meanwhile does not run again, and a suspect goes back to
--- quarantine, never to the index of the claims. `refunds`: the attempt does not count; `parked`: the task is paused
--- (control.sql). An interrupt is refunded ten times; after that a job that is longer than every stop fails visibly. The
--- arrays are read by position, as in ack_done: joined to unnest() they were scanned once for every running row.
+-- Outcomes other than a completion without a result. `states` are the new states of the jobs. The locked rows can override
+-- them: a job whose cancellation was requested meanwhile does not run again, and a suspect becomes `scheduled`, which brings
+-- it back to quarantine. `refunds`: the attempt does not count; `parked`: the task is paused (control.sql). `interrupts`:
+-- the worker ended the attempt; only ten of these are refunded, so that a job that takes longer than every stop finally
+-- fails. The arrays are read by position, as in ack_done: with a join to unnest(), they were scanned once for each running
+-- row.
 --
--- `nexts`: the next stage of the pipeline that a handler has named, or that the pipeline ends. It is checked before any row
--- is moved. A stage that does not exist, or does not accept this result, fails the job, so that the run can go on from here
--- after a fix.
+-- `nexts`: the stage of the pipeline that a handler has chosen, or that the pipeline ends. It is checked before any row is
+-- moved. If the stage does not exist, or does not accept the result, the job fails, so that a retry after a fix continues the
+-- run.
 
 -- name: ack_outcomes(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
@@ -189,7 +190,7 @@ FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM followers
      (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM next_stages) AS a, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;
 
--- Which of these rows another transaction has locked, or whose dependants: their acks must wait, the others need not.
+-- The jobs whose rows, or whose dependants' rows, another transaction has locked: their acks must wait, the others need not.
 
 -- name: locked_jobs(ids bigint[])
 -- roles: worker
@@ -204,11 +205,11 @@ JOIN free ON free.id = job.id
 WHERE job.workflow_id IS NOT NULL
 HAVING count(*) > 0;
 
--- The status of acks that matched no row, or whose reply was lost: `running`: the worker still holds the job, and sends the
--- ack again; `acked`: it was written before; `absent`: it was written before, and the queue keeps no history; `lost`: another
--- worker has taken the job over. A rescue keeps the fence; what tells it from an ack is the error that it adds, with the
--- start of the same claim, because two claims of a worker may commit after it was declared dead, and the outcome of the
--- second one counts. People may have moved the job since.
+-- The status of acks that matched no row, or whose reply was lost. `running`: the worker still owns the job, and sends the
+-- ack again. `acked`: the ack was written before. `absent`: it was written before, and the queue keeps no history. `lost`:
+-- the job was rescued, or another worker has claimed it. A rescue keeps the fence, so the error that it adds shows that the
+-- job was rescued and not acked. The error must have the start of the same claim: two claims of a worker can commit after
+-- the worker was declared dead, and the outcome of the second claim counts. A user can have moved the job since.
 
 -- name: check_acks(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -234,9 +235,9 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) AS job ON true;
 
--- Complete a job inside of the handler's own transaction: its effects and the completion commit together, or not at all. If
--- no row is returned, the lease was lost, and the caller must roll back. `next` is as in ack_outcomes, but a stage that does
--- not accept the result raises an error here, so that the handler's work is not kept without it.
+-- Complete a job inside the handler's own transaction: the writes of the handler and the completion commit together, or not
+-- at all. If no row is returned, the lease was lost, and the caller must roll back. `next` is as in ack_outcomes, but a
+-- stage that does not accept the result raises an error here, so that the handler's writes are rolled back.
 
 -- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text)
 -- roles: worker
@@ -278,7 +279,7 @@ WITH ended AS (
 ), announced AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), opened AS (
-    -- The limit is not locked: this is the handler's own transaction, which may stay open for long.
+    -- Do not lock the limit: this is the handler's own transaction, which can stay open for long.
     INSERT INTO taskd.opening (limit_name, limit_key)
     SELECT limit_name, limit_key FROM ended WHERE limit_name IS NOT NULL
 ), freed AS (

@@ -1,9 +1,10 @@
--- Benchmarks: what `taskd bench` reads first, two transactions that it measures as they are, and how it removes what it
--- created. Everything bears the name of its queue, which is also the name of its task: `taskd-bench-<the last id that was
--- drawn before it>-<random>`, so that the name leads to its history.
+-- Benchmarks: the statements of `taskd bench` that describe the database, two transactions that it measures, and those that
+-- delete its rows. All its rows have the name of its queue, which is also the name of its task: `taskd-bench-<id>-<random>`.
+-- The id is the last one that was drawn before the run, so the history of the run has higher ids.
 
--- Where the benchmark would run. A login that may delete the names that a worker publishes is the owner of the schema, and
--- can do all the rest. Live jobs are counted up to a limit, which is enough to say that there are some.
+-- The database in which the benchmark would run. A login that can delete the queues that a worker publishes is the owner of
+-- the schema, and can run all other statements here. Live jobs are counted up to a limit, because the question is whether
+-- there are any.
 
 -- name: bench_environment(live_max bigint)
 -- roles: producer, worker, observer, admin
@@ -18,9 +19,9 @@ SELECT current_setting('server_version') AS postgresql,
 -- roles: producer, worker, observer, admin
 SELECT 1 AS answer;
 
--- The smallest transaction whose commit waits for the disk: a message in the write-ahead log that nobody reads. It needs no
--- table and no right, and leaves nothing behind. A transaction that only draws an xid has written no log before its commit
--- record, so PostgreSQL does not wait for that to be flushed.
+-- The smallest transaction whose commit waits for the disk: it writes a message to the write-ahead log that no program reads.
+-- It needs no table and no right, and leaves no row. A transaction that only draws an xid would not do: it writes only its
+-- commit record, and PostgreSQL does not wait until such a record is flushed.
 
 -- name: bench_commit()
 -- roles: producer, worker, observer, admin
@@ -34,8 +35,8 @@ SELECT count(*) AS live FROM taskd.job WHERE queue = $1;
 -- roles: owner
 SELECT last_value AS last_id FROM taskd.job_id_seq;
 
--- Queues of runs that ended before they could clean up: nobody has enqueued there for a minute, and no live worker serves
--- them. A run that still goes on does one or the other.
+-- Queues of runs that were killed before they could clean up: for a minute no job was enqueued there, and no live worker
+-- serves them. A run that is still active does one or the other.
 
 -- name: bench_left(pattern text)
 -- roles: worker, observer, admin
@@ -52,7 +53,7 @@ WHERE queue.name ~ $1
   )
 ORDER BY 1;
 
--- These jobs are nobody's work, so they leave no history.
+-- The jobs of a benchmark do no work, so they are deleted without a history.
 
 -- name: bench_clear_jobs(queue text, batch bigint)
 -- roles: worker, admin
@@ -63,8 +64,7 @@ WITH deleted AS (
 )
 SELECT count(*) AS cleared FROM deleted;
 
--- In the order of ids, because every partition has an index on the id: no other column leads to the rows of a queue, and the
--- history may be long.
+-- Delete in the order of ids: every partition has an index on the id, and none on the queue, and the history can be long.
 
 -- name: bench_clear_history(queue text, after_id bigint, batch bigint)
 -- roles: admin

@@ -1,14 +1,14 @@
--- Busy marks: queues that a worker polls continuously, so that producers need not notify anybody.
+-- Busy marks: a mark says that a worker polls the queue continuously, so that producers need not notify workers.
 --
--- A busy worker marks its queue, and taskd.notify_workers() reads the mark. Before the worker sleeps it clears the mark, and
--- then waits until every transaction has ended that may have read the mark and therefore sent no NOTIFY. Those transactions have
--- a lower xid than one that is drawn in a new transaction after the mark was cleared. (The xmax of a snapshot would not be such a
--- bound: it is one more than the last xid that has ended, and a transaction that is still open may have a higher one.)
--- taskd/worker/claiming/busy_mark.py describes the whole protocol.
+-- A busy worker marks its queue, and taskd.notify_workers() reads the mark. Before the worker sleeps, it clears the mark.
+-- Then it waits until all transactions have ended that can have read the mark, and therefore sent no NOTIFY. To know them,
+-- it draws an xid in a new transaction after the mark was cleared: those transactions have lower xids. (The xmax of a
+-- snapshot is no such bound: it is one more than the last xid that has ended, and a transaction that is still open can have
+-- a higher xid.) taskd/worker/claiming/busy_mark.py describes the whole protocol.
 
--- Set or renew the mark. `alone`: whether no other worker marks the queue; NULL if the mark was not set, because this worker is
--- declared dead or gives way to another worker's mark. `others`: how many other workers serve the queue. A worker that cannot
--- keep up wakes them.
+-- Set or renew the mark. `alone`: whether no other worker has marked the queue; NULL if the mark was not set, because this
+-- worker was declared dead, or because of `gives_way` and another worker's mark. `others`: how many other workers serve the
+-- queue, which a worker that cannot keep up wakes.
 
 -- name: set_busy_mark(queue text, worker_id bigint, for_s double precision, gives_way boolean)
 -- roles: worker
@@ -18,14 +18,14 @@ SELECT alone, (
 ) AS others
 FROM taskd.set_busy_mark($1, $2, $3, $4) AS alone;
 
--- Clear the worker's own mark; with NULL as the worker, anybody's.
+-- Clear the mark that this worker has set; with NULL as the worker, the mark of any worker.
 
 -- name: clear_busy_mark(queue text, worker_id bigint)
 -- roles: worker, admin
 SELECT taskd.clear_busy_mark($1, $2);
 
--- How many sessions wait for the lock that NOTIFY takes: it covers the whole database cluster, and each transaction that
--- notifies holds it until its commit is flushed.
+-- How many sessions wait for the lock that NOTIFY takes. There is one such lock for all databases of the server, and each
+-- transaction that notifies holds it until its commit is flushed.
 
 -- name: count_waiting_notifiers()
 -- roles: producer, worker, observer, admin

@@ -1,8 +1,8 @@
--- Control: operators change waiting jobs, pause tasks and find jobs in bulk; workers carry it out.
+-- Control: change waiting jobs, pause tasks, find jobs in bulk, queue parked jobs again, and expire jobs.
 --
--- Operators need not notify the workers: what they write is in the tables, which each worker reads every five seconds
--- (check_upkeep in lease.sql). To save that time, statements also notify the channel `taskd`, which all workers listen to; a
--- notification is a hint, and its payload is the id of the worker that it is meant for, or empty.
+-- Operators write to the tables, which each worker reads every five seconds (check_upkeep in lease.sql). To save that time,
+-- statements also notify the channel `taskd`, to which all workers listen. The notification is a hint; its payload is the id
+-- of the worker to which it is addressed, or empty for all workers.
 
 -- See taskd.change().
 
@@ -13,15 +13,15 @@ SELECT job_id AS id, outcome
 FROM taskd.change($1::bigint[], $2::smallint, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8::smallint, $9,
                   CASE WHEN $12 THEN timestamptz 'infinity' ELSE $10 END, $11);
 
--- The tasks of waiting jobs, so that the client can check new arguments against what is published.
+-- The tasks of waiting jobs, so that the client can check new arguments against the published tasks.
 
 -- name: tasks_of_jobs(ids bigint[])
 -- roles: observer, admin
 SELECT DISTINCT task::text AS task FROM taskd.job WHERE id = ANY ($1::bigint[]) AND worker_id IS NULL;
 
--- Pause tasks by their names, and their former names with them. The claim reads no tasks, so workers claim a paused task's
--- jobs and release them `parked`: scheduled, with their attempts refunded, and out of the way of claims. A task that nobody
--- has published cannot be paused, and is missing in the answer.
+-- Pause tasks by their names, together with their former names. The claim reads no tasks, so workers still claim jobs of a
+-- paused task, and release them as `parked`: scheduled, with their attempts refunded, so that claims no longer read them. A
+-- task that no worker has published cannot be paused, and is missing in the result.
 
 -- name: pause_tasks(names text[], for_s double precision, reason text)
 -- roles: admin
@@ -61,9 +61,10 @@ WITH held AS MATERIALIZED (
 )
 SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
 
--- Bring back parked jobs that this worker can run, when their task is no longer paused, or when the worker is the first of
--- their queue that has the task. Each worker does so, a batch at a time, including jobs that another worker has parked late. A suspect goes back to quarantine, a job with a limit to its admission.
--- `state::text` leaves only job_parked to find the rows: along job_due everything that is scheduled would be read.
+-- Queue the parked jobs that this worker can run again: after the end of the pause of their task, or because this worker is
+-- the first one of their queue that has the task. Every worker does so, in batches; jobs that another worker parks later are
+-- found by a later call. A suspect becomes `scheduled`, which brings it to quarantine; a job with a limit waits for its
+-- admission. `state::text` makes the planner use the index job_parked: along job_due it would read all scheduled jobs.
 
 -- name: unpark_jobs(worker_id bigint, tasks text[], batch bigint)
 -- roles: worker
@@ -90,9 +91,9 @@ WITH moved AS (
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM notified) AS r;
 
--- End jobs that wait for their time, their limit or other jobs, and whose deadline is over. Most expired jobs are found by a
--- worker that claims them too late; nobody claims these. They are read in the order of their deadlines, along job_deadline
--- only; jobs that another transaction has locked, or whose dependants, are skipped.
+-- Fail the jobs that still wait after their deadline, for their due time, their limit or other jobs: no worker claims these.
+-- (Jobs that are claimed after their deadline are failed by their worker.) They are read in the order of their deadlines,
+-- along job_deadline only. Jobs are skipped if another transaction has locked their rows, or those of their dependants.
 
 -- name: expire_jobs(batch bigint)
 -- roles: worker
@@ -146,10 +147,11 @@ FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblock
      (SELECT count(*) FROM freed) AS o
 GROUP BY ended.task;
 
--- Find jobs by what they are, for changes in bulk. Each statement reads at most `read_max` rows behind the last one, live
--- jobs along the primary key, failed and cancelled ones along job_history_not_done, and returns how far it has read; the
--- caller passes that to the next one. The bounds are read at the beginning, so that jobs which are retried, or fail again,
--- meanwhile are not met twice. A live job counts by the time when it was enqueued, a finished one by its end.
+-- Find jobs by a filter, for changes in bulk. Each statement reads at most `read_max` rows, live jobs along the primary key,
+-- failed and cancelled jobs along job_history_not_done. It returns the position of the last row that it has read, at which
+-- the caller's next statement continues. The bounds are read once at the start, so that a job which is retried or fails
+-- again meanwhile is not found twice. The bounds of time apply to the enqueue of a live job, and to the end of a finished
+-- job.
 
 -- name: find_bounds(since_s double precision, older_s double precision)
 -- roles: admin

@@ -1,7 +1,7 @@
--- The database itself: what identifies it, and what it allows.
+-- The database itself: its identity, its connections and its roles.
 
--- The time of its first migration, in microseconds: makes a job's idempotency key unique beyond this database, for services
--- that refuse a second request with the same key.
+-- The time of its first migration, in microseconds. It is a part of idempotency keys, so that jobs of different databases
+-- have different keys: services ignore a second request with the same key.
 
 -- name: identify_database()
 -- roles: producer, worker, observer, admin
@@ -38,7 +38,7 @@ SELECT current_setting('max_connections')::integer AS allowed,
            + coalesce(current_setting('reserved_connections', true)::integer, 0) AS reserved,
        (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used;
 
--- The prefix of the roles that own the schema (sql/roles.sql); no row if the schema was not handed over to roles.
+-- The prefix of the names of the schema's roles (sql/roles.sql); no row if the schema does not belong to such a role.
 
 -- name: find_roles()
 -- roles: producer, worker, observer, admin

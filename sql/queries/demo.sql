@@ -1,7 +1,6 @@
--- The demo: what an earlier run of `taskd demo` has left, and the result of this run. Nothing here writes.
+-- The demo: the jobs that an earlier run of `taskd demo` has left, and the result of this run. No statement here writes.
 
--- The live jobs of a queue, along job_claim and in the small live table. `folder` identifies jobs of the demo; jobs without
--- it are somebody's own.
+-- The live jobs of a queue. `folder` is the folder of the demo; jobs without a folder were enqueued by another app.
 
 -- name: demo_left(queue text)
 -- roles: admin
@@ -14,7 +13,8 @@ ORDER BY id;
 -- roles: worker, observer, admin
 SELECT count(*) AS live FROM taskd.job WHERE id = ANY ($1::bigint[]);
 
--- The rows know more than the events of this run, which end when its process is killed. The wait is that of the last attempt.
+-- The result is read from the rows and not counted by events, so it includes attempts of runs that were killed. The wait is
+-- that of the last attempt.
 
 -- name: demo_outcome(ids bigint[])
 -- roles: admin

@@ -1,4 +1,4 @@
--- Enqueues: a job is inserted as `queued`, or as `scheduled` if its time is still to come.
+-- Enqueues: a job is inserted as `queued`, as `scheduled` if it is due later, or as `blocked` if its limit must admit it.
 --
 -- One statement takes any number of jobs as arrays of columns, in the caller's transaction, and notifies the workers of each
 -- queue once, unless the queue is polled continuously, has no worker, or its jobs are due in more than a minute: workers
@@ -48,8 +48,8 @@ WITH requested AS (
 SELECT array_agg(id) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us
 FROM inserted, (SELECT count(*) FROM notified) AS r;
 
--- Jobs with one task, one queue and one priority, and nothing but their arguments, as most batches are. Without thirteen
--- columns that nobody uses, they cost little more than a plain insert.
+-- Jobs with the same task, queue and priority, and without options: most batches are like this. Without the columns of the
+-- options, the statement costs little more than a plain insert.
 
 -- name: enqueue_usual_jobs(task text, queue text, args text[], priority smallint)
 -- roles: producer, admin
@@ -71,9 +71,9 @@ WITH room AS (
 SELECT array_agg(id) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us
 FROM inserted, (SELECT count(*) FROM notified) AS r;
 
--- One job alone, as most are enqueued. No function and no CTE: a client keeps these statements prepared, and they take 5 us
--- more than a plain insert of such a row, where a function took 17. This one is for jobs with nothing but arguments: four
--- columns in place of 13 save 7 of 340 us.
+-- A single job, as most jobs are enqueued. The statements use no function and no CTE: prepared, they take 5 us more than a
+-- plain insert of such a row; a function took 17 us more. The first statement is for a job without options: four columns
+-- instead of 13 save 7 of 340 us.
 
 -- name: enqueue_usual_job(task text, queue text, args text, priority smallint)
 -- roles: producer, admin

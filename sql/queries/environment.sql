@@ -10,8 +10,8 @@ SELECT name FROM taskd.environment;
 -- roles: admin
 INSERT INTO taskd.environment (name) VALUES ($1) ON CONFLICT (one) DO NOTHING;
 
--- Let the database belong to an environment. With `pauses`, every queue that is known and every schedule is paused without an
--- end, in the same transaction: no worker of the environment starts a job of the former one.
+-- Let the database belong to an environment. With `pauses`, the same transaction pauses every known queue and every schedule
+-- without an end, so that no worker of this environment starts a job of the former environment.
 
 -- name: adopt_database(name text, pauses boolean, reason text)
 -- roles: admin

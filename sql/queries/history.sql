@@ -1,7 +1,7 @@
--- Upkeep of the history: create partitions ahead, remove expired ones. Repeatable; any worker runs it.
+-- Upkeep of the history: create partitions for the next days, drop expired ones. Every worker runs this, and can repeat it.
 --
--- Each call is a transaction of its own under a lock_timeout of 50 ms and is simply tried again later: a long reader of the
--- history must never stall the acks behind a waiting DDL statement.
+-- Each call is a transaction of its own with a lock_timeout of 50 ms, and is retried later. Without the timeout, a DDL
+-- statement that waits for a long read of the history would block the acks behind it.
 
 -- name: make_history_partitions(days integer)
 -- roles: worker, admin
@@ -19,9 +19,9 @@ SELECT taskd.drop_expired_partition($1) AS dropped;
 -- roles: worker
 SELECT taskd.prune_default_partition($1) AS pruned;
 
--- Delete keys whose time is over, some at a time. A key that a producer is just taking again is skipped: it must neither be
--- deleted after the producer's commit, nor waited for while other rows are locked here. now() and not clock_timestamp(),
--- which could not use the index.
+-- Delete expired unique keys, in batches. A key that a producer is taking again is locked, and is skipped: it must not be
+-- deleted after the producer's commit, and waiting for it would keep other rows locked. The condition uses now(), because
+-- clock_timestamp() could not use the index.
 
 -- name: prune_keys(batch bigint)
 -- roles: worker

@@ -1,15 +1,17 @@
 -- Limits: jobs that wait for admission by their limit, queues that an operator has limited, and the definitions of both.
 --
--- The schema explains admission (migrations/0001_baseline.sql, "limits of jobs"). The statements that free a slot admit the
--- next jobs, and admit_jobs does so for jobs that have just arrived and for openings. Any worker runs it when next_due
--- (promote.sql) or check_upkeep (lease.sql) say that something is due: a cluster without limits asks nothing more.
+-- The schema explains admission (migrations/0001_baseline.sql, "limits of jobs"). Statements that free a slot admit the next
+-- jobs. admit_jobs admits jobs that have just arrived, and those for which an opening (taskd.opening) is due. Any worker
+-- runs it when next_due (promote.sql) or check_upkeep (lease.sql) return that a check is due, so limits cost nothing where
+-- none are used.
 
 -- name: admit_jobs(batch bigint)
 -- roles: worker
 -- moves: blocked -> queued, blocked -> scheduled, scheduled -> blocked
 SELECT checked, queues FROM taskd.admit_due($1);
 
--- Claim from a limited queue; otherwise as claim_jobs. A row without an id says in how many seconds there will be a token.
+-- Claim from a queue that an operator has limited; otherwise like claim_jobs. If a token is missing, one row has no id, and
+-- `opens_s` is the number of seconds until the next token.
 
 -- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[])
 -- roles: worker
@@ -21,8 +23,8 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt
        (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[]);
 
--- Publish the limits of an app's code, and which task has which. Limits that an operator has set stay. If a limit has
--- changed, all of its keys are checked again. Rows are locked in the order of their names.
+-- Publish the limits that the code of an app declares, and the limit of each task. Bounds that an operator has set do not
+-- change. If a declaration has changed, all keys of the limit are checked again. Rows are locked in the order of their names.
 
 -- name: publish_limits(app text, names text[], concurrencies integer[], concurrencies_in_all integer[], rates double precision[], bursts integer[], tasks text[], task_limits text[], task_bys text[], task_defaults text[])
 -- roles: worker
@@ -60,9 +62,9 @@ WHERE task.name = mine.name
   AND (task.limit_name, task.limit_by, task.limit_defaults)
       IS DISTINCT FROM (mine.limit_name, mine.limit_by, mine.limit_defaults);
 
--- Set a limit by hand. A bound that is not given stays as it is, unless `without` names it. The workers of all queues are
--- notified, so that parked jobs are admitted at once if there is more room. A burst without a rate changes nothing, and
--- returns no row.
+-- Set a limit by hand. A bound that is not given does not change, unless `without` names it, which removes it. The workers
+-- of all queues are notified, so that parked jobs are admitted at once if the new bounds allow it. A burst without a rate
+-- changes nothing, and no row is returned.
 
 -- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[])
 -- roles: admin
@@ -89,7 +91,7 @@ WITH changed AS (
 )
 SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r;
 
--- Remove what was set by hand: the code's declaration applies again, and a limit that no code declares is deleted.
+-- Remove bounds that were set by hand: those that the code declares apply again. A limit that no code declares is deleted.
 
 -- name: clear_limits(names text[])
 -- roles: admin
@@ -118,10 +120,10 @@ WITH held AS MATERIALIZED (
 SELECT name FROM (SELECT name FROM deleted UNION ALL SELECT name FROM reset) AS cleared, (SELECT count(*) FROM notified) AS r
 ORDER BY name;
 
--- Each limit with its bounds, the jobs that hold its slots (job_limit_slots) and those that wait (job_limit_waiting).
--- `running` and `queued` jobs hold slots (queued: admitted, and not started yet). Of the `blocked` jobs, `next` have a slot
--- of their key and wait for one among all keys, `parked` wait for a slot or a token of their key, and the others have not
--- been checked yet.
+-- Each limit with its bounds, the number of jobs that hold its slots (along job_limit_slots), and the number of jobs that
+-- wait for it (along job_limit_waiting). `running` and `queued` jobs hold slots; `queued` jobs are admitted and not started
+-- yet. Of the `blocked` jobs, the `next` ones hold a slot of their key and wait for one of the limit in all, the `parked`
+-- ones wait for a slot or a token of their key, and the others have not been checked yet.
 
 -- name: list_limits(batch bigint)
 -- roles: worker, observer, admin
@@ -148,8 +150,8 @@ CROSS JOIN LATERAL (
 ORDER BY rule.name
 LIMIT $1;
 
--- The same for each key of a limit, keys with most blocked jobs first; for a rate also the number of tokens. All jobs of the
--- limit are counted.
+-- The same for each key of a limit, the key with the most blocked jobs first; with a rate, also the number of its tokens.
+-- This counts all jobs of the limit.
 
 -- name: list_limit_keys(name text, batch bigint)
 -- roles: worker, observer, admin
@@ -180,9 +182,9 @@ GROUP BY job.limit_key, rule.rate, rule.burst, bucket.tokens, bucket.filled_at
 ORDER BY blocked DESC, job.limit_key
 LIMIT $2;
 
--- Set the limits of a queue, as set_limit does: for all workers together, and (`concurrency`) for each worker process. Claims
--- read them at once; workers are notified and check. The tokens that are left stay, because otherwise each change would allow
--- another burst.
+-- Set the limits of a queue, like set_limit. They apply to all workers together, except `concurrency`, which applies to each
+-- worker process. The next claims use the new limits; workers are notified, so that they claim at once. The remaining tokens
+-- stay: otherwise each change would allow another burst.
 
 -- name: limit_queue(name text, concurrency integer, max_running integer, max_depth integer, rate double precision, burst integer, without text[])
 -- roles: admin
@@ -211,7 +213,7 @@ SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r;
 -- roles: worker
 SELECT taskd.count_depths();
 
--- Delete buckets that are full again, and those of limits without a rate.
+-- Delete token buckets that are full again, and buckets of limits that no longer have a rate.
 
 -- name: prune_buckets()
 -- roles: worker

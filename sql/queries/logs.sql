@@ -1,10 +1,11 @@
--- Log lines of handlers, stored with their attempts; see the table taskd.job_log.
+-- Log lines of handlers, one row per attempt; see the table taskd.job_log.
 
--- Write the lines of attempts that have ended, or have run for a while. Lines that an attempt logs after its end are not
--- kept: its row stays as it is. `failed`: keep the lines as long as failed jobs. The queue's retention applies; where it is 0
--- for this outcome, the lines that were written during the run are deleted. A job that runs again and again keeps the lines
--- of its first and its last 19 attempts: the same statement deletes older rows, if the fence says that there may be that
--- many, and does not see the new ones.
+-- Write the lines of attempts that have ended, or have run for some time. The row of an ended attempt does not change any
+-- more, so lines that are logged after the end are lost. `failed`: keep the lines as long as failed jobs of the queue,
+-- otherwise as long as done ones. If that retention is 0, lines that were written during the attempt are deleted. A job
+-- keeps the lines of its first attempt and its 19 newest ones: the same statement deletes the other rows. It looks for such
+-- rows only if the fence is above 19, and its snapshot does not contain the row that it writes, so it keeps 18 of the older
+-- ones.
 
 -- name: write_logs(worker_ids bigint[], job_ids bigint[], fences bigint[], attempts smallint[], queues text[], failed boolean[], ended boolean[], firsts smallint[], left_out bigint[], lines text[])
 -- roles: worker
@@ -54,8 +55,7 @@ WITH given AS MATERIALIZED (
 )
 SELECT count(*) AS written FROM written;
 
--- Delete the lines of attempts that ended well and whose lines are then not kept, if they ran long enough to have been
--- written.
+-- Delete lines that were written during an attempt, if the attempt was successful and only lines of failed attempts are kept.
 
 -- name: delete_logs(job_ids bigint[], fences bigint[])
 -- roles: worker
@@ -63,7 +63,7 @@ DELETE FROM taskd.job_log AS log
 USING unnest($1::bigint[], $2::bigint[]) AS deleted (job_id, fence)
 WHERE log.job_id = deleted.job_id AND log.fence = deleted.fence;
 
--- Delete expired lines, some at a time.
+-- Delete expired lines, in batches.
 
 -- name: prune_logs(batch bigint)
 -- roles: worker
@@ -76,7 +76,7 @@ WITH deleted AS (
 )
 SELECT count(*) AS pruned FROM deleted;
 
--- The lines of a job's attempts, in their order. `runs`: the attempt is running, and more lines may come.
+-- The lines of a job, in the order of its attempts. `runs`: whether the attempt is running, so that further lines can follow.
 
 -- name: job_logs(id bigint)
 -- roles: admin

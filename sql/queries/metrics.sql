@@ -1,16 +1,15 @@
--- Metrics: what a scrape reads from the database, in one statement whose cost is bounded.
+-- Metrics: the values that a scrape reads from the database, in one statement whose cost is bounded.
 --
--- All running jobs are counted along job_running, and the first queued ones of each queue along job_claim: 10,000 of up to
--- two queues, otherwise 20,000 divided by the number of queues, but at least 500 of each. A queue with no more jobs than that
--- is exact. The rest is counted in one pass over the table: jobs in other states, and those of longer queues. Of a table with
--- more than `blocks_max` blocks this pass reads that many, taken at random, and scales the counts (`sampled` is the part that
--- was read; 1: all, so the counts are exact). Where jobs of one queue lie together, this may be far off for a small queue
--- beside a large one. The oldest due jobs are found along job_claim, by one probe for each queue and priority, and along
--- job_due. Nothing of the history is read.
+-- All running jobs are counted along job_running. Queued jobs are counted along job_claim, up to a bound for each queue:
+-- 10,000 with up to two queues, otherwise 20,000 divided by the number of queues, but at least 500. For a queue with no more
+-- jobs than that, the count is exact. All other jobs (in other states, or in longer queues) are counted in one pass over the
+-- table. If the table has more than `blocks_max` blocks, this pass reads that many random blocks, and scales the counts up.
+-- `sampled` is the share of blocks that was read; 1: all, so that the counts are exact. If the jobs of a queue are in
+-- neighbouring blocks, the scaled count of a small queue beside a large one can be far off. The oldest due jobs are found
+-- along job_claim, with one probe per queue and priority, and along job_due. The history is not read.
 --
--- A held snapshot is a transaction that keeps vacuum from removing rows that have died since; the age is that of the oldest.
--- A login that may not read all of pg_stat_activity (pg_monitor may) sees those of its own user and prepared transactions
--- only.
+-- A held snapshot belongs to a transaction that keeps vacuum from removing rows that have died since; the age is that of the
+-- oldest. A login that is no member of pg_monitor sees only snapshots of its own user, and prepared transactions.
 
 -- name: read_metrics(blocks_max double precision, batch bigint)
 -- roles: worker, observer, admin

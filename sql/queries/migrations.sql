@@ -1,7 +1,7 @@
--- Migrations: what was applied, what is announced, and which sessions stand in the way (taskd/store/schema/migrate.py).
+-- Migrations: applied and announced ones, and sessions and workers that block them (taskd/store/schema/migrate.py).
 
--- What was applied, and what is announced: it is about to be applied, so code that will not work with it refuses to start.
--- What this statement names stays for ever (see renew_lease).
+-- The applied and the announced migrations. An announced one is about to be applied: code that will not work with it refuses
+-- to start. The names in this statement must never change (see renew_lease).
 
 -- name: list_migrations()
 -- roles: producer, worker, observer, admin
@@ -9,8 +9,8 @@ SELECT number, name, digest, works_with, applied_at IS NOT NULL AS is_applied
 FROM taskd.migration
 ORDER BY number;
 
--- In the transaction that applies it; or before, as an announcement, which workers that it outgrows see at their next
--- renewal.
+-- Record a migration in the transaction that applies it, or announce it before. Workers that are too old for an announced
+-- migration notice it at their next lease renewal, and drain.
 
 -- name: record_migration(number integer, name text, digest text, works_with integer, is_applied boolean)
 -- roles: owner
@@ -20,7 +20,7 @@ ON CONFLICT (number) DO UPDATE
 SET name = excluded.name, digest = excluded.digest, works_with = excluded.works_with, applied_at = excluded.applied_at
 WHERE m.applied_at IS NULL;
 
--- The live workers whose code is older than a migration works with.
+-- The live workers whose code is too old for a migration.
 
 -- name: outgrown_workers(works_with integer)
 -- roles: worker, observer, admin
@@ -29,8 +29,8 @@ FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND schema_newest < $1
 ORDER BY host, pid;
 
--- Sessions that hold up a migration: those with locks on these tables, the oldest transactions first; without tables, those
--- whose snapshots a concurrent index build waits for.
+-- Sessions that block a migration: those that hold locks on these tables, the oldest transactions first; without tables,
+-- those with snapshots, for which a concurrent index build waits.
 
 -- name: lock_holders(tables text[], batch bigint)
 -- roles: producer, worker, observer, admin
@@ -47,7 +47,7 @@ WHERE a.pid <> pg_backend_pid() AND a.datname = current_database()
 ORDER BY a.xact_start
 LIMIT $2;
 
--- Whether an index is incomplete: a CREATE INDEX CONCURRENTLY that fails leaves it behind.
+-- Whether an index is invalid: a CREATE INDEX CONCURRENTLY that fails leaves an invalid index.
 
 -- name: is_index_invalid(name text)
 -- roles: producer, worker, observer, admin

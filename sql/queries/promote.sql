@@ -1,8 +1,9 @@
--- Promotion: move scheduled jobs whose time has come to the queue.
+-- Promotion: queue scheduled jobs that are due.
 --
--- Any worker promotes jobs of all queues. A timer for the next due time starts it, so a million future jobs cost claims
--- nothing. Suspects are left to quarantine (claim.sql), and a job with a limit goes to its admission (limits.sql). Rows are
--- written by ctid, as in the claim: a join by id read the whole table, however few jobs were due.
+-- Every worker promotes jobs of all queues, on a timer that is set to the next due time. So claims do not read scheduled
+-- jobs, however many there are. Suspects are not promoted, but claimed into quarantine (claim.sql); a job with a limit
+-- becomes `blocked`, and waits for its admission (limits.sql). Rows are updated by ctid, as in the claim: with a join by id,
+-- the whole table was read even if few jobs were due.
 
 -- name: promote_jobs(batch bigint)
 -- roles: worker
@@ -26,7 +27,7 @@ WITH moved AS (
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM notified) AS r;
 
--- When a worker has to act next, and which queues are limited: the one row of the view.
+-- When the next job, suspect and check of limits are due, and which queues are limited: the one row of the view taskd.due.
 
 -- name: next_due()
 -- roles: worker, observer, admin

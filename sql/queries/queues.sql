@@ -1,7 +1,8 @@
--- Queues: pauses, retention, and what is left.
+-- Queues: pauses, retention, and counts of remaining jobs.
 --
--- A queue needs no row to work; a worker creates one for each queue that it serves, so that lists show it. Rows are written
--- in the order of their names: otherwise workers that start together would deadlock.
+-- Jobs can be enqueued and claimed without a row for their queue. A worker creates a row for each queue that it serves, so
+-- that lists show the queue. Rows are written in the order of their names: otherwise workers that start together could
+-- deadlock.
 
 -- name: declare_queues(names text[])
 -- roles: worker, admin
@@ -45,9 +46,10 @@ ON CONFLICT (name) DO UPDATE
 SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, queue.keep_failed_s)
 RETURNING name::text, keep_done_s, keep_failed_s;
 
--- What is left in queues, for a worker that ends when they are empty. `runnable` (queued, or due for admission), `running`
--- and `soon` jobs (due, or claimed before and due again within a minute) keep it going; the rest stays, and the worker names
--- it at its end. A fence above 0 says that a job was claimed before: attempts may have been refunded.
+-- The remaining jobs of queues, for a worker with `--until-empty`. It runs until there are no `runnable` jobs (queued, or
+-- due and waiting for a limit), no `running` ones and no `soon` ones (due and not promoted yet, or claimed before and due
+-- again within a minute). At its end it prints the counts of the others. Whether a job was claimed before is read from its
+-- fence, and not from its attempts, which can have been refunded.
 
 -- name: count_left(queues text[], tasks text[])
 -- roles: worker, observer, admin

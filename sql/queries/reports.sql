@@ -1,8 +1,8 @@
--- Reports: what people and scripts read by the command line. Nothing here writes.
+-- Reports: the statements of commands that print lists and single rows. No statement here writes.
 --
--- Every list has a limit, and every count uses an index or reads live jobs, so that a question is not a load when the history
--- holds millions of rows. A statement that reads more says so. Ages are computed here, by the database's clock. The names of
--- the columns are the keys of the `--json` output: a renamed column breaks somebody's script.
+-- Every list has a limit, and every count uses an index or reads only live jobs, so that a report is cheap even if the
+-- history has millions of rows. The comment of a statement that reads more says so. Ages are computed here, by the
+-- database's clock. The names of the columns are the keys of the `--json` output: renaming a column breaks scripts of users.
 
 -- Newest first. Two branches, each read backwards along its index on id (job_pkey; job_history_pkey of every partition, merged)
 -- up to the limit. If only failed and cancelled jobs are wanted, the planner may use job_history_not_done instead; that
@@ -242,10 +242,10 @@ FROM taskd.jobs
 WHERE id = ANY ($1::bigint[])
 ORDER BY id, finished_at IS NOT NULL, enqueued_at DESC;
 
--- Counts by queue: queued jobs along job_claim (index only), running ones along job_running, scheduled and blocked ones in
--- the live table, failed ones along job_history_not_done. A queue is listed if there is a job, a pause, a setting or a worker
--- for it, alive or dead for less than the week for which its row is kept. The row of the queue alone does not list it: a
--- queue that was paused by a wrong name would be listed for ever.
+-- Counts by queue: queued jobs along job_claim (index only), running jobs along job_running, scheduled and blocked jobs in
+-- the live table, failed jobs along job_history_not_done. A queue is listed if it has a job, a pause, a setting, or a worker
+-- whose row still exists (a week after its death). A queue that has only a row is not listed: otherwise a queue that was
+-- paused with a wrong name would be listed for ever.
 
 -- name: list_queues(batch bigint)
 -- roles: observer, admin
@@ -287,7 +287,7 @@ SELECT named.queue,
        coalesce(blocked.jobs, 0) AS blocked,
        coalesce(running.jobs, 0) AS running,
        coalesce(failed.jobs, 0) AS failed_last_day,
-       -- Jobs that are due and not promoted yet wait as well.
+       -- Include jobs that are due and not promoted yet.
        CASE WHEN least(queued.oldest, scheduled.oldest) <= now()
             THEN date_part('epoch', clock_timestamp() - least(queued.oldest, scheduled.oldest))
        END AS oldest_due_s,
@@ -311,10 +311,10 @@ LEFT JOIN taskd.queue AS paused
 ORDER BY named.queue
 LIMIT $1;
 
--- Which queues have due jobs, and how many live workers serve each: for health checks, so it must be cheap with a million
--- waiting jobs. The queues of queued jobs are found along job_claim, one probe for each; of the due scheduled jobs (job_due)
--- the 10,000 oldest are read: if more wait, no worker promotes at all, and the oldest show that. A paused queue needs no
--- worker.
+-- The queues that have due jobs and are not paused, and how many live workers serve each. This is for health checks, so it
+-- must be cheap with a million waiting jobs. The queues of queued jobs are found along job_claim, with one probe per queue.
+-- Of the scheduled jobs that are due (job_due), the 10,000 oldest are read: if there are more, no worker promotes jobs, and
+-- the oldest ones are enough to show that.
 
 -- name: queues_with_due_jobs()
 -- roles: worker, observer, admin
@@ -352,9 +352,9 @@ SELECT count(*) AS workers
 FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND $1 = ANY (queues);
 
--- Live workers, and those that ended within the given time. `late`: no renewal for a third of the lease, in which two should
--- have come; the worker has died, hangs, or cannot connect. `silent`: the lease has run out, and nobody has declared the
--- worker dead yet. Running jobs are counted along job_running.
+-- Live workers, and workers that ended within the given time. `late`: the worker has not renewed its lease for a third of
+-- the lease's time, in which it renews twice; it has died, hangs, or cannot connect. `silent`: the lease has expired, and no
+-- worker has declared this one dead yet. Running jobs are counted along job_running.
 
 -- name: list_workers(dead_s double precision, batch bigint)
 -- roles: worker, observer, admin
@@ -376,9 +376,9 @@ WHERE died_at IS NULL OR died_at > clock_timestamp() - make_interval(secs => $1)
 ORDER BY died_at DESC NULLS FIRST, started_at DESC
 LIMIT $2;
 
--- The workers with the caller's host, boot and pid namespace, so in a container only those of that container: for `taskd
--- health --worker`, which checks whether their processes still run. The table holds the workers of the last week, few enough
--- to be read from end to end.
+-- The workers with the caller's host, boot and pid namespace; in a container, those are the workers of that container.
+-- `taskd health --worker` checks whether their processes still run. The table contains the workers of the last week, few
+-- enough to be read completely.
 
 -- name: list_workers_here(host text, boot_id text, pid_namespace text, batch bigint)
 -- roles: worker, observer, admin
@@ -392,10 +392,10 @@ WHERE died_at IS NULL AND host = $1 AND boot_id = $2 AND pid_namespace = $3
 ORDER BY started_at DESC
 LIMIT $4;
 
--- The names of queues and tasks, for a user whose filter has found nothing; and whether there are jobs with the given names,
--- although nobody serves or has published them. The names of queues come from their rows, from workers of the last week, from
--- published tasks, and from queued jobs, along job_claim with one probe for each. Jobs with the given names are looked for
--- among the newest 100,000 live and the newest 100,000 finished ones, along job_pkey and job_history_pkey.
+-- The names of queues and tasks, for a user whose filter has found no job; and whether there are jobs with the given names,
+-- which can exist without a worker or a published task. The names of queues come from their rows, from workers of the last
+-- week, from published tasks, and from queued jobs, along job_claim with one probe per queue. Jobs with the given names are
+-- searched among the newest 100,000 live and the newest 100,000 finished jobs, along job_pkey and job_history_pkey.
 
 -- name: known_names(queue text, task text, batch bigint)
 -- roles: observer, admin
@@ -434,10 +434,10 @@ FROM taskd.task
 ORDER BY name
 LIMIT $1;
 
--- Recent outcomes. Reads all finished jobs of the partitions that cannot have expired before: no index covers the time of
--- finishing, because every completion would pay for it. That takes 0.45 s for a million finished jobs. Wait and run time are
--- those of the last attempt; `retried` counts jobs with more than one attempt. A job that was cancelled before it ran has
--- neither.
+-- Recent outcomes. No index covers the time at which jobs finish, because it would slow down every completion. So this reads
+-- all finished jobs of the partitions that expire late enough: 0.45 s for a million jobs. Wait and run time are those of the
+-- last attempt; a job that was cancelled before its first attempt has neither. `retried` counts jobs with more than one
+-- attempt.
 
 -- name: stats(since_s double precision, queue text, task text, by_hour boolean, batch bigint)
 -- roles: observer, admin
@@ -461,12 +461,12 @@ GROUP BY 1, 2, 3
 ORDER BY 1 DESC, 2, 3
 LIMIT $5;
 
--- Recent errors: failed jobs, and jobs that wait for another attempt, counted by task and text.
--- taskd/core/explain/error_groups.py merges texts that differ in details only. At most `batch` rows of each kind are read:
--- the newest failed jobs along job_history_not_done of every partition, and scheduled jobs along job_due, suspects first, the
--- soonest first, because another attempt is seldom far away. How many were read, and how far back, is in each row, and in one
--- row without a task if there is nothing to report. The reason of a failed job names its last error; its errors, which may be
--- long, are not read.
+-- Recent errors of failed jobs, and of jobs that wait for another attempt, counted by task and text.
+-- taskd/core/explain/error_groups.py merges texts that differ only in details. At most `batch` rows of each kind are read:
+-- the newest failed jobs along job_history_not_done of every partition; and scheduled jobs along job_due, suspects first,
+-- then those that are due soonest, because most retries are due soon. Each row contains how many jobs of each kind were
+-- read, and the age of the oldest failed one. If there is no error, one row without a task contains these. The reason of a
+-- failed job names its last error, so its errors, which can be long, are rarely read.
 
 -- name: stats_errors(since_s double precision, queue text, task text, batch bigint)
 -- roles: observer, admin

@@ -1,8 +1,7 @@
--- Progress and outcomes of jobs.
+-- The progress of attempts, and the outcomes of jobs that clients wait for.
 
--- Write the progress of all attempts of a worker at once, at most every second; a job whose handler reports none has no row,
--- and no other statement reads this table for it. A late report of an attempt that has lost its job does not hide that of the
--- next attempt.
+-- Write the progress of the attempts of a worker in one batch, at most once a second. A job whose handler reports no
+-- progress has no row. A late report of an attempt that has lost its job does not overwrite the progress of a later attempt.
 
 -- name: write_progress(job_ids bigint[], fences bigint[], dones double precision[], totals double precision[], notes text[])
 -- roles: worker
@@ -16,7 +15,7 @@ SET fence = excluded.fence, done = excluded.done, total = excluded.total, note =
     reported_at = excluded.reported_at
 WHERE progress.fence <= excluded.fence;
 
--- Delete the progress of attempts that have ended, each with its fence: the next attempt may have begun elsewhere.
+-- Delete the progress of attempts that have ended, by id and fence: the next attempt of the job can run already.
 
 -- name: delete_progress(job_ids bigint[], fences bigint[])
 -- roles: worker
@@ -30,7 +29,7 @@ WITH held AS MATERIALIZED (
 )
 DELETE FROM taskd.progress WHERE job_id = ANY (ARRAY(SELECT job_id FROM held));
 
--- Delete what dead workers have left behind.
+-- Delete the progress of attempts that no longer run: their workers died.
 
 -- name: prune_progress()
 -- roles: worker

@@ -1,17 +1,19 @@
--- Schedules make jobs at planned times; see the table taskd.schedule.
+-- Schedules enqueue jobs at planned times; see the table taskd.schedule.
 --
--- Any worker fires due schedules. It reads which ticks are due, computes the one that follows, and fires, which succeeds only
--- if no other worker was faster; so there is one job for each tick, however many workers poll and whichever of them dies.
+-- Any worker fires due schedules. It reads the due ticks, computes the next tick, and fires. fire_schedule() does nothing if
+-- another worker has fired these ticks. So each tick enqueues one job, whatever number of workers poll, and whichever of them
+-- dies.
 
--- The time from which callers compute ticks: only the database's clock counts.
+-- The time from which callers compute ticks: the database's clock.
 
 -- name: database_time()
 -- roles: producer, worker, observer, admin
 SELECT clock_timestamp() AS now;
 
--- Create or change schedules: at a worker's start those that its app declares, or without an app one by hand. `taken`: a
--- different schedule of that name belongs to another app, or was created by hand; then the worker refuses to start. In the
--- order of their names, so that two workers cannot wait for each other.
+-- Create or change schedules: at the start of a worker those that its app declares, or without an app one that is set by
+-- hand. The outcome `taken` means that another app has declared a different schedule with the same name, or that it was
+-- created by hand; then the worker refuses to start. Rows are written in the order of their names, so that two workers
+-- cannot deadlock.
 
 -- name: set_schedules(app text, definitions text)
 -- roles: worker, admin
@@ -31,8 +33,8 @@ FROM (
     ORDER BY d.name
 ) AS d;
 
--- Delete the schedules that an app has declared before and declares no more. Those of other apps, and those created at run
--- time, stay.
+-- Delete the schedules that an app no longer declares. Schedules of other apps, and schedules that were created at run time,
+-- stay.
 
 -- name: drop_undeclared_schedules(app text, names text[])
 -- roles: worker, admin
@@ -46,8 +48,9 @@ DELETE FROM taskd.schedule
 WHERE name = ANY ($1::text[])
 RETURNING name::text, app;
 
--- Pause schedules: ticks are not fired, and not made up for; the first tick after the pause comes next. With an end, the next
--- tick is computed after that end, by a worker in case of cron; a tick that was read before fires nothing.
+-- Pause schedules: ticks during the pause are fired neither then nor later; the first tick after the pause comes next. If
+-- the pause has an end, the next tick is set to the first one after that end; for cron it is set to NULL, and a worker
+-- computes it. A worker that has read a tick before the pause fires nothing.
 
 -- name: pause_schedules(names text[], for_s double precision, reason text)
 -- roles: worker, admin
@@ -73,8 +76,9 @@ RETURNING name::text;
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 SELECT outcome, ids FROM taskd.run_schedule($1);
 
--- Due schedules, with a query or without, of the user who asks: a query runs as its own user. A schedule without a next tick
--- gets one now; `now` is the end of its pause, if that is still to come. At most a batch is read, along schedule_due.
+-- Due schedules: those without a query, or those whose query runs as this user. A schedule without a next tick is due, too,
+-- so that the worker computes its next tick. `now` is the time of the database, or the end of the schedule's pause if that
+-- is later. At most `batch` schedules are read, along schedule_due.
 
 -- name: due_schedules(with_query boolean, batch bigint)
 -- roles: worker, admin
@@ -97,7 +101,7 @@ ORDER BY schedule.next_at NULLS FIRST;
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz[], $5, $6::text::jsonb);
 
--- Pause a schedule whose next tick cannot be computed, and store the reason: it was created by SQL with an invalid cron.
+-- Pause a schedule whose next tick cannot be computed, because SQL has created it with an invalid cron expression; store why.
 
 -- name: pause_invalid_schedule(name text, revision bigint, error text)
 -- roles: worker, admin
@@ -107,7 +111,7 @@ SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3,
 WHERE name = $1 AND revision = $2 AND (paused_at IS NULL OR paused_until IS NOT NULL)
 RETURNING name::text;
 
--- In how many seconds the next tick is due, of schedules without a query and of those with one of this user; NULL if there is
+-- Seconds until the next tick: of schedules without a query, and of schedules whose query runs as this user; NULL if there is
 -- none. check_upkeep (lease.sql) reads the same.
 
 -- name: next_ticks()

@@ -1,6 +1,6 @@
--- Testing: what the pytest plugin (taskd/testing/) needs of a database that belongs to one test alone.
+-- Testing: statements of the pytest plugin (taskd/testing/), for a database that belongs to one test.
 
--- Every job, live or finished, with what a test may want to read.
+-- All jobs, live or finished, with the columns that tests read.
 
 -- name: testing_jobs()
 -- roles: admin
@@ -10,11 +10,11 @@ SELECT id, task, queue, state, priority, attempt, crashes, unique_key, reason,
 FROM taskd.jobs
 ORDER BY id;
 
--- The queues in which a job runs, or could start at once on a worker that knows these tasks, also by a tick of a schedule. A
--- tenth of a second ahead counts as now, so that a retry without a delay belongs to the same run. A job that a rate holds
--- back counts as due if it may start within a second; a job that its limit has parked otherwise waits for the end of another
--- one, or for its time, as does a job whose task or queue is paused. (A job of a paused task that no worker has met yet is
--- due: a worker claims it, and parks it.)
+-- The queues with a running job, or with a job that a worker with these tasks could start now; a due tick of a schedule
+-- counts as a job. A job that is due within a tenth of a second counts as due, so that a retry without a delay belongs to
+-- the same run. A job that waits for a token counts as due if it can start within a second. Jobs that wait for a slot of
+-- their limit do not count, nor do jobs of paused queues and tasks. (Except a job of a paused task that no worker has
+-- claimed since the pause: a worker claims it once, and parks it.)
 
 -- name: testing_due(tasks text[])
 -- roles: worker, observer, admin
@@ -46,9 +46,9 @@ WHERE task = ANY ($1::text[]) AND (paused_at IS NULL OR paused_until IS NOT NULL
   AND (next_at IS NULL OR next_at <= clock_timestamp())
 ORDER BY 1;
 
--- Travel in time. The clock does not change; instead everything in the future moves towards it: due times and deadlines,
--- ticks of schedules, pauses, tokens of limits, and periods of unique keys, with the times from which they are computed. No
--- state changes: the next worker promotes what has become due.
+-- Travel in time. The clock does not change; instead all times in the rows move into the past: due times and deadlines,
+-- ticks of schedules, pauses, times of tokens, and ends of unique keys, with the times from which they are computed. No
+-- state changes: the next worker promotes the jobs that are due then.
 
 -- name: travel(seconds double precision)
 -- roles: owner

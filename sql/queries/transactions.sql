@@ -1,18 +1,18 @@
--- Transactions, identified by their xids: whether one was committed, and whether all older ones have ended.
+-- Transactions by their xids: whether a transaction has committed, and whether all transactions with lower xids have ended.
 
 -- name: draw_xid()
 -- roles: producer, worker, observer, admin
 SELECT pg_current_xact_id()::text AS xid;
 
--- Whether every transaction with a lower xid has ended, for all snapshots that are taken from now on.
+-- Whether every transaction with a lower xid has ended. If so, all snapshots from now on contain their effects.
 
 -- name: transactions_ended(xid text)
 -- roles: producer, worker, observer, admin
 SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8 AS ended;
 
--- Whether a transaction was committed whose COMMIT got no reply. client.buffered() asks this before it writes a batch again.
--- `committed`, `aborted`, `in progress`, or NULL when it was too long ago. The statement fails for an xid of the future, which
--- means that a standby has taken over that never received this transaction.
+-- The status of a transaction whose COMMIT got no reply; client.buffered() reads it before it writes a batch again. The
+-- status is `committed`, `aborted` or `in progress`, or NULL if the transaction is too old. The statement fails if the xid
+-- has not been drawn yet: then a standby that has not received this transaction has taken over.
 
 -- name: transaction_status(xid text)
 -- roles: producer, worker, observer, admin

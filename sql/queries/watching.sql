@@ -1,16 +1,16 @@
--- Watching: what `taskd top` and `taskd tail` read every second or two, while they run. Nothing here writes.
+-- Watching: the statements that `taskd top` and `taskd tail` run every second or two. No statement here writes.
 --
--- No index covers the time at which jobs finish, because every completion would pay for it. So nothing here looks for
--- finished jobs by time, and nothing but watch_since, once, reads the history from end to end. The cost grows with the live
--- jobs and with what has happened since the last call, not with the history. The commands wait at least twenty times as long
--- as an answer took before they ask again.
+-- No index covers the time at which jobs finish, because it would slow down every completion. So only watch_since, which runs
+-- once, reads the history completely. The cost of the other statements grows with the number of live jobs and with the events
+-- since the last call, and not with the history. After an answer, the commands wait at least twenty times as long as it took.
 
--- Which jobs live, which of them run, and which have finished, of those with an id above `after_id` (NULL: a little before
--- the newest) or in `ids`: all in one snapshot. A job that was alive and is no longer has ended; so no job that was seen
--- alive can end unseen, whatever the order in which transactions commit. An id above `after_id` that is none of these belongs
--- to a transaction that is still open, or was rolled back: the transaction was open when `next_xid` was read, and has ended
--- when `oldest_xid` has passed it. Ids are returned in blocks of 64, each with a mask of its bits: 100,000 jobs take 1,600
--- pairs of numbers. Reads along job_pkey, job_running, and job_history_pkey of every partition.
+-- The ids of all live jobs, of the running jobs, and of finished jobs: those above `after_id` (NULL: a little before the
+-- newest id) and those in `ids`. All are read in one snapshot. A job that was live at the last call and is not live now has
+-- ended, so the end of a job that was seen live is never missed, in whatever order transactions commit. An id above
+-- `after_id` without a job belongs to a transaction that is open or was rolled back. That transaction has a lower xid than
+-- `next_xid` of this call, so it has ended as soon as a later call returns an `oldest_xid` of at least that. Ids are
+-- returned in blocks of 64, each with a bit mask: 100,000 jobs take 1,600 pairs of numbers. This reads along job_pkey,
+-- job_running, and job_history_pkey of every partition.
 
 -- name: watch_ids(after_id bigint, ids bigint[])
 -- roles: worker, observer, admin
@@ -48,7 +48,7 @@ SELECT clock_timestamp() AS now, start.id AS after_id,
        finished.blocks AS finished_blocks, finished.masks AS finished_masks
 FROM start, live, running, finished;
 
--- Jobs with their timelines: job_pkey, and job_history_pkey of every partition. Of the errors only what a line shows.
+-- Jobs with the columns of their events, along job_pkey, and job_history_pkey of every partition; errors without tracebacks.
 
 -- name: watch_jobs(ids bigint[])
 -- roles: observer, admin
@@ -73,8 +73,8 @@ FROM (
 ) AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id;
 
--- The jobs that something has happened to within the last `since_s` seconds, the latest first. Reads the live jobs, and all
--- finished jobs of the partitions that cannot have expired before: like `stats`, once, when the user asks for it.
+-- The jobs with an event within the last `since_s` seconds, the latest first. Like `stats`, this reads the live jobs, and all
+-- finished jobs of the partitions that expire late enough; it runs once, if the user gives --since.
 
 -- name: watch_since(since_s double precision, queue text, task text, batch bigint)
 -- roles: observer, admin
@@ -100,12 +100,13 @@ FROM (
 ORDER BY at DESC
 LIMIT $4;
 
--- The state of everything that lives, in one row, each part as JSON.
+-- The state of queues, workers, running jobs and full limits, in one row, each as JSON.
 --
--- `queues`: counted in one pass over the live jobs; with whether each queue is polled continuously, and by how many live
--- workers it is served. `born`: how many of the newest `batch` jobs with ids above `after_id` came to each queue, along
--- job_pkey and job_history_pkey. `running`: those that have run for longest. `limits`: those with waiting jobs, along
--- job_limit_waiting and job_limit_slots, with the keys for which most jobs wait; the first 10,000 jobs of each are counted.
+-- `queues`: the jobs of each queue, counted in one pass over the live jobs; whether it is polled continuously; and the
+-- number of its live workers. `born`: how many of the newest `batch` jobs with ids above `after_id` were enqueued into each
+-- queue, along job_pkey and job_history_pkey. `running`: the jobs that have run for the longest time. `limits`: limits with
+-- blocked jobs, each with the five keys that have the most, along job_limit_waiting and job_limit_slots; at most 10,000 jobs
+-- of a limit are counted.
 
 -- name: watch_state(after_id bigint, batch bigint, rows_max bigint)
 -- roles: observer, admin
@@ -224,10 +225,11 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
            ) AS full_limit
        ) AS limits;
 
--- Jobs that ended within the last `since_s` seconds, as far as they can be found without an index on that time: the newest
--- ids, those just before the next job of each queue (which were claimed last), and those of `ids`, which were seen running;
--- all along job_history_pkey. Failed and cancelled jobs are found by their time, along job_history_not_done. With the state
--- `scheduled`: jobs that wait for another attempt, along job_due. At most `batch` of each kind are read.
+-- Jobs that ended within the last `since_s` seconds. There is no index on that time, so only those are found that are among
+-- the newest ids, among the ids just before the next job of each queue (these were claimed last), or in `ids` (these were
+-- seen running), all along job_history_pkey. Failed and cancelled jobs are found by their time, along job_history_not_done.
+-- Jobs that wait for another attempt are included with the state `scheduled`, along job_due. At most `batch` of each kind
+-- are read.
 
 -- name: watch_ended(since_s double precision, ids bigint[], batch bigint)
 -- roles: observer, admin

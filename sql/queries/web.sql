@@ -1,19 +1,21 @@
--- The dashboard: what its pages read beyond reports.sql. Nothing here writes.
+-- The dashboard: the statements of its pages, in addition to reports.sql. No statement here writes.
 --
--- Each statement is bounded by what it reads and not only by what it returns: a page costs the same whether the history holds
--- a thousand jobs or a hundred million. Statements return how far they have read without a match, so that the user can go on
--- from there. Observers see no arguments, results and unique keys; statements that return or search these are for admins.
+-- Each statement limits the rows that it reads, and not only those that it returns: a page costs the same whether the
+-- history has a thousand jobs or a hundred million. If the limit ends a search, the statement returns the position that it
+-- has reached, from which the next page continues. Observers cannot read arguments, results and unique keys; statements that
+-- return or search these are for admins.
 
--- Whether this login may read arguments and results.
+-- Whether this login is allowed to read arguments and results.
 
 -- name: web_rights()
 -- roles: producer, worker, observer, admin
 SELECT has_table_privilege('taskd.jobs', 'SELECT') AS reads_args;
 
--- Jobs by id, newest first, before `before_id`. At most `read_max` live and `read_max` finished ones are read, each along its
--- index on id; ids below the end of either are left out, because the other part may be incomplete there. `reach_id`: how far
--- it has read, 0: to the end. A live job counts by the time when it was enqueued, a finished one by its end. `error`: a
--- pattern for ILIKE; `only_ids`: only these, which web_search_jobs has found in the same way.
+-- Jobs with ids below `before_id`, newest first. At most `read_max` live jobs and `read_max` finished jobs are read, each
+-- along the index on id. If one of these reads ends at its limit, lower ids are left out, because the result would be
+-- incomplete there. `reach_id`: the lowest id that was read completely; 0: all were. `since_s` and `older_s` apply to the
+-- enqueue of a live job, and to the end of a finished one. `error`: a pattern for ILIKE. `only_ids`: only these jobs, which
+-- web_search_jobs has found with the same limits.
 
 -- name: web_jobs(before_id bigint, queue text, task text, states text[], error text, since_s double precision, older_s double precision, read_max bigint, batch bigint, only_ids bigint[])
 -- roles: observer, admin
@@ -61,8 +63,9 @@ FROM reach
 LEFT JOIN found ON true
 ORDER BY found.id DESC;
 
--- Failed and cancelled jobs, those that ended last first: along job_history_not_done of every partition, so those of an
--- incident are found among millions of completed ones. `reach_at` and `reach_id` say how far it has read, NULL: to the end.
+-- Failed and cancelled jobs, sorted by their end, the latest first: along job_history_not_done of every partition, so that
+-- the failures of an incident are found among millions of done jobs. `reach_at` and `reach_id`: the last position that was
+-- read; NULL: all rows were read.
 
 -- name: web_failed_jobs(before_at timestamptz, before_id bigint, queue text, task text, states text[], error text, since_s double precision, older_s double precision, read_max bigint, batch bigint)
 -- roles: observer, admin
@@ -101,8 +104,8 @@ FROM (SELECT) AS once
 LEFT JOIN found ON true
 ORDER BY found.finished_at DESC, found.id DESC;
 
--- Which of the jobs before `before_id` have this text in their arguments, or this unique key, read as in web_jobs. Redacted
--- arguments are not searched: a match would reveal them.
+-- The jobs with ids below `before_id` that have this text in their arguments, or this unique key; with the limits of
+-- web_jobs. Redacted arguments are not searched: a match would reveal them.
 
 -- name: web_search_jobs(before_id bigint, args text, unique_key text, states text[], read_max bigint)
 -- roles: admin
@@ -124,7 +127,7 @@ FROM (SELECT * FROM live UNION ALL SELECT * FROM finished) AS job
 WHERE ($3::text IS NULL OR unique_key = $3)
   AND ($2::text IS NULL OR args::text ILIKE $2 AND taskd.redacted(task, args)::text ILIKE $2);
 
--- Everything about one job that observers may see: job_pkey, and job_history_pkey of every partition.
+-- All columns of one job that observers are allowed to see, along job_pkey, and job_history_pkey of every partition.
 
 -- name: web_job(id bigint)
 -- roles: observer, admin
@@ -149,10 +152,10 @@ WHERE job.id = $1
 ORDER BY job.finished_at IS NOT NULL, job.enqueued_at DESC
 LIMIT 1;
 
--- The keys of a limit that have jobs, in their order, from `first_key` on: found with one index probe each, along
--- job_limit_slots and job_limit_waiting, so a page costs the same however many keys and jobs there are. Jobs of each key are
--- counted up to `count_max`; `next` ones have a slot of their key and wait for one among all keys, `waiting` ones wait for a
--- slot or a token of their key. Of the jobs with slots the running ones come first.
+-- The keys of a limit that have jobs, in alphabetical order, from `first_key` on. Each is found with one index probe, along
+-- job_limit_slots and job_limit_waiting, so a page costs the same however many keys and jobs there are. The jobs of each key
+-- are counted up to `count_max`: `next` jobs hold a slot of their key and wait for one of the limit in all; `waiting` jobs
+-- wait for a slot or a token of their key. `holders` are the jobs that hold slots, running jobs first.
 
 -- name: web_limit_keys(name text, first_key text, batch bigint, count_max bigint, holders_max bigint)
 -- roles: worker, observer, admin
@@ -241,13 +244,13 @@ CROSS JOIN LATERAL (
 ) AS holder
 ORDER BY shown.key;
 
--- Jobs that finished in the last `window_s` seconds, in steps; see the function.
+-- Counts of the jobs that finished in the last `window_s` seconds, by steps of time; see the function.
 
 -- name: web_finished(queue text, window_s double precision, steps integer, blocks_max integer)
 -- roles: observer, admin
 SELECT since, until, step, done, failed, cancelled, wait_s, run_s FROM taskd.finished_recently($1, $2, $3, $4) ORDER BY step;
 
--- The states of jobs that open pages show live; one statement for all pages.
+-- The states of the jobs that open pages show; one statement for all pages.
 
 -- name: web_watch(ids bigint[])
 -- roles: observer, admin
