@@ -1,4 +1,4 @@
--- Roles: what each group of logins may do. `taskd db roles` runs this script, `taskd db roles --sql` prints it.
+-- Roles: the rights of each group of logins. `taskd db roles` runs this script, `taskd db roles --sql` prints it.
 --
 -- Five roles that cannot log in. A login gets the rights of a role as its member: GRANT taskd_worker TO my_worker;
 --
@@ -10,16 +10,16 @@
 --   taskd_admin     reads everything; cancels, retries and changes jobs; pauses and resumes queues and tasks; sets the retention
 --                   and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules.
 --
--- The script can be run again at any time, and must be after a migration (`taskd db migrate` does so itself): in one
--- transaction it revokes all rights of the four roles and grants them again, so no session notices. Roles belong to the whole
--- server, grants to this database. The first run needs a superuser, or a role that may create roles and has created the schema;
--- later runs need a member of taskd_owner.
+-- The script can be run again at any time, and must be run after a migration (`taskd db migrate` does this): in one
+-- transaction it revokes all rights of the four roles and grants them again, so no session loses a right. Roles belong to
+-- the whole server, grants to this database. The first run needs a superuser, or a role that can create roles and has
+-- created the schema; later runs need a member of taskd_owner.
 
 BEGIN;
 SET LOCAL lock_timeout = '2s';
 SET LOCAL search_path = pg_catalog;
 
--- One run at a time: two that change the same grants would fail.
+-- Only one run at a time: two runs that change the same grants would fail.
 LOCK TABLE taskd.migration IN SHARE ROW EXCLUSIVE MODE;
 
 DO $$
@@ -38,8 +38,8 @@ BEGIN
 END
 $$;
 
--- Objects that still belong to the login that migrated are handed over to taskd_owner, so that functions with the owner's rights
--- have no rights beyond this schema. Objects that were handed over before are not locked again.
+-- Objects that still belong to the login that migrated are handed over to taskd_owner, so that functions with the owner's
+-- rights have no rights beyond this schema. Objects that were handed over before are not locked again.
 DO $$
 DECLARE
     change text;
@@ -74,15 +74,15 @@ REVOKE ALL ON ALL TABLES IN SCHEMA taskd FROM taskd_producer, taskd_worker, task
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskd FROM PUBLIC, taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 REVOKE ALL ON SCHEMA taskd FROM PUBLIC, taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT USAGE ON SCHEMA taskd TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
--- Every program checks at its start that the schema fits its code.
+-- Every program checks at its start that its code works with the schema.
 GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 
 -- Workers check that the database belongs to their environment, and an admin lets it belong to another one.
 GRANT SELECT ON taskd.environment TO taskd_worker, taskd_observer, taskd_admin;
 GRANT INSERT, UPDATE ON taskd.environment TO taskd_admin;
 
--- Workflows: producers create them and workers advance them, through functions only. A handler can read the results of the jobs
--- before it.
+-- Workflows: producers create them and workers advance them, only through functions. A handler can read the results of the
+-- jobs that its job has waited for.
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
@@ -101,9 +101,9 @@ GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_
 GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
 
 -- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no others: id, fence, worker, attempts and
--- crashes keep their defaults. They can write `state`, but taskd.job_is_valid() accepts only the states of waiting jobs. (A job
--- that a producer blocks without a reason is its own, and the doctor reports it.) The columns that they can read tell which ids
--- exist, in which queues.
+-- crashes keep their defaults. They can write `state`, but taskd.job_is_valid() accepts only the states of waiting jobs. (If
+-- a producer inserts a job as blocked without a reason, only this job is affected, and `taskd doctor` reports it.) From the
+-- columns that they can read, producers learn which ids exist in which queues, and no more.
 GRANT INSERT (
     queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
     metadata
@@ -131,12 +131,12 @@ GRANT EXECUTE ON FUNCTION
     taskd.args_are_valid(jsonb, text[], text[]), taskd.checked_queue_name(text)
     TO taskd_producer;
 
--- Evaluated for each row that is written (the index job_is_valid).
+-- The index job_is_valid evaluates this function for each row that is written.
 GRANT EXECUTE ON FUNCTION taskd.job_is_valid(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)
     TO taskd_producer, taskd_worker, taskd_admin;
 
--- A statement that makes a job due notifies workers, and reads for that who serves the queue and its busy mark; only workers set
--- busy marks.
+-- A statement that makes a job due notifies workers. For that it reads which workers serve the queue, and its busy mark. Only
+-- workers set busy marks.
 GRANT EXECUTE ON FUNCTION taskd.notify_workers(text) TO taskd_producer, taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
@@ -146,8 +146,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION taskd.set_busy_mark(text, bigint, double precision, boolean), taskd.turn_enqueue_checks_off() TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, taskd_admin;
 
--- Workers move jobs. They cannot change what a job is (its task, arguments, queue, priority and limits), and cannot insert one.
--- They read the columns of the history that check_acks needs, and can only insert into it; functions execute the DDL.
+-- Workers change the states of jobs. They cannot change the task, arguments, queue, priority and limits of a job, and cannot
+-- insert jobs. In the history, they can insert rows and read the columns that check_acks needs; functions run the DDL.
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
 GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, isolated, errors)
     ON taskd.job TO taskd_worker;
@@ -184,12 +184,13 @@ GRANT SELECT, DELETE ON taskd.bucket TO taskd_worker;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
 GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 
--- The one job that workers insert: the follower with a newer version, when its predecessor ends.
+-- The only job that workers insert: the follower, a job with a newer version, when the job before it ends.
 GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb) TO taskd_worker, taskd_admin;
 
 -- A function writes schedules; workers and admins pause and delete them. Jobs of schedules get the arguments that are stored
--- there, or those from a query with the rights of the user who has set it. That user is the worker's own, because a worker fires
--- no other queries. An admin who is no worker cannot set a query, which would run with the workers' rights.
+-- in the schedule, or those from its query, which runs with the rights of the user who has set it: a worker fires only
+-- schedules whose query its own user has set. An admin who is no worker cannot set a query, which would run with the rights
+-- of workers.
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
@@ -208,8 +209,8 @@ GRANT SELECT (
     paused_until, pause_reason
 ) ON taskd.schedule TO taskd_observer;
 
--- Observers see no arguments, results and unique keys, which may be personal. They see the errors of attempts, because they must
--- see what fails; a handler should therefore not put personal data into its exceptions.
+-- Observers see no arguments, results and unique keys, which can be personal data. They see the errors of attempts, so that
+-- they can see why jobs fail; handlers should therefore not put personal data into their exceptions.
 GRANT SELECT (
     id, worker_id, enqueued_at, run_at, started_at, timeout_s, deadline, fence, state, gate, priority, attempt,
     max_attempts, args_version, crashes, interrupts, parked, cancel_reason, queue, task, errors, workflow_id, node,
@@ -227,9 +228,9 @@ GRANT SELECT (
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
--- When keys expire, and not which keys: to see whether upkeep deletes them.
+-- Observers can read when unique keys expire, but not the keys: to see whether upkeep deletes them.
 GRANT SELECT (until) ON taskd.job_key TO taskd_observer;
--- And whether finished jobs were written to the default partition.
+-- They can also see whether finished jobs were written to the default partition.
 GRANT SELECT (expires_at) ON taskd.job_history_default TO taskd_observer, taskd_admin;
 
 -- A function counts recently finished jobs, because it reads partitions by their names.
@@ -239,7 +240,7 @@ GRANT EXECUTE ON FUNCTION taskd.finished_recently(text, double precision, intege
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.progress TO taskd_worker;
 GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;
 
--- Log lines of handlers may be as personal as arguments.
+-- Log lines of handlers can contain personal data, like arguments.
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.job_log TO taskd_worker;
 GRANT SELECT ON taskd.job_log TO taskd_admin;
 

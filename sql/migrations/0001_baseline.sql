@@ -1,8 +1,8 @@
 -- The schema of taskd: types, tables, views, and the functions that statements and SQL clients call.
 --
--- The tables come first, with what they hold, their columns and indexes; then the functions, by concern. Each function names
--- its callers: statements of sql/queries by their names, functions with parentheses. sql/README.md shows the tables and the
--- states of a job in pictures, and the rules that all SQL here follows.
+-- The tables come first, with their columns and indexes; then the functions, by subject. Each function names its callers:
+-- statements of sql/queries by their names, functions with parentheses. sql/README.md has diagrams of the tables and of the
+-- states of a job, and the rules that all SQL here follows.
 --
 -- step: expand
 -- works with: >= 1
@@ -13,32 +13,32 @@ CREATE SCHEMA taskd;
 -- Types
 -- ====================================================================================================
 
--- Domains hold the bounds, and not CHECKs of the tables: PostgreSQL evaluates every CHECK of a row at each UPDATE, so at
--- each claim, but a domain only when a value is stored. A refused domain value also keeps the row out of the error's
+-- Bounds are in domains and not in CHECKs of the tables: PostgreSQL evaluates every CHECK of a row at each UPDATE, so at each
+-- claim, but a domain only when a value is stored. The error about a value of a domain also does not quote the row in its
 -- DETAIL. Optional columns of taskd.job have base types instead: see taskd.job_is_valid().
 --
--- A name that needs no quotes, as most, consists of a-z, 0-9 and _, so no regular expression is evaluated for it: each
--- one costs a job that is enqueued alone 4 us.
+-- Most names need no quotes in SQL, so they consist of a-z, 0-9 and _, and no regular expression is evaluated for them. Each
+-- regular expression would add 4 us to the enqueue of a single job.
 CREATE DOMAIN taskd.queue_name AS text
     CONSTRAINT queue_name_is_a_channel CHECK (
         octet_length(VALUE) >= 1 AND octet_length(VALUE) <= 48 AND (quote_ident(VALUE) = VALUE OR VALUE !~ '[^a-z0-9_.-]')
     );
 CREATE DOMAIN taskd.task_name AS text
     CONSTRAINT task_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
-    -- It appears on terminals and in logs: no newline, no escape sequence.
+    -- Terminals and logs show the name, so it must not contain newlines and escape sequences.
     CONSTRAINT task_name_is_printable CHECK (quote_ident(VALUE) = VALUE OR VALUE !~ E'[\\u0001-\\u001f\\u007f-\\u009f]');
 CREATE DOMAIN taskd.payload AS jsonb
     CONSTRAINT payload_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
-    -- A value of up to 400 stored bytes, compressed or not, is no text of 256 KiB, so its text need not be produced to be
-    -- measured. (The exception: up to 20 numbers with a hundred thousand digits each, such as 1e131071.)
+    -- The text of a value with up to 400 stored bytes is shorter than 256 KiB, even if the value is compressed, so the text
+    -- is not produced to be measured. (The exception: up to 20 numbers of a hundred thousand digits each, such as 1e131071.)
     CONSTRAINT payload_fits_256_kib CHECK (
         CASE WHEN pg_column_size(VALUE) <= 400 THEN true ELSE octet_length(VALUE::text) <= 262144 END
     );
--- What travels with a job beside its arguments: the trace context (W3C), and the owner's tags.
+-- Values that are stored with a job in addition to its arguments: the trace context (W3C), and tags of the app.
 CREATE DOMAIN taskd.metadata AS jsonb
     CONSTRAINT metadata_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT metadata_fits_8_kib CHECK (octet_length(VALUE::text) <= 8192);
--- Years that Python's datetime supports in every time zone: a single row beyond them would make lists of jobs unreadable.
+-- Times that Python's datetime can represent in every time zone: a list with one row outside of them could not be read.
 CREATE DOMAIN taskd.moment AS timestamptz
     CONSTRAINT moment_is_finite CHECK (VALUE >= '0002-01-01 00:00:00+00' AND VALUE < '9000-01-01 00:00:00+00');
 CREATE DOMAIN taskd.attempts AS smallint
@@ -61,18 +61,18 @@ CREATE TYPE taskd.job_state AS ENUM (
     'blocked', 'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
 );
 
--- How far the admission of a job by its limit has got; NULL: nobody has checked the job yet. `parked`: it waits for a
--- slot or a token of its key; `next`: it has a slot of its key and waits for one among all keys; `admitted`: a suspect
--- that may run.
+-- The state of the admission of a job by its limit; NULL: the job was not checked yet. `parked`: it waits for a slot or a
+-- token of its key; `next`: it holds a slot of its key and waits for one of the limit in all; `admitted`: it is a suspect
+-- that is allowed to run.
 CREATE TYPE taskd.gate AS ENUM ('parked', 'next', 'admitted');
 
 -- How long a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until it has
 -- finished.
 CREATE TYPE taskd.key_scope AS ENUM ('waiting', 'live');
 
--- What happens to a job when a job that it waits for has failed or was cancelled. `cancel`: it is cancelled as well;
--- `wait`: it waits until that job is retried; `continue`: it goes on as if that job were done; `only`: it starts then, at
--- once, and in no other case.
+-- What happens to a job when one of its parents has failed or was cancelled. `cancel`: the job is cancelled as well; `wait`:
+-- it waits until the parent is retried; `continue`: it continues as if the parent were done; `only`: it starts at once, and
+-- in no other case.
 CREATE TYPE taskd.on_failed AS ENUM ('cancel', 'wait', 'continue', 'only');
 
 -- ====================================================================================================
@@ -153,57 +153,58 @@ BEGIN
 END
 $$;
 
--- Nothing reads this index: it enforces taskd.job_is_valid(). PostgreSQL evaluates its predicate for each row that is
+-- No query reads this index: it enforces taskd.job_is_valid(). PostgreSQL evaluates its predicate for each row that is
 -- written, and its key, which raises the error, only for waiting jobs that have an optional value. (A claim removes the
--- entry and evaluates no key.) A CHECK and domains would be the usual means, but every statement that writes jobs has to
--- prepare those, even where all values are NULL: 18 us of a job that is enqueued alone; this index takes 5.
+-- entry and evaluates no key.) A CHECK and domains would be the usual way. But every statement that writes jobs would have
+-- to prepare them, even where all values are NULL: that takes 18 us of the enqueue of a single job; this index takes 5 us.
 CREATE INDEX job_is_valid ON taskd.job (taskd.job_is_valid(worker_id, state, max_attempts, timeout_s, deadline, unique_key, metadata))
     WHERE CASE WHEN worker_id IS NULL THEN state >= 'running' OR max_attempts IS NOT NULL OR timeout_s IS NOT NULL
                                            OR deadline IS NOT NULL OR unique_key IS NOT NULL OR metadata IS NOT NULL
                ELSE state <> 'running' END;
 
 CREATE INDEX job_claim ON taskd.job (queue, priority, run_at, id) WHERE state = 'queued';
--- Jobs that wait for their time: first those that never crashed a worker (0), then the suspects (1).
+-- Jobs that wait until they are due: first ordinary jobs (0), then suspects, which have crashed a worker (1).
 CREATE INDEX job_due ON taskd.job (least(crashes, 1::smallint), run_at) WHERE state = 'scheduled';
--- `IS NOT NULL` means running, and is written in this way on purpose: a guard that says
--- `worker_id IS NOT DISTINCT FROM $1 AND state = 'running'` cannot use this index, so the planner has no choice but the
--- primary key. Given the choice it read all running rows: 100 ms for 1,000 acks, in place of 5.
+-- A job with a worker_id is running. The predicate has this form on purpose: the guard of acks,
+-- `worker_id IS NOT DISTINCT FROM $1 AND state = 'running'`, cannot use this index, so the planner must use the primary key.
+-- When it could choose, it sometimes read all running rows: 100 ms for 1,000 acks instead of 5.
 CREATE INDEX job_running ON taskd.job (worker_id) WHERE worker_id IS NOT NULL;
--- Which job holds a key. Only a first claim and an end take a row out of this index, and nothing puts one back: fences never
--- shrink, so a retry, a release or a rescue cannot collide with the job that has taken the key meanwhile. The second column is
--- NULL where the job does not hold its key any more. The same condition as a part of the predicate, which every statement that
--- writes jobs prepares, would cost a job that is enqueued alone 4 us.
+-- The job that holds a unique key. Only the first claim and the end of a job remove it from this index, and nothing adds it
+-- again: fences never shrink, so a retry, a release or a rescue cannot collide with a job that has taken the key meanwhile.
+-- The second column is NULL if the job no longer holds its key. This condition is not a part of the predicate, which every
+-- statement that writes jobs prepares: there it would add 4 us to the enqueue of a single job.
 CREATE UNIQUE INDEX job_holds_key
     ON taskd.job (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL;
 
--- The live jobs of a schedule; jobs that no schedule made are not in it.
+-- The live jobs of schedules.
 CREATE INDEX job_schedule ON taskd.job (schedule) WHERE schedule IS NOT NULL;
 
 CREATE INDEX job_workflow ON taskd.job (workflow_id) WHERE workflow_id IS NOT NULL;
 
 -- Waiting jobs with a deadline, whatever they wait for.
 CREATE INDEX job_deadline ON taskd.job (deadline) WHERE deadline IS NOT NULL AND worker_id IS NULL;
--- Jobs that were released because their task is paused, or because no live worker of their queue can run them. (A job that
--- was claimed from here keeps `parked` while it runs.) The predicate is short, because every statement that writes jobs
+-- Parked jobs: they were released because their task is paused, or because no live worker of their queue can run them. (A
+-- parked job that is claimed keeps `parked` while it runs.) The predicate is short, because every statement that writes jobs
 -- prepares it.
 CREATE INDEX job_parked ON taskd.job (task, queue) WHERE parked;
 
--- The predicates of the next three indexes differ on purpose: each query can use only one of them, whatever the statistics say.
+-- The predicates of the next three indexes differ on purpose: each query can use only one of them, whatever the statistics.
+
 -- Jobs that hold a slot of a limit, by key.
 CREATE INDEX job_limit_slots ON taskd.job (limit_name, limit_key, state)
     WHERE limit_name IS NOT NULL AND (state >= 'queued' OR gate >= 'next');
--- Jobs that wait for a slot or a token of their key, in their order; and with the empty key those that have a slot of their key
--- and wait for one among all keys.
+-- Jobs that wait for a slot or a token of their key, in the order of claims; and, with an empty key, jobs that hold a slot of
+-- their key and wait for one of the limit in all.
 CREATE INDEX job_limit_waiting
     ON taskd.job (limit_name, (CASE WHEN gate = 'next' THEN '' ELSE '=' || limit_key END), priority, run_at, id)
     WHERE limit_key IS NOT NULL AND state = 'blocked' AND waits_for IS NULL;
--- Jobs that nobody has checked for admission yet; and blocked jobs without a limit, which a manual UPDATE has left and of which
--- the doctor tells.
+-- Jobs that were not checked for admission yet; and blocked jobs without a limit, which only a manual UPDATE can make, and
+-- which `taskd doctor` reports.
 CREATE INDEX job_limit_arrived ON taskd.job (limit_name, id)
     WHERE state = 'blocked' AND gate IS NULL AND waits_for IS NULL;
 
--- Unique keys that are held for a time, whatever becomes of the job. A row is written after the row of the job, which
--- decides who was first. A row whose time is over has no effect, and upkeep deletes it.
+-- Unique keys that are held for a time (`for_s`), also after the job has ended. A row is written after the row of the job,
+-- whose unique index decides which of two concurrent jobs was first. An expired row has no effect, and upkeep deletes it.
 CREATE TABLE taskd.job_key (
     task text NOT NULL,
     unique_key text NOT NULL,
@@ -218,8 +219,8 @@ CREATE INDEX job_key_until ON taskd.job_key (until);
 -- History
 -- ====================================================================================================
 
--- Finished jobs, partitioned by the day on which they expire, so that any retention ends with the drop of a partition.
--- Columns have base types: values that were checked when the job was enqueued are not checked again when it ends.
+-- Finished jobs, partitioned by the day on which they expire, so that rows of every retention are removed by dropping
+-- partitions. Columns have base types: values that were checked when the job was enqueued are not checked again at its end.
 CREATE TABLE taskd.job_history (
     id bigint NOT NULL,
     worker_id bigint,
@@ -255,18 +256,18 @@ CREATE TABLE taskd.job_history (
     schedule text,
     metadata jsonb,
     CONSTRAINT job_history_is_finished CHECK (state IN ('done', 'failed', 'cancelled')),
-    -- Rows are found by their id. The key of a partitioned table contains the column that partitions it; without a key, no
-    -- row of a published table could be deleted.
+    -- Rows are found by their id. The key also contains expires_at, because the key of a partitioned table must contain the
+    -- column that partitions it. Without a key, no row could be deleted if the table is published for logical replication.
     CONSTRAINT job_history_pkey PRIMARY KEY (id, expires_at)
 ) PARTITION BY RANGE (expires_at);
 
--- Failed and cancelled jobs. Few jobs fail, so this index costs the hot path nothing.
+-- Failed and cancelled jobs. Done jobs are not in this index, so it costs a completion nothing.
 CREATE INDEX job_history_not_done ON taskd.job_history (finished_at) WHERE state <> 'done';
 CREATE INDEX job_history_workflow ON taskd.job_history (workflow_id) WHERE workflow_id IS NOT NULL;
 
--- An ack never fails because a partition is missing.
+-- The default partition, so that an ack does not fail if a partition is missing.
 CREATE TABLE taskd.job_history_default PARTITION OF taskd.job_history DEFAULT;
--- For which days it holds rows, and which of these have expired, must remain a quick question.
+-- For two questions that must be answered quickly: on which days do its rows expire, and which rows have expired?
 CREATE INDEX job_history_default_expires ON taskd.job_history_default (expires_at);
 
 -- All jobs, live and finished, with the same columns.
@@ -288,23 +289,23 @@ CREATE VIEW taskd.jobs AS
 -- Queues, tasks, workers
 -- ====================================================================================================
 
--- The environment that this database belongs to, such as `production`: at most one row. A copy of the database has it, too,
--- so workers of another environment recognise the copy and run nothing (taskd/core/environment.py).
+-- The environment that this database belongs to, such as `production`: at most one row. A copy of the database contains it,
+-- too, so workers of another environment recognise the copy and run no jobs (taskd/core/environment.py).
 CREATE TABLE taskd.environment (
     one boolean PRIMARY KEY DEFAULT true CONSTRAINT environment_is_one CHECK (one),
     name text NOT NULL CONSTRAINT environment_is_a_name CHECK (name ~ '^[A-Za-z0-9_.-]{1,63}$')
 );
 
--- Queues: pauses, retention, and limits that an operator has set. A queue needs no row to work.
+-- Queues: pauses, retention, and limits that an operator has set. Jobs can be enqueued and claimed without a row here.
 CREATE TABLE taskd.queue (
     name taskd.queue_name PRIMARY KEY,
     paused_at timestamptz,
     paused_until timestamptz,               -- NULL while paused: until it is resumed
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
-    -- How long finished jobs are kept, in seconds; 0: they are not kept.
+    -- Seconds for which finished jobs are kept; 0: they are not kept.
     keep_done_s integer NOT NULL DEFAULT 604800 CHECK (keep_done_s BETWEEN 0 AND 315360000),
     keep_failed_s integer NOT NULL DEFAULT 2592000 CHECK (keep_failed_s BETWEEN 0 AND 315360000),
-    -- Attempts that each worker process may run at the same time; NULL: its own setting applies.
+    -- The most concurrent attempts in each worker process; NULL: the setting of the process applies.
     concurrency integer CONSTRAINT concurrency_is_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000),
     -- Limits for all workers together; NULL: no limit.
     max_running integer CONSTRAINT max_running_is_1_to_100000 CHECK (max_running BETWEEN 1 AND 100000),
@@ -319,7 +320,7 @@ CREATE TABLE taskd.queue (
     CONSTRAINT rate_has_a_burst CHECK ((rate IS NULL) = (burst IS NULL))
 );
 
--- The few queues that keep completed jobs for another time than the default; ack_done reads them.
+-- The few queues whose retention of done jobs is not the default; ack_done reads them.
 CREATE INDEX queue_keeps ON taskd.queue (name) WHERE keep_done_s <> 604800;
 -- The few queues with a depth limit; each enqueue reads them.
 CREATE INDEX queue_bounded ON taskd.queue (name) WHERE max_depth IS NOT NULL;
@@ -339,7 +340,7 @@ LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema -> 'properties') AS p (name) $$;
 
--- Tasks, as workers have published them.
+-- Tasks as workers have published them.
 CREATE TABLE taskd.task (
     name taskd.task_name PRIMARY KEY,
     app text NOT NULL,
@@ -361,15 +362,16 @@ CREATE TABLE taskd.task (
     limit_defaults jsonb,                   -- and the values of omitted arguments
     unique_rule jsonb,                      -- how its jobs get unique keys: `Unique` of Python, with the values of omitted
                                             -- arguments
-    -- Whether its jobs need nothing but arguments, so that taskd.enqueue() inserts them directly.
+    -- Whether its jobs have no limit, no unique key and no version of arguments, so that taskd.enqueue() inserts them
+    -- directly.
     usual boolean NOT NULL GENERATED ALWAYS AS (limit_name IS NULL AND unique_rule IS NULL AND args_version = 1) STORED,
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
     accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED
 );
 
--- Workers, one row for each worker instance, kept for some days after its end for diagnosis. The table is logged on
--- purpose: a crash of the server empties unlogged tables, and every job would look as if its worker were gone. The fill
--- factor leaves room for lease renewals as HOT updates; no index covers what they change.
+-- Workers, one row for each start of a worker process, kept for a week after its end for diagnosis. The table is logged on
+-- purpose: a crash of the server empties unlogged tables, and then all running jobs would be rescued although their workers
+-- live. The fill factor leaves room for lease renewals as HOT updates; no index covers the columns that they change.
 CREATE TABLE taskd.worker (
     id bigint PRIMARY KEY,                  -- random 63 bits drawn by the worker, never reused
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -387,7 +389,7 @@ CREATE TABLE taskd.worker (
     app text NOT NULL,
     queues text[] NOT NULL,
     tasks text[] NOT NULL,
-    -- The newest version of the arguments of each of these tasks that its code reads.
+    -- For each of these tasks, the newest version of the arguments that the code of the worker reads.
     args_versions smallint[] NOT NULL DEFAULT '{}',
     -- The suspects that its quarantine has started last. If it crashes, these are charged with it.
     suspects bigint[] NOT NULL DEFAULT '{}',
@@ -397,27 +399,27 @@ CREATE TABLE taskd.worker (
     -- What the process published about itself at the last renewal: slots, blocked loop, taken threads, failing tasks.
     status jsonb NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50);
--- Workers that are not declared dead. Dead ones are kept for days, and there may be thousands.
+-- Workers that were not declared dead. There can be thousands of rows of dead workers.
 CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;
 
 -- ====================================================================================================
 -- Schedules
 -- ====================================================================================================
 
--- Schedules, which make jobs by a period or by cron, one for each tick (planned time). Code declares them, or clients
--- create them at run time.
+-- Schedules, which enqueue jobs by a period or by cron, one for each tick (planned time). The code of an app declares them,
+-- or clients create them at run time.
 --
--- Any worker fires a schedule that is due: in one transaction it locks the row, enqueues the jobs and moves `next_at`, if
--- `next_at` still is what the worker has read. So each tick is fired once, however many workers poll and whichever of
--- them dies. The next tick is computed from the database's clock: that of a period by addition, that of cron by the
--- worker (taskd/core/schedule.py), because PostgreSQL knows no cron.
+-- Any worker fires a due schedule: in one transaction it locks the row, enqueues the jobs and sets the next `next_at`, but
+-- only if `next_at` still has the value that the worker has read. So each tick is fired once, whatever number of workers
+-- poll, and whichever of them dies. The next tick is computed from the database's clock: with a period by addition, with
+-- cron by the worker (taskd/core/schedule.py), because PostgreSQL has no cron.
 CREATE TABLE taskd.schedule (
     name taskd.schedule_name PRIMARY KEY,
     app text,                               -- whose code declares it; NULL: it was created at run time
     created_at timestamptz NOT NULL DEFAULT now(),
     changed_at timestamptz,                 -- when it was changed by hand; from then on its code does not change it
     revision bigint NOT NULL DEFAULT 0,     -- grows when its times change
-    -- Its times: multiples of the period after `starts_at`, or those of cron in its time zone.
+    -- Its ticks: multiples of the period after `starts_at`, or the times of the cron expression in its time zone.
     every_s double precision CONSTRAINT every_is_1_s_to_10_years CHECK (every_s BETWEEN 1 AND 315360000),
     cron text CONSTRAINT cron_is_bounded CHECK (octet_length(cron) <= 200 AND cron !~ E'[\\u0001-\\u001f\\u007f-\\u009f]'),
     timezone text NOT NULL DEFAULT 'UTC'
@@ -425,8 +427,9 @@ CREATE TABLE taskd.schedule (
     starts_at taskd.moment NOT NULL DEFAULT now(),
     next_at taskd.moment,                   -- its next tick; NULL: a worker has to compute it
     last_tick timestamptz,
-    -- Its jobs. With a query, one for each row, whose columns are arguments in addition to `args`. The query runs with the
-    -- rights of the user who has set it, because no other user's worker fires the schedule.
+    -- The jobs that it enqueues. With a query, there is one job for each row of the result, whose columns are arguments in
+    -- addition to `args`. Only workers that log in as the user who has set the query fire the schedule, so the query runs
+    -- with that user's rights.
     task taskd.task_name NOT NULL,
     queue taskd.queue_name NOT NULL,
     args taskd.payload NOT NULL DEFAULT '{}',
@@ -438,10 +441,10 @@ CREATE TABLE taskd.schedule (
     timeout_s taskd.timeout_s,
     jitter_s double precision CONSTRAINT jitter_is_up_to_a_day CHECK (jitter_s BETWEEN 0 AND 86400),
     deadline_s double precision CONSTRAINT deadline_is_1_s_to_a_year CHECK (deadline_s BETWEEN 1 AND 31536000),
-    -- Which of the ticks that no worker fired in time are made up for: none, the last one, or all, up to a number.
+    -- Which missed ticks are fired later: none, the last one, or all, up to a number.
     catch_up text NOT NULL DEFAULT 'last' CONSTRAINT catch_up_is_known CHECK (catch_up IN ('none', 'last', 'all')),
     catch_up_max integer NOT NULL DEFAULT 100 CONSTRAINT catch_up_is_bounded CHECK (catch_up_max BETWEEN 1 AND 1000),
-    -- What a tick does while a job of this schedule is live: make one more, make none, or replace the live one.
+    -- What a tick does while a job of this schedule is live: enqueue another job, enqueue none, or cancel the live job first.
     overlap text NOT NULL DEFAULT 'allow' CONSTRAINT overlap_is_known CHECK (overlap IN ('allow', 'skip', 'cancel')),
     skipped bigint NOT NULL DEFAULT 0,      -- number of ticks that `overlap` has skipped
     skipped_tick timestamptz,               -- the last of these
@@ -455,8 +458,9 @@ CREATE TABLE taskd.schedule (
     CONSTRAINT schedule_query_has_a_user CHECK ((query IS NULL) = (query_user IS NULL))
 );
 
--- The schedules that are due first, of those without a query ('') and of those of each user; without a next tick a schedule is
--- due at once. A pause with an end needs nobody to end it: the next tick comes after it.
+-- Schedules in the order of their next ticks, separately for schedules without a query ('') and for the queries of each
+-- user. A schedule without a next tick is due at once. Schedules with a pause that has an end are included: their next tick
+-- is after the pause.
 CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), next_at NULLS FIRST)
     WHERE paused_at IS NULL OR paused_until IS NOT NULL;
 
@@ -477,8 +481,8 @@ CREATE TABLE taskd.workflow (
 CREATE INDEX workflow_check ON taskd.workflow (check_at);
 CREATE INDEX workflow_named ON taskd.workflow (name, id);
 
--- Which job waits for which other job. `counted`: the parent does not block the job any more. A row is updated once, when
--- the parent ends, and back when both jobs are retried.
+-- Dependencies: the job `job_id` waits for its parent `parent_id`. `counted`: the parent has ended and no longer blocks the
+-- job. `counted` is set when the parent ends, and reset when both jobs are retried.
 CREATE TABLE taskd.dependency (
     parent_id bigint NOT NULL,
     job_id bigint NOT NULL,
@@ -486,13 +490,13 @@ CREATE TABLE taskd.dependency (
     on_failed taskd.on_failed NOT NULL,
     counted boolean NOT NULL DEFAULT false,
     PRIMARY KEY (parent_id, job_id),
-    -- This excludes cycles.
+    -- So there are no cycles.
     CONSTRAINT dependency_is_on_an_older_job CHECK (parent_id < job_id)
 ) WITH (fillfactor = 70);
 CREATE INDEX dependency_of ON taskd.dependency (workflow_id, job_id);
 
--- Numbers of jobs by workflow, part and state. The part of a pipeline is its stage. The members of a group are one part:
--- the text before the bracket in `send[17]`.
+-- Numbers of jobs by name of the workflow, part and state. In a pipeline, a part is a stage. The members of a group, such as
+-- `send[17]`, are one part, which is named by the text before the bracket.
 CREATE VIEW taskd.workflow_parts AS
     SELECT workflow.name::text AS workflow, split_part(coalesce(job.node, ''), '[', 1) AS part, job.queue, job.task,
            job.state, count(*) AS jobs
@@ -504,15 +508,16 @@ CREATE VIEW taskd.workflow_parts AS
 -- Limits
 -- ====================================================================================================
 
--- Limits: how many jobs run at the same time, for each key and in all, and how many start per second. A producer writes
--- the name of a limit into a job's row, unchecked. Every such name gets a row here, for its lock; a name that was refused
--- here would keep workers from admitting any job.
+-- Limits: how many jobs run at the same time, for each key and in all, and how many start per second. A producer can write
+-- any name of a limit into the row of a job. Every such name gets a row here, which is locked to admit jobs. So this table
+-- must accept every name: if it refused one, workers could not admit any job.
 CREATE TABLE taskd.job_limit (
     name text PRIMARY KEY,
     concurrency integer CONSTRAINT concurrency_is_1_to_10000 CHECK (concurrency BETWEEN 1 AND 10000), -- of each key
     concurrency_in_all integer
         CONSTRAINT concurrency_in_all_is_1_to_10000 CHECK (concurrency_in_all BETWEEN 1 AND 10000),
-    -- Of each key, per second. With less than one in 31 years the time of the next token could exceed all timestamps.
+    -- Jobs per second, for each key. With a rate below one in 31 years, the time of the next token could exceed all
+    -- timestamps.
     rate double precision CONSTRAINT limit_rate_is_bounded CHECK (rate BETWEEN 1e-9 AND 1000000),
     burst integer CONSTRAINT limit_burst_is_1_to_10000 CHECK (burst BETWEEN 1 AND 10000),
     app text,                               -- the app that has published it last,
@@ -534,24 +539,24 @@ CREATE TABLE taskd.bucket (
     PRIMARY KEY (limit_name, limit_key)
 );
 
--- Openings: when to check again whether jobs that wait for a key can be admitted, because a token arrives, or because a
--- transaction without the limit's lock has freed a slot. Not unique on purpose: nobody has to wait for another one's row.
--- A key that is NULL stands for all keys after after_key.
+-- Openings: times at which jobs that wait for a key must be checked again, because a token arrives then, or because a
+-- transaction has freed a slot without the lock of the limit. There is no unique constraint on purpose: no transaction has
+-- to wait for the row of another one. A key that is NULL means all keys after after_key.
 CREATE TABLE taskd.opening (
     limit_name text NOT NULL,
     limit_key text,
     after_key text NOT NULL DEFAULT '',
     at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
--- Without an identity, no row of a published table could be deleted.
+-- Without an identity, no row could be deleted if the table is published for logical replication.
 ALTER TABLE taskd.opening REPLICA IDENTITY FULL;
 CREATE INDEX opening_at ON taskd.opening (at);
 CREATE INDEX opening_key ON taskd.opening (limit_name, limit_key, at);
 CREATE INDEX opening_limit ON taskd.opening (limit_name, at);
 
--- When workers have something to do: in how many seconds the next scheduled job, the next suspect and the next admission
--- are due, NULL if there is none; and which queues an operator has limited. (A suspect that is not admitted yet counts
--- for both, and the admission comes first.)
+-- When workers must act: seconds until the next scheduled job, the next suspect and the next check of limits are due, NULL
+-- if there is none; and the queues that an operator has limited. (A suspect that is not admitted yet is included in
+-- suspect_s and in gate_s, and must be admitted first.)
 CREATE VIEW taskd.due AS
     SELECT (SELECT date_part('epoch', run_at - clock_timestamp()) FROM taskd.job
             WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 ORDER BY run_at LIMIT 1) AS job_s,
@@ -573,9 +578,9 @@ CREATE VIEW taskd.due AS
 -- Progress and logs
 -- ====================================================================================================
 
--- Progress of running attempts: the last report of each, written by its worker at most once a second, and only if the
--- handler reports any. Unlogged, because a report is of no use after its attempt. A row counts while the job runs with
--- the same fence. The fill factor leaves room for HOT updates; no index covers what changes.
+-- Progress of running attempts: the last report of each, which its worker writes at most once a second, and only if the
+-- handler reports any. The table is unlogged, because a report is useless after its attempt. A row is valid while the job
+-- runs with the same fence. The fill factor leaves room for HOT updates; no index covers the columns that change.
 CREATE UNLOGGED TABLE taskd.progress (
     job_id bigint PRIMARY KEY,
     fence bigint NOT NULL,
@@ -585,10 +590,10 @@ CREATE UNLOGGED TABLE taskd.progress (
     reported_at timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50);
 
--- Log lines of handlers, one row for each attempt of which they are kept (`keep_logs`). Neither claims nor acks read this
--- table. A worker writes the row beside the outcome of the attempt, never before the outcome and never in its way. While
--- a long attempt runs, the row is written again every few seconds, so that a crash of the worker leaves the lines until
--- then. A row is kept as long as a job that ends as the attempt did, at that time.
+-- Log lines of handlers, one row for each attempt whose lines are kept (`keep_logs`). Neither claims nor acks read this
+-- table. A worker writes the row over another connection than the outcome of the attempt, so it does not delay outcomes.
+-- While a long attempt runs, the row is written again every few seconds, so that only the last lines are lost if the worker
+-- crashes. A row is kept as long as a job that finishes at the same time in the same way as the attempt.
 CREATE TABLE taskd.job_log (
     job_id bigint NOT NULL,
     fence bigint NOT NULL,                  -- of the attempt: each claim has another one
@@ -608,10 +613,10 @@ CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
 -- Functions: notifications, busy marks
 -- ====================================================================================================
 
--- Send a NOTIFY, unless the server's notification queue is nearly full, as it becomes when a session listens and never
--- ends its transaction. PostgreSQL would refuse the notification, and with it the caller's work; and polling finds the
--- same news. PostgreSQL also refuses PREPARE TRANSACTION after a NOTIFY: a transaction for two-phase commit begins with
--- SET LOCAL taskd.notify = 'off', and leaves its jobs to polls.
+-- Send a NOTIFY, unless the notification queue of the server is nearly full. The queue fills up if a session listens and
+-- never ends its transaction. If it is full, PostgreSQL refuses NOTIFY, which would roll back the caller's transaction;
+-- without a NOTIFY, polls find the jobs. PostgreSQL also refuses PREPARE TRANSACTION after a NOTIFY: a transaction for
+-- two-phase commit begins with SET LOCAL taskd.notify = 'off', and polls find its jobs.
 -- Called by: 5 functions, 13 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
@@ -624,34 +629,35 @@ BEGIN
 END
 $$;
 
--- Whether enqueues need checks: 0 from when the last worker has left, if no depth is limited then; 1 from when a worker
--- is registered or a depth is limited. It is a sequence for the same reason as a busy mark: a producer that has its xid
--- and reads 0 came before any worker that registers afterwards, and that worker waits for it. The sequence is written
--- before the commit of the row that needs it, in the same WAL, so no crash and no failover keeps the row alone. Where no
--- worker lives, the sequence saves a client that enqueues one job at a time 33 of 350 us.
+-- Whether enqueues need the checks of taskd.run_enqueue_checks(). It is set to 1 when a worker registers or a depth limit is
+-- set, and to 0 after the last worker has ended, if no queue has a depth limit. It is a sequence for the same reason as a
+-- busy mark: if a producer has drawn its xid and then reads 0, no worker was registered yet, and a worker that registers
+-- later waits for the end of that transaction. The sequence is written before the commit of the row of the worker or queue,
+-- in the same WAL, so a crash or a failover cannot keep the row and lose the value. While no worker lives, the sequence
+-- saves 33 of 350 us of the enqueue of a single job.
 CREATE SEQUENCE taskd.needs MINVALUE 0 START 0;
 GRANT SELECT ON SEQUENCE taskd.needs TO PUBLIC;
 SELECT setval('taskd.needs', 0);
 
 -- Return the busy mark of a queue: a time until which a worker polls the queue continuously, so that producers need not
--- notify anybody. It is a number of microseconds since 1970, about two seconds ahead, of which the last three digits are
--- those of the worker's id. A busy worker renews it, and resets it to 0 before it sleeps. A negative mark means the same,
--- for a queue with a depth limit: there producers still have to check for room.
+-- notify workers. It is a number of microseconds since 1970, about two seconds ahead; its last three digits are those of the
+-- worker's id. A busy worker renews the mark, and resets it to 0 before it sleeps. If the mark is negative, the queue also
+-- has a depth limit, so producers must check for room.
 --
--- A mark is a sequence, one for each queue that was ever polled continuously, because a write to a sequence is visible at
--- once to every session, whatever its snapshot. So the statement that inserts a job can read it, also above READ
--- COMMITTED, and no row versions pile up while somebody holds a snapshot. It is also cheaper to read than a row. The
--- sequence is logged although it need not be durable: an unlogged one could not be read after a standby is promoted
--- within minutes of its creation (PostgreSQL 18.4: `bad magic number in sequence`), and every enqueue would fail.
+-- A mark is a sequence, one for each queue that was ever polled continuously. A write to a sequence is visible at once to
+-- every session, whatever its snapshot. So a statement that inserts a job reads the present value, also above READ
+-- COMMITTED. No row versions accumulate while a session holds a snapshot, and reading a sequence is cheaper than reading a
+-- row. The sequence is logged although it need not be durable: if a standby is promoted within minutes of the creation of an
+-- unlogged sequence, the sequence cannot be read (PostgreSQL 18.4: `bad magic number in sequence`), and every enqueue would
+-- fail.
 -- Called by: is_polled_unbounded(), is_polled(), set_busy_mark(), clear_busy_mark().
 CREATE FUNCTION taskd.busy_mark(queue text) RETURNS bigint
 LANGUAGE sql
 RETURN pg_sequence_last_value(to_regclass('taskd."mark_' || queue || '"'));
 
--- Return whether no queue needs the checks of taskd.run_enqueue_checks(), because no worker lives and no depth is
--- limited: `needs` is 0. It costs next to nothing, so a client that enqueues one job at a time asks this first, and
--- taskd.is_polled_unbounded() then. Functions for SQL clients ask in the other order: where producers are many, workers
--- are busy.
+-- Return whether no queue needs the checks of taskd.run_enqueue_checks(), because no worker lives and no queue has a depth
+-- limit: `needs` is 0. This call is very cheap, so statements that enqueue a single job call it before
+-- taskd.is_polled_unbounded(). Functions for SQL clients call it after that: with many producers, queues are usually polled.
 -- Called by: enqueue_one(), enqueue(), enqueue_usual_job, enqueue_job.
 CREATE FUNCTION taskd.enqueue_checks_are_off() RETURNS boolean
 LANGUAGE sql
@@ -669,15 +675,15 @@ CREATE FUNCTION taskd.is_polled(queue text) RETURNS boolean
 LANGUAGE sql
 RETURN to_timestamp(abs(taskd.busy_mark(queue)) / 1e6::double precision) > clock_timestamp();
 
--- Notify the workers of a queue, if there are any and none polls the queue continuously. A transaction that notifies
--- holds a lock of the whole database cluster until its commit is flushed: 16 producers that notified for each job fell to
--- 0.27 of their rate.
+-- Notify the workers of a queue, unless the queue has no worker, or a worker polls it continuously. A transaction that
+-- notifies holds a lock of the whole database cluster until its commit is flushed: if 16 producers notify for each job,
+-- their rate falls to 0.27.
 --
--- The caller has written its rows before, so the transaction has its xid before it reads the mark. A worker that has just
--- begun to serve the queue, or has cleared its mark, relies on that to know which transactions may not have seen it yet
--- (taskd/worker/claiming/busy_mark.py). Workers are looked up with a snapshot of its own, because the function is
--- volatile; above READ COMMITTED there is no new snapshot, so it notifies in any case. The setting keeps the plan on the
--- index, whatever the statistics were when it was planned.
+-- The caller has written its rows before, so the transaction has drawn its xid before it reads the mark. A worker that has
+-- just begun to serve the queue, or has cleared its mark, uses this order to find the transactions that possibly have not
+-- seen the change (taskd/worker/claiming/busy_mark.py). The function is volatile, so it looks for workers with a new
+-- snapshot. Above READ COMMITTED there is no new snapshot, so there it always notifies. The setting enable_seqscan keeps the
+-- plan on the index, whatever the statistics were when the query was planned.
 -- Called by: 10 functions, 6 statements.
 CREATE FUNCTION taskd.notify_workers(queue text) RETURNS void
 LANGUAGE plpgsql
@@ -696,8 +702,8 @@ BEGIN
 END
 $$;
 
--- Write the mark of a queue. Only the owner can create its sequence, so only functions with the owner's rights call this.
--- Everybody may read a mark, but needs rights on the schema to name it.
+-- Write the mark of a queue. Only the owner of the schema can create its sequence, so only functions with the owner's rights
+-- call this. The sequence is granted to PUBLIC, but a user needs USAGE on the schema to read it.
 -- Called by: set_busy_mark(), clear_busy_mark().
 CREATE FUNCTION taskd.write_busy_mark(queue taskd.queue_name, value bigint) RETURNS void
 LANGUAGE plpgsql
@@ -713,15 +719,15 @@ BEGIN
     END IF;
     PERFORM setval(name::regclass, value);
 EXCEPTION WHEN unique_violation OR duplicate_table THEN
-    -- Another worker has created the sequence at the same time, and marks the queue.
+    -- Another worker has created the sequence at the same time, and has marked the queue.
     NULL;
 END
 $$;
 
--- Mark a queue as polled for some seconds, if this worker lives and serves the queue. Return whether this worker is the
--- only one that marks it, or NULL if it was not marked. With `gives_way` another worker's mark stays, and that worker
--- answers for the queue: one is enough. (Two workers that both see no mark both poll, until one sees the mark of
--- the other and gives way.) The depth limit is read again after the mark was written: it may have been set in between, when
+-- Mark a queue as polled for some seconds, if this worker lives and serves the queue. Return whether no other worker has
+-- marked it, or NULL if it was not marked. With `gives_way`, the mark of another worker stays, and that worker polls the
+-- queue: one is enough. (If two workers see no mark at the same time, both poll until one of them sees the other's mark and
+-- gives way.) The depth limit is read again after the mark was written: it can have been set in between, when
 -- taskd.clear_busy_mark() found no mark to clear.
 -- Called by: set_busy_mark.
 CREATE FUNCTION taskd.set_busy_mark(queue text, worker_id bigint, for_s double precision, gives_way boolean) RETURNS boolean
@@ -735,7 +741,7 @@ DECLARE
     until_ms bigint := (date_part('epoch', clock_timestamp()) + least(for_s, 60)) * 1000;
     value bigint := until_ms * 1000 + worker_id % 1000;
     former bigint := abs(taskd.busy_mark(queue));
-    -- A mark more than a minute ahead was written before a clock was set back.
+    -- A mark that is more than a minute ahead was written before a clock was set back, and does not count.
     another boolean := coalesce(
         former % 1000 <> worker_id % 1000
         AND to_timestamp(former / 1e6) BETWEEN clock_timestamp() AND clock_timestamp() + interval '1 min',
@@ -758,9 +764,9 @@ BEGIN
 END
 $$;
 
--- Clear the mark of this worker, or, with NULL as the worker, any mark. Another worker's mark stays: that worker answers
--- for the queue. Two workers in a thousand share their last three digits, and another mark can be written between the
--- read and the write: a mark that was cleared by mistake is renewed within a second, and until then workers are notified.
+-- Clear the mark of this worker, or, with NULL as the worker, any mark. The mark of another worker stays: that worker polls
+-- the queue. Rarely, a mark of another worker is cleared by mistake: if the last three digits of its id are the same, or if
+-- it is written between the read and the write here. It is renewed within a second, and until then producers notify.
 -- Called by: clear_busy_mark, retire_worker, declare_workers_dead.
 CREATE FUNCTION taskd.clear_busy_mark(queue text, worker_id bigint) RETURNS void
 LANGUAGE plpgsql
@@ -780,7 +786,7 @@ BEGIN
 END
 $$;
 
--- Drop the mark of a queue to which nobody enqueues any more: an enqueue that reads it at that moment would fail.
+-- Drop the mark of a queue into which no producer enqueues any more: an enqueue that reads the mark meanwhile would fail.
 -- Called by: bench_clear_names.
 CREATE FUNCTION taskd.drop_busy_mark(queue taskd.queue_name) RETURNS void
 LANGUAGE plpgsql
@@ -791,7 +797,7 @@ BEGIN
 END
 $$;
 
--- Note that enqueues need checks. Triggers do so, so that no row gets into their tables without it.
+-- Record that enqueues need checks. Triggers call this, so that it happens for every row of their tables.
 -- Called by: the schema.
 CREATE FUNCTION taskd.turn_enqueue_checks_on() RETURNS trigger
 LANGUAGE plpgsql
@@ -809,10 +815,10 @@ CREATE TRIGGER worker_needs AFTER INSERT ON taskd.worker
 CREATE TRIGGER queue_needs AFTER INSERT OR UPDATE OF max_depth ON taskd.queue
     FOR EACH ROW WHEN (new.max_depth IS NOT NULL) EXECUTE FUNCTION taskd.turn_enqueue_checks_on();
 
--- Note that enqueues need no checks, if the worker that has just left was the last one and no depth is limited; return
--- whether it is noted. The locks keep out transactions that would change this until the note is written. If a transaction
--- that writes to these tables is open, it may be registering a worker, so the note stays as it is; that costs a little
--- and loses nothing. No lock is waited for.
+-- Record that enqueues need no checks, if no worker lives any more and no queue has a depth limit; return whether this was
+-- recorded. The locks block transactions that would change these facts until the value is written. If a transaction that
+-- writes to these tables is open, it is possibly registering a worker, so nothing is recorded: then enqueues only make
+-- checks that they do not need. The function does not wait for locks.
 -- Called by: turn_enqueue_checks_off.
 CREATE FUNCTION taskd.turn_enqueue_checks_off() RETURNS boolean
 LANGUAGE plpgsql
@@ -889,8 +895,8 @@ $$;
 -- Functions: enqueue
 -- ====================================================================================================
 
--- Return the state of a job that is due at that time. Every move to `queued`, except by admission itself, uses this
--- function: a job with a limit waits for its admission. The planner inlines the body.
+-- Return the state of a waiting job that is due at that time. Every change to `queued`, except by admission itself, uses this
+-- function, because a job with a limit must wait for its admission. The planner inlines the body.
 -- Called by: 9 functions, 3 statements.
 CREATE FUNCTION taskd.state_when_due(limit_name text, due timestamptz) RETURNS taskd.job_state
 LANGUAGE sql STABLE
@@ -937,8 +943,8 @@ END
 $$;
 
 -- Return whether the arguments are an object with all required arguments, without unknown ones, and within the size limit
--- (see taskd.payload). The planner inlines the body. It is a single CASE, because the planner would put conditions
--- without a column of the task into a plan node of their own, which costs taskd.enqueue() 8 us.
+-- (see taskd.payload). The planner inlines the body. It is a single CASE: separate conditions without a column of the task
+-- would get a plan node of their own, which would add 8 us to taskd.enqueue().
 -- Called by: enqueue_one(), enqueue().
 CREATE FUNCTION taskd.args_are_valid(args jsonb, required text[], accepted text[]) RETURNS boolean
 LANGUAGE sql STABLE
@@ -946,7 +952,8 @@ RETURN CASE WHEN jsonb_typeof(args) = 'object'
                  AND CASE WHEN pg_column_size(args) <= 400 THEN true ELSE octet_length(args::text) <= 262144 END
             THEN args ?& required AND args - accepted = '{}' ELSE false END;
 
--- Return a queue name, checked. As a cast the check would be prepared for each enqueue, whether it is needed or not.
+-- Check the name of a queue and return it. With a cast instead, PostgreSQL would prepare the check for each enqueue, even if
+-- it is not needed.
 -- Called by: enqueue().
 CREATE FUNCTION taskd.checked_queue_name(queue text) RETURNS taskd.queue_name
 LANGUAGE plpgsql IMMUTABLE
@@ -1033,7 +1040,7 @@ AS $$
     FROM unnest(limit_by) WITH ORDINALITY AS b (name, place)
 $$;
 
--- Return the limit's key: the value itself, or the list of values. Numbers count by value, also in a list: 1.0 is 1.
+-- Return the key of a limit: the value itself, or the list of several values. Equal numbers make equal keys: 1.0 is 1.
 -- Called by: 6 functions, 2 statements.
 CREATE FUNCTION taskd.limit_key(limit_values jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
@@ -1047,14 +1054,14 @@ AS $$
     )
 $$;
 
--- Do what remains to be done after a job was inserted, unless the queue needs no checks: refuse the job if it exceeds the
--- depth limit, and notify the workers, under the conditions of taskd.notify_workers(). Return whether it notified. One
--- query reads both, because most queues that nobody polls need nothing else. A job that is due in more than a minute
--- needs no notification, because workers check due times every five seconds.
+-- Check a job that was just inserted into a queue that needs checks: raise an error if it exceeds the depth limit, and
+-- notify the workers under the conditions of taskd.notify_workers(). Return whether it notified. One query reads the limit
+-- and the workers, because most queues need nothing else. A job that is due in more than a minute needs no notification,
+-- because workers check due times every five seconds.
 --
--- The function sets no search path and names the schema of everything that it uses: each setting would cost a client that
--- enqueues one job at a time 5 us. For the same reason no setting keeps the plan on the indexes; the lease renewals cause
--- the table of workers to be analysed before it has grown by much, and then each session plans again.
+-- The function sets no search path, and names the schema of every object that it uses: each setting would add 5 us to the
+-- enqueue of a single job. For the same reason, no setting keeps the plan on the indexes. This is safe: lease renewals change
+-- the table of workers so often that autovacuum analyses it before it has grown by much, and then each session plans again.
 -- Called by: enqueue_one(), enqueue(), enqueue_usual_job, enqueue_job.
 CREATE FUNCTION taskd.run_enqueue_checks(queue text, due timestamptz) RETURNS boolean
 LANGUAGE plpgsql
@@ -1127,7 +1134,7 @@ BEGIN
         FROM taskd.task AS t WHERE t.name = task;
         queue := coalesce(queue, usual_queue);
         IF usual IS NOT TRUE THEN
-            -- An unpublished task may have any arguments.
+            -- The arguments of an unpublished task are not checked.
             PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
         END IF;
         IF rule IS NOT NULL THEN
@@ -1159,9 +1166,9 @@ $$;
 --
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
 --
--- The queue, the limit and the unique key come from what workers have published about the task. If another job holds the
--- unique key, the returned id can be the id of that job; with no_key the job gets no key. The function refuses missing and
--- unknown arguments. The worker checks the types of the arguments before the handler runs.
+-- The published task gives the job its queue, limit and unique key. If another job holds the unique key, the returned id can
+-- be the id of that job; with no_key, the job gets no key. The function refuses missing and unknown arguments. The worker
+-- checks the types of the arguments before the handler runs.
 -- Called by: SQL clients.
 CREATE FUNCTION taskd.enqueue(
     task text,
@@ -1184,9 +1191,10 @@ DECLARE
     job_id bigint;
     notified boolean;
 BEGIN
-    -- The usual case is one statement with few columns, because PostgreSQL prepares each statement, expression and check again
-    -- in every transaction. A search path as a setting would add to that, so the function names the schema of everything that
-    -- it uses. `notified` is declared for plpgsql.extra_errors, which can require a variable for each column.
+    -- The usual case is one statement with few columns, because PostgreSQL prepares each statement, expression and check
+    -- again in every transaction. A search path as a setting would add to that, so the function names the schema of
+    -- everything that it uses. `notified` is declared for plpgsql.extra_errors, which can require a variable for each
+    -- column.
     IF pg_catalog.num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) OPERATOR(pg_catalog.=) 0 THEN
         INSERT INTO taskd.job AS j (queue, task, args, priority)
         SELECT CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true) THEN t.queue ELSE taskd.checked_queue_name(queue) END,
@@ -1207,9 +1215,9 @@ BEGIN
 END
 $$;
 
--- Sleep before the next attempt after a row was found locked: longer each time, and for a random time. No lock is waited
--- for, so PostgreSQL cannot detect a deadlock with a user's transaction; therefore it fails after `lock_timeout`, or
--- after ten seconds if that is 0.
+-- Sleep after a row was found locked, before the caller tries again: for a random time, which is longer with each try. The
+-- callers do not wait for locks, so PostgreSQL cannot detect a deadlock with a user's transaction. Therefore this raises an
+-- error after `lock_timeout`, or after ten seconds if that is 0.
 -- Called by: enqueue_unique_batch(), unblock(), lock_jobs(), lock_parents(), retry().
 CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
 LANGUAGE plpgsql
@@ -1360,7 +1368,7 @@ BEGIN
             outcome := 'enqueued';
             EXIT;
         END IF;
-        -- Between the look-up and the insert another job has taken the key for a time, and ended.
+        -- Between the look-up and the insert, another job has taken the key with for_s, and has ended.
         DELETE FROM taskd.job AS j WHERE j.id = new_id;
         new_id := NULL;
         IF on_conflict = 'raise' THEN
@@ -1372,13 +1380,13 @@ BEGIN
         IF holder.state IS NULL OR holder.state = 'running' AND version IS NULL OR holder.version >= version THEN
             RETURN;
         END IF;
-        -- The transaction consists of this statement alone, so everything that the job is about was committed before, and a
-        -- holder that starts from now on sees it: no lock is needed, which would keep the holder from its worker.
+        -- The transaction contains only this statement, so the data that the job works on was committed before, and a holder
+        -- that starts from now on sees it. So the holder need not be locked, and workers can claim it.
         IF on_conflict = 'skip' AND version IS NULL AND alone THEN
             RETURN;
         END IF;
         IF in_batch THEN
-            -- The batch holds other rows already, so it does not wait.
+            -- The batch has locked other rows, so it must not wait for this one.
             PERFORM FROM taskd.job AS j WHERE j.id = holder.id FOR UPDATE NOWAIT;
         ELSE
             BEGIN
@@ -1428,7 +1436,7 @@ BEGIN
         IF holder.tries > 0 THEN
             due := greatest(due, holder.run_at);
         END IF;
-        -- A job that was admitted, or had a slot of its key, goes through admission again; others may get its slot.
+        -- A job that was admitted, or held a slot of its key, goes through admission again; other jobs can get its slot.
         INSERT INTO taskd.opening (limit_name, limit_key)
         SELECT j.limit_name, j.limit_key
         FROM taskd.job AS j
@@ -1461,8 +1469,8 @@ BEGIN
 END
 $$;
 
--- Lock the holders of the keys that a batch comes to one by one, all of them or none. None is waited for, because acks,
--- cancels, retries and other batches hold some of these rows and want others.
+-- Lock the jobs that hold the unique keys of a batch: all of them or none. The function does not wait for locks, because
+-- acks, cancels, retries and other batches can have locked some of these rows and wait for others.
 -- Called by: enqueue_unique_batch().
 CREATE FUNCTION taskd.lock_key_holders(
     tasks text[], unique_keys text[], on_conflicts text[], versions bigint[], alone boolean
@@ -1484,18 +1492,17 @@ BEGIN
 END
 $$;
 
--- Enqueue jobs of which some have unique keys, each job by itself, in the order of their keys, so that two batches cannot
--- wait for each other's new keys. `n` is the job's position in the arrays.
+-- Enqueue jobs of which some have unique keys, one by one, in the order of their keys, so that two batches cannot wait for
+-- each other's new keys. `n` is the position of the job in the arrays.
 --
--- A batch locks many rows, so it waits for none: two batches that wait in different orders would deadlock. First it locks
--- the holders that exist. If it later finds a locked holder that has just been inserted or has just stopped running, it
--- rolls everything back, lets other transactions go first, and starts again.
+-- A batch locks many rows, so it must not wait for a locked row: two batches that wait in different orders would deadlock.
+-- First it locks the holders that exist. Later it can find a locked holder that was just inserted, or has just stopped
+-- running. Then it rolls everything back, lets other transactions go first, and starts again.
 --
--- NOWAIT alone does not guarantee that. If a row was changed by a transaction that ends at that moment, PostgreSQL 18.4
--- (heap_lock_updated_tuple) also locks the new version of the row, and waits for the transaction that has locked it. A
--- new key also waits for the transaction that has just taken the key or releases it. Therefore a batch waits at most ten
--- milliseconds for any lock, far less than the second after which PostgreSQL looks for deadlocks, and then starts again,
--- too.
+-- NOWAIT alone does not prevent all waits. If a row was changed by a transaction that ends at that moment, PostgreSQL 18.4
+-- (heap_lock_updated_tuple) also locks the new version of the row, and waits for the transaction that has locked it. The
+-- insert of a new key also waits for a transaction that is taking or releasing the key. Therefore a batch waits at most ten
+-- milliseconds for any lock, far less than the second after which PostgreSQL looks for deadlocks; then it starts again, too.
 -- Called by: enqueue_unique_jobs.
 CREATE FUNCTION taskd.enqueue_unique_batch(
     tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[],
@@ -1535,7 +1542,7 @@ BEGIN
                 ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
             ) AS wanted
             CROSS JOIN LATERAL (
-                -- Because `n` is named here as well, the planner does not treat two equal jobs as one.
+                -- `n` is named here, so that the planner does not treat two equal jobs as one.
                 SELECT wanted.n, enqueued.job_id, enqueued.outcome
                 FROM taskd.enqueue_unique(
                     wanted.task, wanted.args::jsonb, wanted.unique_key, wanted.queue, wanted.priority, wanted.run_at, wanted.delay_s,
@@ -1563,9 +1570,9 @@ BEGIN
 END
 $$;
 
--- Enqueue the job of a newer version, when the job that ran at its arrival has ended; return its id. Its key is free
--- then: the same statement has deleted the row that held it. The function runs with the owner's rights, because workers
--- may not insert jobs.
+-- Enqueue a follower: the job with a newer version of a unique key, which was stored with the job that ran, and has now
+-- ended. Return its id. Its key is free: the statement that calls this has deleted the row that held it. The function runs
+-- with the owner's rights, because workers are not allowed to insert jobs.
 -- Called by: ack_done, ack_outcomes, complete_job, expire_jobs, cancel_jobs, rescue_jobs.
 CREATE FUNCTION taskd.enqueue_follower(task text, unique_key text, follower jsonb) RETURNS bigint
 LANGUAGE plpgsql
@@ -1597,9 +1604,9 @@ BEGIN
 END
 $$;
 
--- Return the job that holds the unique key of a failed or cancelled job now: a live job, or the job for which the key is
--- remembered by a period or a newer version (a retry checks the same). The function runs with the owner's rights, because
--- keys may be personal: observers may know that a key is held, and not which.
+-- Return the job that now holds the unique key of a failed or cancelled job, so that it cannot be retried: a live job, or an
+-- ended job whose key is still held by for_s or by a newer version. The function runs with the owner's rights, because keys
+-- can be personal data: observers are allowed to know that a key is held, but not the key.
 -- Called by: why_job.
 CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER
@@ -1617,25 +1624,24 @@ AS $$
     LIMIT 1
 $$;
 
--- ====================================================================================================
--- Functions: workflows
--- ====================================================================================================
--- A dependency blocks one job for another, its parent, until it is `counted`. A blocked job stores the number of its
--- dependencies that are not counted yet (`waits_for`, which also tells it from a job that waits for its limit), so that
--- the last of 10,000 parents need not look for the others. Whatever ends jobs calls taskd.unblock() once for the whole
--- batch; a job outside of workflows pays only for the test of a column.
+-- ==================================================================================================== Functions: workflows
+-- ==================================================================================================== A dependency blocks a
+-- job until its parent has ended; then the dependency is `counted`. A blocked job stores the number of its dependencies that
+-- are not counted yet in `waits_for`, so that the end of one of 10,000 parents need not look at the others. (`waits_for`
+-- also distinguishes it from a job that waits for its limit.) Every statement that ends jobs calls taskd.unblock() once for
+-- the whole batch; for a job outside of workflows it only tests a column.
 --
--- Locks. Finished jobs, which only retries and new dependants lock, come first; then jobs that wait for no other job, in
--- the order of their ids; then jobs that wait for others; then limits; the row of a workflow comes last. A job that waits
--- for others is never waited for: the lock of a job that is just being unblocked would follow the row to its last
--- version, and so into the ack that ends the job and may want rows locked here. A function that finds such a job locked
--- releases all of its locks and tries again a moment later. The jobs that an end may also end are found before anything
--- is locked, and searched again behind the locks; if one has moved or was added meanwhile, all locks are taken anew. The
--- blocks with an exception handler do both. NOWAIT does not prevent all waits (see taskd.enqueue_unique_batch()), hence
--- the lock_timeout of ten milliseconds in taskd.lock_blocked().
+-- The order of locks: first finished jobs, which only retries and new dependants lock; then jobs that wait for no other job,
+-- in the order of their ids; then jobs that wait for others; then limits; last the row of the workflow. No statement waits
+-- for the lock of a job that waits for others: if such a job is being unblocked, the lock request would follow the row to
+-- its newest version, and so wait for an ack of that job, which can wait for rows that are locked here. A function that
+-- finds such a job locked releases all of its locks, and tries again a moment later. The jobs that the end of a job can move
+-- or end are searched before the locks are taken, and again after that; if one has moved or was added meanwhile, all locks
+-- are taken anew. The blocks with an exception handler do both. NOWAIT does not prevent all waits (see
+-- taskd.enqueue_unique_batch()), hence the lock_timeout of ten milliseconds in taskd.lock_blocked().
 
--- Return the jobs that the end of these jobs may move or end, in the order of their ids, or NULL. `spreads`: one of them
--- may end itself, so their dependants are included.
+-- Return the jobs that the end of these jobs can move or end, in the order of their ids, or NULL. `spreads`: one of them can
+-- end, so that its dependants are included.
 -- Called by: jobs_with_locked_dependants(), unblock(), lock_jobs().
 CREATE FUNCTION taskd.dependants(ids bigint[], states text[], OUT jobs bigint[], OUT spreads boolean)
 LANGUAGE sql
@@ -1659,7 +1665,7 @@ AS $$
     SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
 $$;
 
--- Lock those of these jobs that wait for others, without waiting for a lock; return their ids.
+-- Lock the jobs of `ids` that wait for other jobs, without waiting for a lock; return their ids.
 -- Called by: unblock(), lock_jobs(), lock_parents(), retry().
 CREATE FUNCTION taskd.lock_blocked(ids bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql
@@ -1743,14 +1749,14 @@ AS $$
     SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
--- Apply the end of jobs to the jobs that wait for them; return their number. Every statement that ends jobs calls this
--- once, for all of them, while it holds their rows, so that no further job can begin to wait for them.
+-- Unblock or cancel the jobs that wait for these ended jobs; return their number. Every statement that ends jobs calls this
+-- once, for all of them, while it has locked their rows, so that no further job can begin to wait for them.
 --
--- Each dependency is counted once. A job that waits for nothing else is queued, or scheduled if its time is still to
--- come, or gets to the admission of its limit; so statements that also free slots of limits call this function first, and
--- lock limits afterwards. A job that can no longer start is cancelled, with all jobs that depend on it, which is an end
--- like any other: hence the waves. The function runs with the owner's rights, because workers and admins may end jobs,
--- but not write dependencies.
+-- Each dependency is counted once. A job whose last dependency is counted is queued, or scheduled if it is due later, or
+-- waits for its admission if it has a limit. So statements that also free slots of limits call this function first, and lock
+-- limits afterwards. A job that can no longer start is cancelled. Its dependants are then handled in the same way, in the
+-- next wave. The function runs with the owner's rights, because workers and admins are allowed to end jobs, but not to write
+-- dependencies.
 -- Called by: 2 functions, 6 statements.
 CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
 LANGUAGE plpgsql
@@ -1821,7 +1827,7 @@ BEGIN
         ), moved AS (
             UPDATE taskd.job AS job
             SET waits_for = CASE WHEN less.free THEN NULL ELSE job.waits_for - less.parents END,
-                -- The job is due from now on, so its wait counts from now on.
+                -- The job becomes due now, so its wait is counted from now on.
                 run_at = CASE WHEN less.free THEN greatest(job.run_at, clock_timestamp()) ELSE job.run_at END,
                 state = CASE WHEN NOT less.free THEN 'blocked'
                              WHEN job.run_at > clock_timestamp() THEN 'scheduled'
@@ -1850,7 +1856,7 @@ BEGIN
 END
 $$;
 
--- Lock jobs that are to be cancelled or changed, and all jobs that their end may move.
+-- Lock jobs that the caller will cancel or change, and all jobs that their end can move or end.
 -- Called by: change(), cancel_jobs.
 CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
@@ -1927,10 +1933,10 @@ END
 $$;
 
 -- Enqueue all jobs of a workflow, or none; return the id of the workflow, followed by the ids of its jobs in their order.
--- Each dependency names the position of its job, and as the parent the position of an earlier job, or the id of any job.
--- A parent that is done does not block. A parent that has failed has the effect of its policy at once. A live parent
--- without a workflow joins this one, so that its end is noticed. The function runs with the owner's rights, because
--- producers may not insert blocked jobs.
+-- Each dependency consists of the position of the waiting job, and the position of an earlier job or the id of any job as
+-- its parent. A parent that is done does not block. For a parent that has failed, `on_failed` is applied at once. A live
+-- parent without a workflow joins this workflow, so that its end unblocks the job. The function runs with the owner's
+-- rights, because producers are not allowed to insert blocked jobs.
 -- Called by: enqueue_after(), enqueue_workflow.
 CREATE FUNCTION taskd.enqueue_workflow(
     name text,
@@ -1974,7 +1980,7 @@ BEGIN
     IF existing <> '{}' AND NOT locked THEN
         PERFORM taskd.lock_parents(existing);
     END IF;
-    -- Jobs that wait for others are not counted, and not refused.
+    -- Jobs that wait for other jobs do not count for the depth limit, and are not refused.
     PERFORM taskd.check_queue_room(q.name, q.max_depth, those.wanted)
     FROM taskd.queue AS q
     CROSS JOIN LATERAL (
@@ -2124,8 +2130,8 @@ BEGIN
 END
 $$;
 
--- Return the stage that comes next in a pipeline: {"stage": its plan, "args": {...}}, or {"fault": why it cannot start},
--- or NULL if the run ends. `next` is what the handler has requested: {"stage": name, "args": {...}} or {"stop": true}.
+-- Return the next stage of a pipeline: {"stage": its plan, "args": {...}}, or {"fault": why it cannot start}, or NULL if the
+-- run ends. `next` is the choice of the handler: {"stage": name, "args": {...}}, {"stop": true}, or NULL.
 -- Called by: ack_outcomes, complete_job.
 CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb) RETURNS jsonb
 LANGUAGE plpgsql
@@ -2184,10 +2190,10 @@ BEGIN
 END
 $$;
 
--- Enqueue the job of the next stage, in the statement that ends the job of the stage before, with the metadata of that
--- job, which the caller has put into `step`; return its id, or NULL if the run ends. All jobs are locked by then, and the
--- only lock that it may wait for is that of the workflow, held by a transaction that cancels the workflow and waits for
--- no job.
+-- Enqueue the job of the next stage, in the statement that ends the job of the previous stage; return its id, or NULL if the
+-- run ends. `step` also contains the metadata of the previous job, which the new job gets. All jobs are locked by then. The
+-- only lock for which this can wait is that of the workflow, and a transaction that holds it to cancel the workflow waits
+-- for no job.
 -- Called by: ack_outcomes, complete_job.
 CREATE FUNCTION taskd.enqueue_next_stage(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
 LANGUAGE plpgsql
@@ -2229,8 +2235,8 @@ BEGIN
 END
 $$;
 
--- Return the results of the jobs that this job has waited for, as far as they are done, in the order of their ids. No
--- result is read if all of them together take more than `bytes_max`; `bytes` is their size.
+-- Return the results of the done jobs that this job has waited for, in the order of their ids. If the results are larger than
+-- `bytes_max` together, no result is returned; `bytes` is their size.
 -- Called by: parent_results.
 CREATE FUNCTION taskd.parent_results(job_id bigint, bytes_max bigint, OUT node text, OUT result text, OUT bytes bigint)
 RETURNS SETOF record
@@ -2259,9 +2265,9 @@ AS $$
     ORDER BY read.id
 $$;
 
--- Delete workflows without jobs, and their dependencies; return the number of rows. Upkeep calls it until the number is
--- 0: each call checks a hundred workflows and deletes up to 5,000 dependencies. A workflow that still has jobs is checked
--- again when the last of them must have expired.
+-- Delete workflows without jobs, and their dependencies; return the number of checked workflows plus deleted dependencies.
+-- Upkeep repeats the call until it returns 0: each call checks a hundred workflows and deletes up to 5,000 dependencies. A
+-- workflow that still has jobs is checked again at the time when the last of these expires.
 -- Called by: prune_workflows.
 CREATE FUNCTION taskd.prune_workflows() RETURNS bigint
 LANGUAGE plpgsql
@@ -2319,10 +2325,10 @@ $$;
 --     SELECT taskd.set_schedule('tidy', 'tidy_up', every => '5 min');
 --     SELECT taskd.set_schedule('nightly', 'report', '{"of": "sales"}', cron => '0 3 * * *', timezone => 'Europe/Berlin');
 --
--- The next tick does not move if the period or cron stays the same. A pause stays, and so does `starts_at` if it is not
--- given. A declaration in the code of an app does not change a schedule that an operator has changed, nor a different
--- schedule of the same name that belongs to another app or to none (`taken`). A client that can evaluate cron expressions
--- passes the next tick; otherwise a worker computes it.
+-- If the period or cron expression stays the same, the next tick does not change. A pause stays, and so does `starts_at` if
+-- it is not given. A declaration in the code of an app changes neither a schedule that an operator has changed, nor a
+-- different schedule of the same name that belongs to another app or to no app (`taken`). A client that can evaluate cron
+-- expressions passes the next tick; otherwise a worker computes it.
 --
 -- A user with the right to set schedules can enqueue jobs of any task with them. A query needs more rights: the user is
 -- stored with it, and must be allowed to fire schedules. The function runs with the owner's rights, because no other user
@@ -2378,7 +2384,7 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": cron has five fields, minute, hour, day, month and weekday, not "%"', name, cron
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    -- A worker that gives the next tick has found the time zone.
+    -- If a worker passes the next tick, it has checked the time zone.
     IF cron IS NOT NULL AND next_at IS NULL
        AND NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = timezone)
     THEN
@@ -2404,8 +2410,8 @@ BEGIN
         'priority', priority, 'max_attempts', max_attempts, 'timeout_s', timeout_s, 'jitter_s', jitter_s,
         'deadline_s', deadline_s, 'catch_up', catch_up, 'catch_up_max', catch_up_max, 'overlap', overlap
     );
-    -- An unchanged schedule is neither written nor locked: a starting worker would wait for the worker that fires the schedule,
-    -- whose query can take a minute.
+    -- An unchanged schedule is neither written nor locked: a starting worker would wait for the worker that fires the
+    -- schedule, whose query can take a minute.
     SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name;
     IF to_jsonb(old) || wanted = to_jsonb(old) AND coalesce(app = old.app, app IS NULL)
        AND coalesce(starts_at, old.starts_at) = old.starts_at AND set_args_version IS NOT DISTINCT FROM old.args_version
@@ -2468,8 +2474,8 @@ BEGIN
 END
 $$;
 
--- Cancel the waiting jobs of a schedule, and request the cancellation of its running ones. Rows move to the history with
--- all of their columns, whatever these are.
+-- Cancel the waiting jobs of a schedule, and request the cancellation of its running jobs. Rows are moved to the history
+-- with all columns, without naming these.
 -- Called by: make_scheduled_jobs().
 CREATE FUNCTION taskd.cancel_scheduled_jobs(schedule text) RETURNS void
 LANGUAGE plpgsql
@@ -2499,7 +2505,7 @@ BEGIN
         SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
         FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
     ), opened AS (
-        -- The next jobs of their limits may get their slots.
+        -- The next jobs of their limits can get their slots.
         INSERT INTO taskd.opening (limit_name, limit_key)
         SELECT limit_name, limit_key FROM ended
         WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
@@ -2516,11 +2522,11 @@ BEGIN
 END
 $$;
 
--- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return
--- their ids, or the reason why there are none: `skipped`. The function runs with the owner's rights, because workers may
--- not insert jobs; arguments are only those of the schedule, or those from a query that runs as the user who set it.
--- Unless at_once, `run_at` is delayed by a part of the jitter that the tick and the job's position determine, so that a
--- repetition gives the same time.
+-- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return their
+-- ids, or `skipped` if there are none. The function runs with the owner's rights, because workers are not allowed to insert
+-- jobs. The arguments can only be those of the schedule, or those from a query that runs as the user who has set it. Unless
+-- at_once, jitter delays `run_at`. The delay is computed from the tick and the position of the job, so that a repetition
+-- gives the same time.
 -- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.make_scheduled_jobs(
     schedule text, tick timestamptz, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL, OUT outcome text, OUT ids bigint[]
@@ -2558,7 +2564,7 @@ BEGIN
             PERFORM taskd.raise_invalid_job(def.task, def.queue, wrong_args, known.required, known.accepted);
         END IF;
     END IF;
-    -- As in an enqueue, jobs for later are not counted, and not refused.
+    -- As in an enqueue, jobs that are due later do not count for the depth limit, and are not refused.
     PERFORM taskd.check_queue_room(q.name, q.max_depth, greatest(cardinality(argses), 1))
     FROM taskd.queue AS q
     WHERE q.name = def.queue AND q.max_depth IS NOT NULL AND argses IS DISTINCT FROM '{}'
@@ -2591,8 +2597,9 @@ BEGIN
 END
 $$;
 
--- Return the rows of a schedule's query as JSON objects. The query runs with the caller's rights inside of a SELECT, so
--- it writes nothing by itself. It names tables with their schema, and can use $1 for the tick.
+-- Return the rows of a schedule's query as JSON objects. The query runs with the caller's rights inside a SELECT, so it
+-- writes nothing, unless it calls a function that writes. It must name tables with their schema, and can use $1 for the
+-- tick.
 -- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.query_args(query text, tick timestamptz) RETURNS jsonb[]
 LANGUAGE plpgsql
@@ -2674,8 +2681,8 @@ $$;
 -- read. Return `fired` and the number of jobs, `skipped`, `failed` and the error, `moved` if there were no ticks, or NULL
 -- if another worker fires the schedule or has fired it.
 --
--- An error is stored in the schedule, none of its jobs are written, and the next tick moves on. An error that may not
--- recur a moment later (a deadlock, no room, a lock) is raised, and the tick remains due.
+-- If an error occurs, none of the jobs are written, the error is stored in the schedule, and the next tick is set. But an
+-- error that a retry can fix (a deadlock, no room, a lock) is raised, and the tick remains due.
 -- Called by: fire_schedule.
 CREATE FUNCTION taskd.fire_schedule(
     schedule text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz,
@@ -2711,7 +2718,7 @@ BEGIN
             jobs := jobs + coalesce(cardinality(made.ids), 0);
         END LOOP;
     EXCEPTION WHEN query_canceled OR OTHERS THEN
-        -- A full queue (53400) is not retried: a query with more rows than the queue may hold would never succeed.
+        -- A full queue (53400) is not retried: a query with more rows than the depth limit of the queue would never succeed.
         IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '58') AND SQLSTATE <> '53400' OR SQLSTATE LIKE '57P%' THEN
             RAISE;
         END IF;
@@ -2757,24 +2764,23 @@ BEGIN
 END
 $$;
 
--- ====================================================================================================
--- Functions: limits of jobs
--- ====================================================================================================
--- A job with a limit is never queued before it is admitted. While it is due and not admitted, it is `blocked`, and
--- therefore outside of the index of the claims, which pay nothing for limits. (A job that waits for other jobs is blocked
--- as well, but has `waits_for`, and gets to its admission afterwards.) The rows of live jobs say who holds a slot, so a
--- slot cannot leak: whatever ends or moves a job frees it. All admissions of one limit happen under the lock of its row
--- in taskd.job_limit. The holder of that lock never waits for the row of a job (SKIP LOCKED), and several limits are
--- locked in the order of their names. Therefore a statement that ends jobs can lock limits after all rows of jobs,
--- including those that waited for its jobs, without a deadlock.
+-- ==================================================================================================== Functions: limits of
+-- jobs ==================================================================================================== A job with a
+-- limit is not queued before it is admitted. While it is due and not admitted, it is `blocked`, and therefore not in the
+-- index of claims, so claims are not slower with limits. (A job that waits for other jobs is blocked as well, but has
+-- `waits_for`; it waits for its admission after that.) The rows of live jobs themselves show which jobs hold slots, so a
+-- slot is free as soon as its job has ended or moved. All admissions of one limit happen under the lock of its row in
+-- taskd.job_limit. A transaction that holds this lock never waits for the row of a job (SKIP LOCKED), and several limits are
+-- locked in the order of their names. Therefore a statement that ends jobs can lock limits after all rows of jobs, including
+-- those of dependants, without a deadlock.
 --
--- A job is checked when it arrives, and again when a slot of its key is free, never in between: one that finds no room is
--- `parked`. A statement that frees a slot (an ack, a rescue, a cancel) admits the next job of that key itself. It reads
--- after it has the lock, with a new snapshot: so either it sees a job that was just parked, or the transaction that parks
--- the job comes after it and sees the free slot.
+-- A job is checked when it becomes due, and again when a slot or a token of its key is free, and not in between: a job for
+-- which there is none is `parked`. A statement that frees a slot (an ack, a rescue, a cancel) admits the next job of that
+-- key itself. It reads jobs with a new snapshot after it has taken the lock. So either it sees a job that was just parked,
+-- or the transaction that parks the job takes the lock later, and sees the free slot.
 
--- Lock a limit, and wait for the lock for a moment only, because its holder may have forgotten an open transaction.
--- Return whether the lock was taken.
+-- Lock a limit, but wait only briefly for the lock, because another session can hold it in a forgotten transaction. Return
+-- whether the lock was taken.
 -- Called by: free_slots(), admit_due().
 CREATE FUNCTION taskd.lock_limit(limit_name text) RETURNS boolean
 LANGUAGE plpgsql
@@ -2790,11 +2796,11 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Admit jobs of these keys of a limit, the most urgent first, as far as there are slots and tokens; return the queue of
--- each admitted job. The caller holds the limit's lock. At most `burst` jobs are admitted and not yet started at a time:
--- a backlog that has gathered without workers must not start all at once. If jobs remain that the end of no other job
--- will admit, an opening says when to check again. One call admits up to a thousand jobs. A limit that was neither
--- published nor set admits none.
+-- Admit jobs of these keys of a limit, the most urgent first, as long as there are slots and tokens; return the queue of
+-- each admitted job. The caller has locked the limit. At most `burst` jobs are admitted and not yet started at a time, so
+-- that a backlog from a time without workers does not start all at once. If jobs remain that will not be admitted by the end
+-- of another job, an opening with the time of the next check is inserted. One call admits up to a thousand jobs. A limit
+-- that was neither published nor set admits none.
 -- Called by: free_slots(), admit_due().
 CREATE FUNCTION taskd.admit_keys(limit_name text, keys text[]) RETURNS text[]
 LANGUAGE plpgsql
@@ -2908,7 +2914,7 @@ BEGIN
           SELECT FROM taskd.opening AS o
           WHERE o.limit_name = rule.name AND o.limit_key = u.key AND o.at > moment AND o.at <= w.at
       );
-    -- From jobs with a slot of their key to slots among all keys.
+    -- Give slots of the limit in all to jobs that hold a slot of their key.
     IF EXISTS (
         SELECT FROM taskd.job AS j
         WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
@@ -2958,14 +2964,15 @@ BEGIN
         END IF;
     END IF;
     PERFORM taskd.notify_workers(q) FROM (SELECT DISTINCT unnest(queues_admitted) AS q) AS each_queue;
-    -- The worker that polls the queue may be running another suspect.
+    -- Notify even if the queue is polled: the worker that polls it is possibly running another suspect.
     PERFORM taskd.notify('taskd_' || q, '') FROM (SELECT DISTINCT unnest(queues_of_suspects) AS q) AS each_queue;
     RETURN queues_admitted || queues_of_suspects;
 END
 $$;
 
--- Admit the next jobs of these keys, in the statement that has freed their slots. Return the number of limits that it
--- could not lock; those get openings, and so do all limits above READ COMMITTED, where a lock brings no newer snapshot.
+-- Admit the next jobs of these keys, in the statement that has freed their slots. Return the number of limits that could not
+-- be locked. For these an opening is inserted instead; so it is for all limits above READ COMMITTED, where there is no new
+-- snapshot after the lock.
 -- Called by: ack_done, ack_outcomes, expire_jobs, cancel_jobs, rescue_jobs.
 CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
@@ -2992,9 +2999,9 @@ BEGIN
 END
 $$;
 
--- Check the jobs that have come to their admission, and the keys that have an opening: admit jobs as far as there is
--- room, and park the others. Return the number of jobs and openings checked, and the queue of each admitted job. Limits
--- that stay locked are skipped. Suspects need an admission too, when they are due.
+-- Check the jobs that have just become due, and the keys with a due opening: admit jobs as long as there are slots and
+-- tokens, and park the others. Return the number of checked jobs and openings, and the queue of each admitted job. Limits
+-- that stay locked are skipped. Suspects that are due need an admission, too.
 -- Called by: admit_jobs.
 CREATE FUNCTION taskd.admit_due(batch bigint, OUT checked integer, OUT queues text[])
 LANGUAGE plpgsql SECURITY DEFINER
@@ -3043,7 +3050,7 @@ BEGIN
         SELECT open.name FROM open
         WHERE EXISTS (SELECT FROM taskd.opening AS o WHERE o.limit_name = open.name AND o.at <= clock_timestamp())
     ) AS u;
-    -- A limit that nobody has published yet gets a row, for its lock.
+    -- A limit that was not published yet gets a row, so that it can be locked.
     INSERT INTO taskd.job_limit (name)
     SELECT n FROM unnest(names) AS n WHERE NOT EXISTS (SELECT FROM taskd.job_limit AS r WHERE r.name = n)
     ON CONFLICT (name) DO NOTHING;
@@ -3092,8 +3099,8 @@ BEGIN
 END
 $$;
 
--- Return keys of a limit that have waiting jobs, up to `batch` of them, with one index probe for each. An opening stores
--- where to go on.
+-- Return at most `batch` keys of a limit that have waiting jobs, with one index probe for each. If there can be more, an
+-- opening stores the key after which the next call continues.
 -- Called by: admit_due().
 CREATE FUNCTION taskd.keys_with_waiting_jobs(limit_name text, after_key text, batch bigint) RETURNS text[]
 LANGUAGE plpgsql
@@ -3130,7 +3137,7 @@ BEGIN
     IF cardinality(found_keys) = batch THEN
         INSERT INTO taskd.opening (limit_name, after_key) VALUES (limit_name, '=' || found_keys[batch]);
     END IF;
-    -- There may be jobs that wait for a slot among all keys, and no others.
+    -- Without keys, there can still be jobs that wait for a slot of the limit in all: the empty key.
     RETURN CASE WHEN found_keys = '{}' THEN ARRAY[''] ELSE found_keys END;
 END
 $$;
@@ -3139,8 +3146,8 @@ $$;
 -- Functions: limits of queues
 -- ====================================================================================================
 
--- Take up to `wanted` free slots of a limited queue, and tokens for them. `opens_s` is the time in seconds until the next
--- token, if tokens are missing. The lock of the queue is kept until the end of the transaction, so that the next caller
+-- Take up to `wanted` free slots of a limited queue, and tokens for them. `opens_s` is the number of seconds until the next
+-- token, if tokens are missing. The row of the queue stays locked until the end of the transaction, so that the next caller
 -- counts the jobs that start now.
 -- Called by: claim_limited(), claim_suspects.
 CREATE FUNCTION taskd.take_queue_slots(queue text, wanted bigint, OUT room bigint, OUT opens_s double precision)
@@ -3177,8 +3184,8 @@ BEGIN
 END
 $$;
 
--- Claim jobs from a queue that an operator has limited, as claim_jobs does from the other queues. If tokens are missing,
--- one more row, without a job, says after how many seconds another claim makes sense.
+-- Claim jobs from a queue that an operator has limited, as claim_jobs does from other queues. If tokens are missing, one
+-- more row without a job contains the number of seconds until the next token.
 -- Called by: claim_limited_jobs.
 CREATE FUNCTION taskd.claim_limited(
     worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[]
@@ -3265,8 +3272,8 @@ AS $$
     ) AS few
 $$;
 
--- Count the waiting jobs of queues with a depth limit, for taskd.check_queue_room(), at most every four seconds. The
--- newest id is read before the jobs are counted: a job that arrives in between is counted twice rather than not at all.
+-- Count the waiting jobs of queues with a depth limit, for taskd.check_queue_room(), at most every four seconds. The newest
+-- id is read before the jobs are counted, so that a job that arrives in between is counted twice, and not omitted.
 -- Called by: count_depths.
 CREATE FUNCTION taskd.count_depths() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER
@@ -3289,11 +3296,11 @@ BEGIN
 END
 $$;
 
--- Return true if a queue has room for `wanted` more jobs, or (0) for a job that was just inserted; raise an error
--- otherwise. Every few seconds a worker counts the waiting jobs (count_depths). Since then at most as many jobs were
--- enqueued as ids were drawn, so while that sum is below the limit nothing is counted. Otherwise the jobs in the snapshot
--- are counted, without those of open transactions. The function runs with the owner's rights, because producers may not
--- read waiting jobs.
+-- Return true if a queue has room for `wanted` more jobs, or (0) for a job that was just inserted; raise an error otherwise.
+-- Every few seconds a worker counts the waiting jobs (count_depths). The number of ids that were drawn since then is the
+-- most jobs that can have been added. If the sum of both is below the limit, nothing is counted. Otherwise the jobs in the
+-- snapshot are counted, without those of open transactions. The function runs with the owner's rights, because producers are
+-- not allowed to read waiting jobs.
 -- Called by: run_enqueue_checks(), enqueue_unique(), enqueue_workflow(), make_scheduled_jobs(), enqueue_jobs, enqueue_usual_jobs.
 CREATE FUNCTION taskd.check_queue_room(queue text, max_depth integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -3326,7 +3333,7 @@ $$;
 -- Functions: retry, change, wait for jobs
 -- ====================================================================================================
 
--- Return these jobs and those that were cancelled because of them, in the order of their ids.
+-- Return these jobs, and the jobs that were cancelled because of them, in the order of their ids.
 -- Called by: retry().
 CREATE FUNCTION taskd.cancelled_with(ids bigint[]) RETURNS bigint[]
 LANGUAGE sql
@@ -3345,17 +3352,17 @@ AS $$
     SELECT array_agg(id ORDER BY id) FROM found
 $$;
 
--- Retry finished jobs; return their new states. A job keeps its id and its fence, so that nothing that an earlier attempt
--- wrote can be mistaken for a new attempt. It gets at least one more attempt, a crash count of 0, and no deadline: it is
--- wanted now, or at `due`. A job stays in the history after 1,000 attempts, or if another job has its unique key, even
--- one that is just being inserted. Of several jobs with one key the last one is retried.
+-- Retry failed and cancelled jobs; return their new states. A job keeps its id and its fence, so that a late write of an
+-- earlier attempt cannot be mistaken for one of a new attempt. It gets at least one more attempt, a crash count of 0, and no
+-- deadline. A job stays in the history after 1,000 attempts, or if another job holds its unique key, even one that is just
+-- being inserted. Of several jobs with the same key, the last one is retried.
 --
 -- The jobs that were cancelled because of a retried job are retried with it. A job that is retried together with a parent,
 -- or while that parent is live, waits for the parent again. A job stays in the history if one of its parents has failed
 -- and is not retried.
 --
--- Finished jobs are found by their ids. Their states are compared as text, because on a partition without statistics the
--- planner would otherwise choose job_history_not_done, and read everything that has ever failed.
+-- Finished jobs are found by their ids. Their states are compared as text: otherwise, on a partition without statistics, the
+-- planner chose job_history_not_done, and read all failed jobs.
 -- Called by: retry_jobs.
 CREATE FUNCTION taskd.retry(ids bigint[], due timestamptz) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
@@ -3432,7 +3439,7 @@ BEGIN
             THEN
                 RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
             END IF;
-            -- Leave out jobs that would wait for one that is not retried, and the dependants of these.
+            -- Leave out jobs that would wait for a job that is not retried, and their dependants.
             WITH RECURSIVE past AS MATERIALIZED (
                 SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
             ), edge AS MATERIALIZED (
@@ -3452,10 +3459,10 @@ BEGIN
             IF retried = '{}' THEN
                 RETURN;
             END IF;
-            -- A key may be changing its holder, in a transaction that wants rows which are locked here.
+            -- Another transaction is possibly changing the holder of a key, and waits for rows that are locked here.
             PERFORM set_config('lock_timeout', '10ms', true);
-            -- A job that is retried together with a parent waits for it again, even if it had gone on without the parent or was
-            -- started by its failure: otherwise a callback of a cancelled workflow would start first.
+            -- A job that is retried together with a parent waits for it again, even if it had gone on without the parent or
+            -- was started by its failure: otherwise a callback of a cancelled workflow would start first.
             WITH past AS MATERIALIZED (
                 SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
             )
@@ -3482,15 +3489,15 @@ BEGIN
                             ELSE past.max_attempts END,
                        0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
                        past.args_version, past.schedule, past.tick,
-                       -- A job may have begun to wait for it while it was in the history.
+                       -- While it was in the history, another job can have begun to wait for it.
                        coalesce(past.workflow_id,
                                 (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
                        past.node, past.limit_name, past.limit_key, past.metadata
                 FROM past
                 LEFT JOIN taskd.task AS task ON task.name = past.task
                 CROSS JOIN LATERAL (
-                    -- A job that starts when a parent fails need not wait for the others once one has failed. As a plain join,
-                    -- without OFFSET 0, this read the dependencies of all workflows.
+                    -- A job with `only` need not wait for its other parents after one has failed. OFFSET 0 prevents a plain
+                    -- join, which read the dependencies of all workflows.
                     SELECT CASE WHEN EXISTS (
                         SELECT
                         FROM taskd.dependency AS other
@@ -3525,8 +3532,8 @@ BEGIN
             PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
-    -- The rows are updated, so that a transaction with an older snapshot (REPEATABLE READ), which does not see that a job waits
-    -- for them again, cannot end them.
+    -- The rows are updated, so that a transaction with an older snapshot (REPEATABLE READ), which does not see that a job
+    -- waits for them again, cannot end them.
     IF held <> '{}' THEN
         UPDATE taskd.job AS j SET workflow_id = j.workflow_id WHERE j.id = ANY (held);
         -- Claims skip locked rows, and nothing else would trigger another claim.
@@ -3559,11 +3566,11 @@ $$;
 --
 --     SELECT * FROM taskd.change(ARRAY[17, 18], priority => 10, run_at => now());
 --
--- args replaces all arguments, and gives them the version that the task has published. update_args replaces some of the
--- arguments, and requires that the job's arguments have that version. Both are checked as in taskd.enqueue(). The deadline
--- 'infinity' removes the deadline. The unique key does not change; the key of the limit follows the arguments. A job with
--- a limit goes through admission again if its time changes. If one job is refused, none is changed. The function runs with
--- the owner's rights, because no other user is allowed to change these columns.
+-- args replaces all arguments, and sets their version to that of the published task. update_args replaces some of the
+-- arguments, and requires that the arguments of the job have that version. Both are checked as in taskd.enqueue(). The
+-- deadline 'infinity' removes the deadline. The unique key does not change; the key of the limit is computed from the new
+-- arguments. A job with a limit goes through admission again if its due time changes. If one job is refused, none is
+-- changed. The function runs with the owner's rights, because no other user is allowed to change these columns.
 -- Called by: SQL clients, change_jobs.
 CREATE FUNCTION taskd.change(
     ids bigint[],
@@ -3630,7 +3637,7 @@ BEGIN
         ) AS goes
         WHERE j.id = ANY (ids) AND j.worker_id IS NULL
     ), opened AS (
-        -- A job that was admitted, or had a slot of its key, goes through admission again; others may get its slot.
+        -- A job that was admitted, or held a slot of its key, goes through admission again; other jobs can get its slot.
         INSERT INTO taskd.opening (limit_name, limit_key)
         SELECT j.limit_name, j.limit_key
         FROM wanted
@@ -3674,11 +3681,11 @@ BEGIN
 END
 $$;
 
--- Return the outcomes of jobs, and have those that have not ended notify when they do: their rows are marked, and the
--- statement that ends a marked job notifies the channel `taskd:ended` with its id. (No queue name contains a colon.) Rows
--- are marked first and read afterwards: a job that ends in between is returned with its outcome, and one that ends later
--- has its mark. A locked row is not waited for and gets no mark; the answer says so, and the caller asks again. A claim
--- may have skipped a queued row while it was marked, so the workers are notified.
+-- Return the outcomes of jobs, and mark the jobs that have not ended: the statement that ends a marked job notifies the
+-- channel `taskd:ended` with its id. (No name of a queue contains a colon, so no queue has this channel.) Rows are marked
+-- first and read afterwards: a job that ends in between is returned with its outcome, and a job that ends later has its
+-- mark. The function does not wait for locked rows, and does not mark them; `awaited` is false for them, and the caller must
+-- call again. A claim can have skipped a queued row while it was being marked, so the workers are notified.
 --
 -- An id names several jobs if the sequence of ids has gone back (see taskd.mend_sequences()). At any time at most one of them is
 -- live, so enqueued_us, a time at which the wanted job was live, in microseconds since 1970, tells them apart. Where it is NULL,
@@ -3741,9 +3748,9 @@ $$;
 -- Functions: history upkeep
 -- ====================================================================================================
 
--- Lock the upkeep of the history; return false if another worker has the lock. The lock is one on the parent table, which
--- ATTACH takes anyway and which blocks neither reads nor writes. An advisory lock would not do: any user who can connect
--- could hold it for ever and stop the upkeep, while this one needs rights on the table that no producer has.
+-- Take the lock for the upkeep of the history; return false if another worker holds it. It is a lock on the parent table,
+-- which ATTACH takes anyway and which blocks neither reads nor writes. An advisory lock would not do: any user who can
+-- connect could hold it for ever and stop the upkeep. The lock on the table needs rights that no producer has.
 -- Called by: make_history_partitions(), truncate_expired_partition(), drop_expired_partition().
 CREATE FUNCTION taskd.lock_history_upkeep() RETURNS boolean
 LANGUAGE plpgsql
@@ -3757,11 +3764,11 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- Create the partitions for the next days, for every retention in use; return their number. A day of which the default
--- partition already holds rows is left to that partition: an ATTACH would have to move the rows under a lock, and they
--- expire there as well. It is a function because partition names contain dates, and it runs with the owner's rights, so
--- that workers need none to create tables. Two workers that create the same partition would collide; the second one does
--- nothing.
+-- Create the partitions for the next days, for every retention in use; return their number. If the default partition already
+-- contains rows of a day, no partition is created for that day: an ATTACH would have to move these rows under a lock, and
+-- they expire in the default partition as well. This is a function because names of partitions contain dates; it runs with
+-- the owner's rights, so that workers need no right to create tables. If two workers create the same partition, the second
+-- one does nothing.
 -- Called by: make_history_partitions, the schema, sql/repairs.sql.
 CREATE FUNCTION taskd.make_history_partitions(days integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
@@ -3800,8 +3807,8 @@ BEGIN
             SELECT 1 FROM taskd.job_history_default
             WHERE expires_at >= day AND expires_at < day + 1
         );
-        -- LIKE and ATTACH, not PARTITION OF, which takes an ACCESS EXCLUSIVE lock on the parent: it would wait for every reader
-        -- of the history, and every ack would wait behind it.
+        -- LIKE and ATTACH, not PARTITION OF, which takes an ACCESS EXCLUSIVE lock on the parent: it would wait for every
+        -- reader of the history, and every ack would wait behind it.
         EXECUTE format('CREATE TABLE taskd.%I (LIKE taskd.job_history INCLUDING ALL)', leaf);
         EXECUTE format(
             'ALTER TABLE taskd.job_history ATTACH PARTITION taskd.%I FOR VALUES FROM (%L) TO (%L)',
@@ -3813,8 +3820,8 @@ BEGIN
 END
 $$;
 
--- Empty the oldest partition whose last day is over; return its name, or NULL. TRUNCATE and DROP are two calls, so that
--- each holds its lock for a moment only.
+-- Empty the oldest partition of which all rows have expired; return its name, or NULL. TRUNCATE and DROP are two calls, so
+-- that each holds its lock only briefly.
 -- Called by: truncate_expired_partition.
 CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
@@ -3841,7 +3848,7 @@ BEGIN
 END
 $$;
 
--- Drop an expired partition. False: another worker has dropped it, or is doing so.
+-- Drop an expired partition. Return false if another worker has dropped it, or is dropping it.
 -- Called by: drop_expired_partition.
 CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -3860,8 +3867,8 @@ BEGIN
 END
 $$;
 
--- Delete up to `batch` expired rows of the default partition; return their number. Nobody but the owner can delete from
--- the history in another way.
+-- Delete up to `batch` expired rows of the default partition; return their number. The function runs with the owner's rights,
+-- because no other user is allowed to delete from the history.
 -- Called by: prune_default_partition.
 CREATE FUNCTION taskd.prune_default_partition(batch bigint) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER
@@ -3885,12 +3892,12 @@ $$;
 -- Return the numbers, waits and run times of jobs that finished in the last `window_s` seconds, in `steps` steps; waits
 -- and run times are those of the last attempt, each as p50 and p95.
 --
--- No index covers the time of finishing, because each completion would pay for it. Finished jobs are appended to the
--- partition of the day on which they expire, so the newest rows are in its last blocks. From the end of each partition
--- the function steps back, by distances that double, and then by bisection, to the first block of the window, and reads
--- from there: the cost depends on the rows in the window, and not on the size of the history. If the window takes more
--- than `blocks_max` blocks of a partition, it is made shorter; `since` is its actual start. Several sessions fill blocks
--- at the same time, so rows are not strictly in the order of their times; hence the margin. A row that was written into
+-- No index covers the time at which jobs finish, because it would slow down every completion. Finished jobs are appended to
+-- the partition of the day on which they expire, so the newest rows are in its last blocks. The function searches the first
+-- block of the window from the end of each partition, in steps that double, and then by bisection; it reads the blocks from
+-- there. So the cost depends on the rows in the window, and not on the size of the history. If the window takes more than
+-- `blocks_max` blocks of a partition, it is made shorter; `since` is its actual start. Several sessions fill blocks at the
+-- same time, so rows are not exactly in the order of their times, and some more blocks are read. A row that was written into
 -- the free space of a retried job, far from the end, is not found.
 -- Called by: web_finished.
 CREATE FUNCTION taskd.finished_recently(
@@ -3981,6 +3988,6 @@ $$;
 
 SELECT taskd.make_history_partitions(3);
 
--- PostgreSQL lets every user call a new function, and these run with their owner's rights, or write. sql/roles.sql grants them
--- to roles; until then only their owner can call them.
+-- PostgreSQL allows every user to call a new function, but these functions run with their owner's rights, or write. So only
+-- their owner can call them until sql/roles.sql grants them to roles.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskd FROM PUBLIC;
