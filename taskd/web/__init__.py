@@ -1,7 +1,7 @@
 """HTTP: probes, metrics and the dashboard. Needs the extra `web`.
 
-This package imports nothing of the extra before it is used. It imports the client, the store, core
-and events; the command line imports it.
+Importing this package does not import the libraries of the extra. It imports the client, the store,
+core and events; the command line imports it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def check_installed(what: str) -> None:
     """Check that the extra is installed, before its modules are imported.
 
     Args:
-        what: the feature that needs it, as the user called it: `--http`.
+        what: the option or command that needs the extra: `--http`.
 
     Raises:
         ConfigError: a package is missing; the message gives the pip command.

@@ -1,4 +1,4 @@
-"""The ASGI app: made from lists of routes, so that each part brings its own."""
+"""The ASGI app, made from lists of routes, so that each part of the app defines its own routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from taskd import events
 
 BODY_BYTES_MAX = 64 * 1024
-# Sent with a 503 for too many requests: the time after which a browser can retry.
+# The Retry-After of a 503 for too many requests.
 RETRY_S = 5
 
 
@@ -23,8 +23,8 @@ def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ())
     """Make one app of all these routes.
 
     Args:
-        parts: lists of routes; where two match, the earlier one wins.
-        middleware: what every request goes through, outermost first.
+        parts: lists of routes; if two routes match, the first one is used.
+        middleware: the middleware of every request, outermost first.
     """
     return Starlette(
         routes=[route for part in parts for route in part],
@@ -34,13 +34,13 @@ def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ())
 
 
 class BodyLimit:
-    """Middleware: answer 413 to a request whose body is too large, however it is sent."""
+    """Middleware: answer 413 to a request whose body is too large, also if it is sent in chunks."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and count its body."""
+        """Pass the request to the app, and count the bytes of its body."""
         received = 0
 
         async def receive_counted() -> Message:
@@ -57,9 +57,9 @@ class BodyLimit:
 class RequestLimit:
     """Middleware: serve a limited number of requests at a time, and answer 503 to the others.
 
-    Routes that wait for the database or for a slow reader are behind one of these, so that probes
-    are always answered. A request takes a slot when its whole body has arrived: a client that never
-    sends the rest of a body blocks no one.
+    Routes that wait for the database or for a slow reader have such a limit, so that probes are
+    always answered. A request takes a slot when its whole body has arrived, so that a client that
+    never sends the rest of a body takes no slot.
     """
 
     def __init__(self, app: ASGIApp, requests_max: int, what: str) -> None:
@@ -68,7 +68,7 @@ class RequestLimit:
         self._message = f"{requests_max} requests for {what} are being answered; try again soon\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
+        """Pass the request to the app, or refuse it."""
         if scope["method"] not in ("GET", "HEAD"):
             receive = await _whole(receive)
         if self._left <= 0:
@@ -83,7 +83,7 @@ class RequestLimit:
 
 
 async def _whole(receive: Receive) -> Receive:
-    """Wait for the whole body; return it as one message, and a function for later messages."""
+    """Wait for the whole body; return a function that returns it as one message, then others."""
     body, first, too_large = b"", list[Message](), list[HTTPException]()
     try:
         while not first:
@@ -94,7 +94,7 @@ async def _whole(receive: Receive) -> Receive:
             elif not message.get("more_body"):
                 first.append({"type": "http.request", "body": body})
     except HTTPException as error:
-        # For the handler of the route, which makes a page of the error.
+        # Raise it again in the handler of the route, which makes an error page.
         too_large.append(error)
 
     async def receive_whole() -> Message:

@@ -1,4 +1,4 @@
-"""What `taskd run --http` serves: probes, metrics, dashboard; for one process or several."""
+"""The HTTP endpoint of `taskd run --http`: probes, metrics and the dashboard."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from taskd.worker.status import WorkerStatus
 
 
 class Endpoint(Server):
-    """Service: the HTTP endpoint of a worker, or of the parent of several.
+    """Service: the HTTP endpoint of a worker, or of the parent of several workers.
 
-    It includes the dashboard if only this machine reaches the address, or if a login is required.
+    It includes the dashboard if the dashboard requires a login, or if only this machine can reach
+    the address.
 
     Raises:
         ConfigError: the address cannot be used, or the dashboard's password is too short.
@@ -44,12 +45,12 @@ class Endpoint(Server):
             await super().run()
         finally:
             await self._figures.close()
-            # After a crash, the dashboard is served again.
+            # If the service has crashed, it is restarted, and serves the dashboard again.
             if self._dashboard is not None and self._stop_requested.is_set():
                 await self._dashboard.close()
 
     def stop(self) -> None:
-        """Stop as a Server does; streams, which never end by themselves, end at once."""
+        """Stop like a Server, and end the streams of the dashboard, which have no end."""
         super().stop()
         if self._dashboard is not None:
             self._dashboard.live.end()

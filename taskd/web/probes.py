@@ -1,8 +1,8 @@
 """/livez and /readyz: probes for Kubernetes, load balancers and people.
 
-A process is alive if its event loop runs and its claims and acks make progress. The database does
-not count: in an outage every worker would be killed, together with the outcomes that it could not
-write yet. A process is ready if it claims jobs.
+A process is alive if its event loop runs and its claims and acks make progress. /livez does not
+depend on the database: otherwise an outage of the database would make Kubernetes kill all workers,
+and the outcomes that they have not written yet would be lost. A process is ready if it claims jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from taskd.worker.health import Condition
 
-# No browser or proxy may answer from a cache.
+# Browsers and proxies must not answer from a cache.
 HEADERS = {"cache-control": "no-store"}
 
 

@@ -1,4 +1,4 @@
-"""The routes of the dashboard, and what each request passes."""
+"""The routes of the dashboard, and the checks that each request passes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ Page = Callable[[Dashboard, Request], Awaitable[Response]]
 
 STATIC_FILES = ("taskd.css", "taskd.js", "icon.svg")
 RETRY_MS = 5000
-# Requests that are answered at a time, live streams included. Fewer than the server has
-# connections, so that probes and scrapes always get one.
+# The most requests that are answered at a time, live streams included. The server accepts more
+# connections than this, so that probes and scrapes always get one.
 PAGES_MAX = 96
 
 
 def mounted(database: Database, settings: Settings, address: str) -> Dashboard | None:
-    """Return a dashboard for the port of a worker; None if others reach it without a login.
+    """Return the dashboard for the port of a worker.
+
+    Return None if other machines could reach it without a login.
 
     Raises:
         ConfigError: the password is too short, or its file cannot be read.
@@ -59,7 +61,7 @@ def _app(board: Dashboard) -> Starlette:
                 if not everybody:
                     board.looking(request)
                 return await page(board, request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for a page
+            except Exception as error:  # noqa: BLE001 - the user must get a page for any error
                 return board.sorry(request, error)
 
         return Route(path, answer, methods=methods or ("GET",))
@@ -109,7 +111,7 @@ def _app(board: Dashboard) -> Starlette:
 
 
 def _few(route: Route) -> Route:
-    """Do the same with a limit of its own for streams, which have no end."""
+    """Return the route with a limit of its own, for streams, which have no end."""
     route.app = RequestLimit(route.app, live.VIEWERS_MAX, "live pages")
     return route
 

@@ -1,9 +1,9 @@
 """The HTTP server: one ASGI app on one address, under uvicorn, on the running event loop.
 
 It shares the loop with handlers, so everything that an unauthenticated client can send has a limit.
-A connection that does not send a whole request in time is closed. If there are too many, the one
-that has idled longest is closed. Slow routes have lower limits of their own (app.py), so a probe is
-answered however many sockets are open, and however many requests wait for pages.
+A connection that does not send a whole request in time is closed. If there are too many
+connections, the one that has been idle for the longest time is closed. Slow routes have lower
+limits (app.py), so a probe is answered whatever number of sockets are open and requests wait.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from taskd import events
 from taskd.errors import ConfigError
 
 # More than the requests that are answered at a time (routes.PAGES_MAX, exposition.SCRAPES_MAX) plus
-# those that arrive in one turn of the loop (BACKLOG): a new connection is read before it is closed.
+# the connections that can arrive in one iteration of the loop (BACKLOG), so that a new connection
+# is read before it can be closed as idle.
 CONNECTIONS_MAX = 256
 BACKLOG = 128
-# The request line and all headers together.
+# The most bytes of the request line and all headers together.
 HEAD_BYTES_MAX = 16 * 1024
 # Longest time in which a whole request, with its body, must arrive.
 REQUEST_S_MAX = 10.0
-# A client that reads nothing of its answer for this time is considered gone.
+# A client that reads nothing of its response for this time is disconnected.
 WRITE_S_MAX = 20.0
 KEEP_ALIVE_S = 15
-# Longest time for running answers after stop().
+# Longest time for running requests after stop().
 STOP_S = 1
 
 
@@ -55,15 +56,15 @@ class Server:
 
     def __init__(self, app: ASGIApp, address: str) -> None:
         self._app = app
-        # Bound at once and kept until the end: a wrong address is an error before anything else
-        # starts, and connections wait while run() restarts after a crash.
+        # Bind the address now, so that a wrong address is an error before the worker starts. It
+        # stays bound until the end, so that clients can connect while run() restarts after a crash.
         self._sockets = listen(address)
         host, port = self._sockets[0].getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._stop_requested = asyncio.Event()
 
     async def run(self) -> None:
-        """Answer requests."""
+        """Serve requests until stop()."""
         server = _Uvicorn(self._app, self._stop_requested)
         events.http_listening(self.address)
         try:
@@ -74,7 +75,7 @@ class Server:
                 self.close()
 
     def stop(self) -> None:
-        """Accept no more connections, and let running answers end within STOP_S."""
+        """Accept no more connections, and let running requests end within STOP_S."""
         self._stop_requested.set()
 
     def close(self) -> None:
@@ -128,18 +129,18 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """One connection with time limits: uvicorn has none for a slow client."""
+    """One connection, with time limits: uvicorn has no limits for slow clients."""
 
     _request_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
-        """Return whether it waits for its client: every complete request is answered."""
+        """Return whether it waits for its client, because every complete request is answered."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room if necessary: close the connection that has idled longest."""
+        """Start the timer; if there are too many connections, close the one idle the longest."""
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > CONNECTIONS_MAX:
@@ -149,26 +150,26 @@ class _Connection(H11Protocol):
         self._time_request()
 
     def data_received(self, data: bytes) -> None:
-        """Read data; note whether the request is complete now."""
-        # In pieces, as h11 limits the size of a head only while part of it is still to come.
+        """Read data, and stop the timer if the request is complete."""
+        # Pass it in pieces: h11 checks the size of a head only while the head is incomplete.
         for start in range(0, len(data), HEAD_BYTES_MAX):
             if not self.transport.is_closing():
                 super().data_received(data[start : start + HEAD_BYTES_MAX])
         self._time_request()
 
     def on_response_complete(self) -> None:
-        """Read what has arrived meanwhile."""
+        """Process the data that has arrived meanwhile."""
         self.since = self.loop.time()
         super().on_response_complete()
         self._time_request()
 
     def pause_writing(self) -> None:
-        """The client reads nothing more; it has a limited time to go on."""
+        """Start a timer: the client no longer reads, and is disconnected unless it goes on."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_S_MAX, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Stop the timer: the client reads again."""
         super().resume_writing()
         self._stop_write_timer()
 
@@ -211,7 +212,7 @@ def listen(address: str) -> list[socket.socket]:
     problem: OSError | None = None
     for family, _, _, _, sockaddr in found:
         try:
-            # With port 0, further sockets take the port that the first one got.
+            # With port 0, bind the further sockets to the port of the first one.
             port = made[0].getsockname()[1] if made else sockaddr[1]
             made.append(_bound(family, sockaddr, port))
         except OSError as error:
@@ -235,7 +236,7 @@ def _bound(family: int, sockaddr: tuple[Any, ...], port: Any) -> socket.socket:
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind((sockaddr[0], port, *sockaddr[2:]))
-        # Now, as two sockets can be bound to one port as long as neither listens.
+        # Listen now: two sockets can be bound to the same port while neither of them listens.
         made.listen(BACKLOG)
     except OSError:
         made.close()

@@ -1,4 +1,4 @@
-"""Who may use the dashboard: request checks, logins and limits on failed logins.
+"""Access to the dashboard: checks of requests, logins and limits on failed logins.
 
 Imports no page. The dashboard and its routes import it.
 """

@@ -1,7 +1,7 @@
-"""What each request to the dashboard passes: checks of host and origin, and security headers.
+"""Checks of the host and origin of each request to the dashboard, and security headers.
 
-Pages hold text from any producer. If a part of it ever got through the templates, the policy below
-makes it harmless: no inline script or style, and nothing from other sites.
+Pages contain text from any producer. Templates escape it; if they ever missed a part, the policy
+below would make it harmless: it allows no inline script or style, and nothing from other sites.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ READING = ("GET", "HEAD")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches the address."""
+    """Return whether only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -46,7 +46,7 @@ def host_of(address: str) -> str:
 
 
 def port_of(address: str) -> int | None:
-    """Return the port of `host:port`; None if it has none, or an impossible one."""
+    """Return the port of `host:port`; None if the port is missing or not valid."""
     try:
         return urlsplit(f"//{address}").port
     except ValueError:
@@ -57,8 +57,8 @@ class Guard:
     """Middleware: refuse requests for other hosts and from other sites; add security headers.
 
     Args:
-        url: the URL of the dashboard for browsers, if a proxy is in front of it. IP addresses are
-            always accepted: DNS rebinding by another site needs a name.
+        url: the URL of the dashboard for browsers, if a proxy is in front of it. A Host header with
+            an IP address is always accepted: DNS rebinding by another site needs a name.
     """
 
     def __init__(self, app: ASGIApp, url: str | None = None) -> None:
@@ -67,7 +67,7 @@ class Guard:
         self._names = {"localhost", urlsplit(url or "").hostname or "localhost"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Pass the request to the app, or refuse it."""
         refused = self._refused(scope)
 
         async def send_guarded(message: Message) -> None:
@@ -114,10 +114,10 @@ class Guard:
 
 
 def check_reach(address: str, *, guarded: bool) -> None:
-    """Check that an address which others can reach requires a login.
+    """Check that the dashboard requires a login if other machines can reach its address.
 
     Raises:
-        ConfigError: others reach the address, and there is no password.
+        ConfigError: other machines can reach the address, and there is no password.
     """
     if not guarded and not is_loopback(address.rpartition(":")[0]):
         raise ConfigError(

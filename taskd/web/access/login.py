@@ -26,7 +26,7 @@ SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**15, 8, 1
 SCRYPT_MEMORY_MAX = 64 * 2**20
 HASH = re.compile(r"scrypt:([A-Za-z0-9+/=]{16,64}):([A-Za-z0-9+/=]{40,100})")
 NAMED = re.compile(r"([A-Za-z0-9_.@-]{1,64}):(scrypt:\S+)")
-# Checked for unknown names, so that they take as long as known ones.
+# The hash that is checked for an unknown name, so that this takes as long as for a known name.
 NOBODY = f"scrypt:{base64.b64encode(bytes(16)).decode()}:{base64.b64encode(bytes(32)).decode()}"
 # The name of the user of a single password.
 SOMEBODY = "admin"
@@ -34,13 +34,14 @@ SOMEBODY = "admin"
 SESSIONS_MAX = 100
 SESSION_S = 24 * 3600.0
 IDLE_S = 8 * 3600.0
-# Failures of one address; a successful login clears them.
+# The most failures of one address within FAILURES_S; a successful login clears them.
 FAILURES_MAX = 5
 FAILURES_S = 60.0
-# Failures of all addresses: above this, only addresses with an earlier login are checked.
+# The most failures of all addresses together. With more, only passwords from addresses with an
+# earlier login are checked.
 FAILURES_IN_ALL_MAX = 50
 ADDRESSES_MAX = 1000
-# Attempts of all addresses that are being hashed or wait for it.
+# The most attempts whose passwords are being hashed or wait for that.
 GUESSES_MAX = 8
 
 
@@ -67,7 +68,7 @@ def _is_right(password: str, stored: str) -> bool:
 
 
 def read_passwords(settings: Settings) -> dict[str, str]:
-    """Return passwords or hashes by user name, `admin` if none is given; empty: no logins.
+    """Return passwords or hashes by user name (`admin` without names); empty: no password is set.
 
     Raises:
         ConfigError: the file cannot be read, or a password is too short.
@@ -111,10 +112,10 @@ class TooMany(Exception):
 
 
 class Logins:
-    """Check passwords, a limited number of times.
+    """Check passwords, with limits on failures.
 
     Failures from one address delay only that address. Failures from many addresses delay all
-    addresses from which no one has logged in since the process started.
+    addresses that have had no successful login since the process started.
     """
 
     def __init__(self, passwords: Mapping[str, str]) -> None:
@@ -134,7 +135,7 @@ class Logins:
         """Return the user's name; None: the password is wrong.
 
         Raises:
-            TooMany: this address, or all together, have failed too often.
+            TooMany: too many logins from this address, or from all addresses together, have failed.
         """
         network = network_of(address)
         failures = self._recent(network)
@@ -143,7 +144,7 @@ class Logins:
             _limit(self._in_all, FAILURES_IN_ALL_MAX)
         if self._waiting >= GUESSES_MAX:
             raise TooMany(1.0)
-        # Count it before the check: otherwise parallel attempts would all be checked.
+        # Count the attempt before the check: otherwise any number of parallel attempts is checked.
         now = time.monotonic()
         failures.append(now)
         self._in_all.append(now)
@@ -172,7 +173,7 @@ class Logins:
 
 
 def _limit(failures: Sequence[float], most: int) -> None:
-    """Raise TooMany while the oldest of this many failures is younger than FAILURES_S."""
+    """Raise TooMany if there were `most` failures within FAILURES_S."""
     left_s = failures[0] + FAILURES_S - time.monotonic() if len(failures) >= most else 0.0
     if left_s > 0:
         raise TooMany(max(1.0, left_s))
@@ -208,7 +209,7 @@ class Sessions:
         self._by_digest: OrderedDict[bytes, Session] = OrderedDict()
 
     def begin(self, who: str) -> tuple[str, Session]:
-        """Make a session and return its token; if there are too many, the most idle one ends."""
+        """Begin a session; return its token. If there are too many, end the one idle the longest."""
         token, session = secrets.token_urlsafe(32), Session(who)
         self._by_digest[_digest(token)] = session
         while len(self._by_digest) > SESSIONS_MAX:
@@ -219,7 +220,8 @@ class Sessions:
         """Return the session of this token, unless it has expired.
 
         Args:
-            from_open_page: the request comes from an open page, not from an action of the user.
+            from_open_page: whether an open page has sent the request by itself, so that it does not
+                extend the session.
         """
         key = _digest(token or "")
         session = self._by_digest.get(key)
@@ -240,6 +242,6 @@ class Sessions:
 
 
 def _digest(token: str) -> bytes:
-    # Only hashes of tokens are kept: a memory dump contains no token, and the time of a look-up
-    # reveals nothing about others.
+    # Only hashes of tokens are kept, so that a memory dump contains no token, and the time of a
+    # look-up reveals nothing about the tokens of other users.
     return hashlib.sha256(token.encode()).digest()

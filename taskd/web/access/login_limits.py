@@ -1,4 +1,4 @@
-"""Failed logins: their addresses, and their log lines."""
+"""Failed logins: the addresses to which they are attributed, and their log lines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from taskd import events
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Refusals per minute with a log line of their own; one line counts the others.
+# The most refusals per minute that are logged individually; one line counts the others.
 LINES_MAX = 10
 LINES_S = 60.0
 
 
 def network_of(address: str) -> str:
-    """Return the part of an address that one user has: an IPv4 address, or 64 bits of IPv6."""
+    """Return the network of one user: an IPv4 address, or the first 64 bits of an IPv6 address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -30,7 +30,7 @@ def network_of(address: str) -> str:
 
 
 def client_of(peer: str, forwarded: str, proxies: Sequence[IPNetwork]) -> str:
-    """Return the client's address: the last one in the chain that is not one of our proxies.
+    """Return the client's address: the last one in the chain that is no configured proxy.
 
     Args:
         forwarded: the header X-Forwarded-For; only entries of configured proxies are trusted.
@@ -49,7 +49,7 @@ def client_of(peer: str, forwarded: str, proxies: Sequence[IPNetwork]) -> str:
 
 
 class Refusals:
-    """Log refused logins, in a limited number of lines, as any client can cause them."""
+    """Logs refused logins, with a limited number of lines, because any client can cause them."""
 
     def __init__(self) -> None:
         self._since = float("-inf")
@@ -73,7 +73,7 @@ class Refusals:
             self._timer = asyncio.get_running_loop().call_later(left_s, self.log_rest)
 
     def log_rest(self) -> None:
-        """Log the refusals without a line of their own, with the data of the last one."""
+        """Log one line that counts the other refusals, with the name and address of the last one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,1 +1,1 @@
-"""`/metrics`: names, exposition, the Grafana dashboard and the alert rules."""
+"""`/metrics`: the names and the text of metrics, the Grafana dashboard and the alert rules."""

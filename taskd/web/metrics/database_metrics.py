@@ -1,4 +1,4 @@
-"""Metrics from the database: read at most once in some seconds, with a limited wait."""
+"""Metrics from the database: read at most once in five seconds, with a limited wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Reading(NamedTuple):
     """The result of a read.
 
     Attributes:
-        values: empty, if the database did not answer in time.
+        up: whether the database has answered in time.
+        values: the values; empty if not `up`.
         took_s: duration of the statement.
     """
 
@@ -33,7 +34,7 @@ NOTHING = Reading(up=False, values=[], took_s=0.0)
 
 
 class Figures:
-    """Read the metrics over a connection of its own."""
+    """Reads the metrics over a connection of its own."""
 
     def __init__(self, database: Database) -> None:
         self._lane = Lane(database, "metrics", statement_timeout=str(int(WAIT_S * 1000)))
@@ -47,7 +48,7 @@ class Figures:
             return self._last
         if self._read is None:
             self._read = asyncio.create_task(self._read_now(), name="figures")
-        # A slower statement goes on, and the next scrape gets its result.
+        # A statement that takes longer continues, and the next scrape gets its result.
         await asyncio.wait({self._read}, timeout=WAIT_S)
         return self._last if time.monotonic() < self._until else NOTHING
 
@@ -56,7 +57,7 @@ class Figures:
         try:
             values = await metrics.read(self._lane)
             self._last = Reading(True, values, time.monotonic() - began)
-        except Exception as error:  # noqa: BLE001 - not now, or not permitted: the rest is told
+        except Exception as error:  # noqa: BLE001 - without the database, serve the other metrics
             if self._last.up or not self._until:
                 events.figures_delayed(f"{type(error).__name__}: {error}")
             self._last = NOTHING

@@ -1,7 +1,7 @@
 """/metrics: counters of the processes and values from the database, in Prometheus' format.
 
-Each scrape formats plain numbers. prometheus-client writes the format; its own counters, which lock
-at each change, are not used.
+Processes count in plain numbers, and each scrape formats these with prometheus-client. Counters of
+prometheus-client are not used, because they take a lock at each change.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from taskd.worker.observing.loop_monitor import LAG_BOUNDS_S
 from taskd.worker.status import WorkerStatus
 
 ReadStatuses = Callable[[], Awaitable[Sequence[WorkerStatus]]]
-# Scrapes that are answered at a time: enough for two Prometheus servers.
+# The most scrapes that are answered at a time: enough for two Prometheus servers.
 SCRAPES_MAX = 16
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Exposed as 0 before they first happen: otherwise an alert cannot see the first increase.
+# Outcomes and events that are exposed as 0 before the first one: otherwise an alert does not see
+# the first increase.
 OUTCOMES_FROM_START = ("retried", "failed")
 EVENTS_FROM_START = ("schedule.failed", "schedule.stalled", "workers.declared_dead", "loop.blocked")
 SOURCES = ("notify", "idle_poll", "time")
@@ -56,7 +57,7 @@ def metrics_route(statuses: ReadStatuses, figures: Figures, thread: Executor) ->
     Args:
         statuses: reads the counters of the processes.
         figures: reads the database.
-        thread: formats the text, one scrape at a time: the event loop belongs to handlers.
+        thread: formats the text, one scrape at a time, so that the event loop is free for handlers.
     """
 
     async def metrics(request: Request) -> Response:
@@ -87,7 +88,10 @@ def write(statuses: Sequence[WorkerStatus], reading: Reading | None) -> bytes:
 
 
 class Page:
-    """The metric families of one scrape, each made with its first sample; a custom collector."""
+    """The metric families of one scrape, as a collector of prometheus-client.
+
+    A family is made when its first sample is added.
+    """
 
     def __init__(self) -> None:
         self._families: dict[str, Metric] = {}
@@ -198,7 +202,7 @@ def _database(page: Page, reading: Reading) -> None:
 
 
 def _zeros(values: Sequence[Value]) -> Iterable[Value]:
-    """Zeros are exposed as well: a missing sample does not draw a line down to 0."""
+    """Yield a 0 for each missing state of a queue: without a sample, charts do not drop to 0."""
     jobs = {(each.first, each.second) for each in values if each.metric == "jobs"}
     waiting = {each.first for each in values if each.metric == "oldest_due_seconds"}
     queues = {each.first for each in values if each.metric == "queue_workers"}
@@ -213,5 +217,5 @@ def _zeros(values: Sequence[Value]) -> Iterable[Value]:
 def _histogram(
     page: Page, name: str, bounds: Sequence[float], found: Sequence[float], *labels: str
 ) -> None:
-    """Add a histogram that keeps its sum after its counts (counters.py)."""
+    """Add a histogram from `found`: its counts, followed by its sum (counters.py)."""
     page.add_histogram(name, bounds, found[:-1], found[-1], *labels)

@@ -17,7 +17,7 @@ class Panel(NamedTuple):
     """One panel.
 
     Attributes:
-        unit: Grafana's name: s, short, ops, percentunit.
+        unit: the unit by Grafana's name: s, short, ops, percentunit.
         draws: pairs of an expression and the legend of its lines.
     """
 

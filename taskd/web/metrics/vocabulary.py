@@ -1,7 +1,7 @@
-"""Every metric: its name, kind, labels and meaning. The reference page is made of this list.
+"""Every metric: its name, kind, labels and meaning. The reference page is generated from this list.
 
-Names end in their unit, or in `_total` if they only grow. Labels are bounded: queues, tasks (the
-first 100 that a process meets, then `other`), and small sets of words.
+Names end in their unit, or in `_total` if they only grow. The values of labels are bounded: queues,
+tasks (the first 100 that a process runs, then `other`), and small sets of words.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Metric(NamedTuple):
 
     Attributes:
         kind: counter, gauge or histogram.
-        labels: in addition to `process` for metrics that each process counts.
-        of_database: read from the database, and the same from every worker.
+        labels: the names of labels, without `process`, which all metrics of processes have.
+        of_database: whether it is read from the database, so that it is the same from every worker.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Metric(NamedTuple):
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        """Return the names of its samples."""
+        """Return the names of the labels of its samples."""
         return self.labels if self.of_database else ("process", *self.labels)
 
 
@@ -76,8 +76,8 @@ OF_PROCESSES = (
         "taskd_interrupted_attempts_total",
         "counter",
         ("why",),
-        "Attempts that their worker cut short and that will be repeated: stop (they outlasted "
-        "the drain), fence (the worker lost its lease, or could not renew it).",
+        "Attempts that their worker interrupted, and that will be repeated: stop (they took longer "
+        "than the drain), fence (the worker lost its lease, or could not renew it).",
     ),
     Metric(
         "taskd_rescued_jobs_total",
@@ -142,7 +142,10 @@ OF_PROCESSES = (
         "1: the process claims jobs; 0: it is starting, is stopping or cannot claim.",
     ),
     Metric(
-        "taskd_process_stuck", "gauge", (), "1: the process makes no progress, and /livez says why."
+        "taskd_process_stuck",
+        "gauge",
+        (),
+        "1: the process makes no progress; /livez returns the reason.",
     ),
     Metric("taskd_process_up_seconds", "gauge", (), "Seconds since the process started."),
 )

@@ -1,6 +1,6 @@
-"""What a logged-in user can do, with the same functions of the store as the command line.
+"""The actions of logged-in users, by the same functions of the store as those of the command line.
 
-Each action logs an event with the user's name, and ends on a page that shows the result.
+Each action logs an event with the user's name, and redirects to a page that shows the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from taskd.web.access.login import Session
 from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, one
 from taskd.web.pages.views import search_of
 
-# The most jobs per click; a further click continues.
+# The most jobs that one action changes; the user can repeat it for the others.
 BULK_JOBS_MAX = 10_000
 PAUSE_S_MAX = 365 * 86400.0
 JOB_ACTIONS = ("retry", "cancel")
@@ -67,7 +67,7 @@ async def _job_done(
 
 
 async def _left(board: Dashboard, job_id: int, action: str) -> str:
-    """Return why a job was left as it is."""
+    """Return why a job was not changed."""
     state = (await reports.job_states(board.on, [job_id])).get(job_id)
     if state is None:
         return f"no job has the id {job_id}"
@@ -87,7 +87,7 @@ class Bulk(NamedTuple):
 
 
 async def preview(board: Dashboard, request: Request) -> Response:
-    """Show how many jobs, and which, a bulk action would change, before it runs."""
+    """Show how many jobs a bulk action would change, and some of them, before it runs."""
     if board.looking(request) is None:
         raise Refused("no one can act here, as no password is set: see TASKD_WEB_PASSWORD")
     action = request.query_params.get("action", "")
@@ -136,7 +136,7 @@ async def act_in_bulk(board: Dashboard, request: Request) -> Response:
 
 
 def _bulk(action: str, bulk_action: tuple[Any, dict[str, Any]], older_s: float | None) -> Bulk:
-    """Return the filter, limited to the states in which this action is possible."""
+    """Return the bulk action, with a filter for the states in which it is possible."""
     search, fields = bulk_action
     if action not in JOB_ACTIONS:
         raise Refused("jobs can be retried or cancelled")
@@ -189,7 +189,7 @@ def _queue_done(board: Dashboard, session: Session, name: str, action: str, done
 
 
 async def run_schedule(board: Dashboard, request: Request) -> Response:
-    """Make the jobs of a schedule now, in addition to its ticks."""
+    """Enqueue the jobs of a schedule now, in addition to its ticks."""
     session, form = await board.acting(request)
     name = one(form, "name")
     ids = await schedules.run(board.on, name)
@@ -233,7 +233,7 @@ def _schedule_done(
 
 
 def reason_of(form: Mapping[str, list[str]], session: Session) -> str:
-    """Return the reason that is kept with a cancelled job: the user's name, and their text."""
+    """Return the reason to store with a cancelled job: the user's name, and the user's text."""
     reason = one(form, "reason")
     return _cut(f"cancelled by {session.who}" + (f": {reason}" if reason else ""))
 

@@ -48,13 +48,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Recently finished jobs: how many, and how long they took.
+    """The numbers and the times of recently finished jobs.
 
     Attributes:
-        bars_top, lines_top: values at the upper edges.
-        window_s: the covered time; `asked_s`: the requested time.
-        marks: moments below the axis, from the left to the right edge.
-        latest: p50 and p95 of wait and run over the last steps; None without any.
+        window_s: the covered time.
+        asked_s: the requested time.
+        bars_top, lines_top: the values at the upper edges of the charts.
+        marks: times below the axis, from the left to the right edge.
+        latest: p50 and p95 of the wait and run times of the last steps; None if no job finished.
     """
 
     since: datetime
@@ -170,7 +171,7 @@ def _line(
 
 
 def _latest(by_step: dict[int, Row]) -> dict[str, float | None]:
-    """Return the medians of the steps' figures over the last quarter of those that have any."""
+    """Return the median of each percentile over the last quarter of steps with finished jobs."""
     found: dict[str, float | None] = {}
     for name in ("wait_s", "run_s"):
         tooltip = [row[name] for _, row in sorted(by_step.items()) if row[name]]
@@ -183,7 +184,7 @@ def _latest(by_step: dict[int, Row]) -> dict[str, float | None]:
 
 
 def _round_up(number: int) -> int:
-    """Return the next of 1, 2, 5, 10, 20, 50 ...: a top that is easy to halve."""
+    """Return the next number of 1, 2, 5, 10, 20, 50 ..., which is easy to read on an axis."""
     if number <= 1:
         return 1
     size = int(10 ** int(math.log10(number)))

@@ -1,4 +1,4 @@
-"""The dashboard: its database connections, its logged-in users, and what all pages share."""
+"""The dashboard: its database connections, its users, and the functions that all pages use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COOKIE_S = 24 * 3600
 
 
 class Refused(TaskdError):
-    """The request makes no sense; the message says why."""
+    """The request is not valid; the message says why."""
 
 
 class NotThere(Refused):
@@ -61,13 +61,14 @@ class Dashboard:
     """The state that all pages share.
 
     Args:
-        database: with a time limit per statement; a page that takes longer says so.
+        database: a database with a time limit per statement. If a statement takes longer, its page
+            shows an error.
 
     Attributes:
-        on: runs statements; connects at the first view, and disconnects five minutes after the
-            last.
-        live: current data, read once for all viewers.
-        guarded: whether viewing and acting require a login; without a password no one can act.
+        on: runs statements; it connects at the first request, and disconnects five minutes after
+            the last one.
+        live: current data, which is read once for all viewers.
+        guarded: whether viewing and acting require a login. If not, no user can act.
 
     Raises:
         ConfigError: the password is too short, or its file cannot be read.
@@ -93,7 +94,7 @@ class Dashboard:
         await self.on.close()
 
     async def reads_args(self) -> bool:
-        """Return whether the database login may read arguments; checked once a minute."""
+        """Return whether the database login is allowed to read arguments; checked once a minute."""
         cached = self._reads_args
         if cached is None or cached[0] < time.monotonic() - RIGHTS_S:
             cached = self._reads_args = (time.monotonic(), await dashboard.reads_args(self.on))
@@ -112,10 +113,10 @@ class Dashboard:
         return client_of(peer, forwarded, self._proxies)
 
     def cookie_name(self, request: Request) -> str:
-        """Return the cookie's name; with TLS one that no other host of the domain can set.
+        """Return the cookie's name; with TLS, a name that no other host of the domain can set.
 
-        Browsers send cookies to all ports of a host, so the name contains the port under which the
-        browser knows this dashboard: another dashboard on this host has its own cookies.
+        Browsers send cookies to all ports of a host. So the name contains the port of the URL in
+        the browser, and another dashboard on the same host has its own cookie.
         """
         name = "__Host-taskd" if self.is_secure(request) else "taskd"
         port = port_of(request.headers.get("host", ""))
@@ -145,7 +146,8 @@ class Dashboard:
 
         Raises:
             LoginNeeded: the user is not logged in.
-            Refused: there is no password, so no one can act; or the form is not one of ours.
+            Refused: no password is set, so no user can act; or the form was not made for this
+                session.
         """
         if not self.guarded:
             raise Refused("no one can act here, as no password is set: see TASKD_WEB_PASSWORD")
@@ -168,8 +170,8 @@ class Dashboard:
             path="/",
             secure=self.is_secure(request),
             httponly=True,
-            # Lax: a user who follows a link from an alert stays logged in. Changes need a form,
-            # which brings a token of its own.
+            # Lax: a user who follows a link from an alert stays logged in. This is safe, because
+            # each form that changes something contains a token of the session.
             samesite="lax",
         )
         return answer

@@ -11,11 +11,11 @@ from taskd.core.jobs.job import FINISHED, JobState
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened, or will happen.
+    """An event of a job, which has happened or is due.
 
     Attributes:
         kind: a state, or `plain`; it selects the colour.
-        after_s: seconds since the event before it; None for the first.
+        after_s: seconds since the previous event; None for the first.
         took_s: duration of an attempt.
         note: a message.
     """
@@ -29,9 +29,10 @@ class Moment:
 
 
 def timeline(job: dict[str, Any]) -> list[Moment]:
-    """Return the events from the enqueueing to the end, or to the next attempt.
+    """Return the events of a job from its enqueue to its end, or to its next attempt.
 
-    Of many attempts the row keeps the first and the last ones; a note says which are missing.
+    The row of a job with many attempts contains only the errors of the first and the last ones; an
+    event names the missing attempts.
     """
     moments = [Moment(job["enqueued_at"], "plain", _birth(job))]
     kept = job["errors"] or []
@@ -69,7 +70,8 @@ def _attempt(error: dict[str, Any]) -> Moment:
 
 def _end(job: dict[str, Any], kept: list[dict[str, Any]]) -> list[Moment]:
     began, ended = job["started_at"], job["finished_at"]
-    # A failed job ends with its last attempt, unless something else has ended it.
+    # If the last attempt has failed, its event is there already. It is missing if the job has ended
+    # in another way.
     tried = kept and kept[-1].get("attempt") == job["attempt"]
     moments = []
     if began is not None and not tried:

@@ -1,7 +1,7 @@
 """Live data of the pages: read once for all viewers, at most every two seconds.
 
-Without viewers, nothing is read. A slow statement runs less often: viewing takes at most a
-twentieth of one connection's time.
+Without viewers, no statement runs. After a slow statement, the next one runs later, so that live
+data takes at most a twentieth of the time of one connection.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ DEAD_S = 3600.0
 QUEUE_CHARTS_MAX = 50
 # The most concurrent streams (routes.py).
 VIEWERS_MAX = 50
-# Parts of pages that are sent again when they change, each with its template.
+# The parts of pages that are sent when they change; each has a template.
 PARTS = ("alerts", "tiles", "charts", "queues", "failing")
-# Sent on a quiet stream: proxies close a stream on which nothing comes.
+# A stream without changes sends a comment at this interval, because proxies close silent streams.
 KEEP_ALIVE_S = 15.0
 
 
 class Board(NamedTuple):
-    """The queues now, the chart of the last hour, and recent failures.
+    """The current queues and workers, the chart of the last hour, and recent errors.
 
     Attributes:
-        number: grows with each read.
+        number: the number of the read, which grows.
     """
 
     number: int
@@ -58,13 +58,13 @@ class Board(NamedTuple):
 
     @property
     def oldest_due_s(self) -> float | None:
-        """Return how long the oldest due job has waited, without paused queues."""
+        """Return how long the oldest due job has waited; jobs of paused queues do not count."""
         ages = [row["oldest_due_s"] for row in self.queues if not row["paused"]]
         return max((age for age in ages if age is not None), default=None)
 
     @property
     def live_workers(self) -> int:
-        """Return how many workers are alive, and how many of them work."""
+        """Return the number of workers that are live or late."""
         return sum(row["state"] in ("live", "late") for row in self.workers)
 
     @property
@@ -79,7 +79,7 @@ class Board(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """A result, when it was read, and how long that took."""
+    """A cached result, the time of its read, and the duration of the read."""
 
     value: Any = None
     read_at: float = float("-inf")
@@ -91,7 +91,17 @@ class _Kept:
 
 @dataclass(eq=False, slots=True)
 class _Viewer:
-    """A viewer: the parts last sent to it, the job that it watches, and that job's last state."""
+    """A viewer of a page.
+
+    Attributes:
+        job_id: the job that it watches, if any.
+        stage: the state of that job on its page; see stage_of().
+        seen: the state of that job at the last read.
+        news: set when there is something to send.
+        board: the data to send.
+        changed: whether the watched job has changed.
+        error: why the data could not be read.
+    """
 
     job_id: int | None
     stage: str | None = None
@@ -103,7 +113,7 @@ class _Viewer:
 
 
 class Live:
-    """Read for all viewers, and notify them."""
+    """Reads the data for all viewers, and sends it to them."""
 
     def __init__(self, on: Fetches) -> None:
         self._on = on
@@ -118,9 +128,9 @@ class Live:
         self._made_of = 0
 
     async def board(self) -> Board:
-        """Return current data, at most as old as the share interval."""
+        """Return the data of all queues, read at most two seconds ago (the chart: ten)."""
         async with self._reading:
-            # One after another: each takes a connection.
+            # Read one after another, so that only one connection is used.
             if not self._chart.is_fresh(CHART_EVERY_S):
                 await _read(self._chart, self._read_chart)
             if not self._now.is_fresh(EVERY_S):
@@ -136,7 +146,7 @@ class Live:
         return [row["queue"] for row in queues]
 
     async def queue_chart(self, queue: str) -> Chart:
-        """Return recently finished jobs of one queue; cached for a limited number of queues."""
+        """Return the chart of one queue; charts are cached for a limited number of queues."""
         kept = self._queue_charts.setdefault(queue, _Kept())
         self._queue_charts.move_to_end(queue)
         while len(self._queue_charts) > QUEUE_CHARTS_MAX:
@@ -155,7 +165,7 @@ class Live:
         return found
 
     def parts(self, board: Board, names: Sequence[str]) -> dict[str, str]:
-        """Return the HTML of parts of pages; rendered once for all viewers."""
+        """Return the HTML of parts of pages; each part is rendered once for all viewers."""
         if self._made_of != board.number:
             self._made, self._made_of = {}, board.number
         for name in names:
@@ -164,7 +174,7 @@ class Live:
         return {name: self._made[name] for name in names}
 
     def forget(self) -> None:
-        """Note that a user has changed something: the next viewer gets a fresh read."""
+        """Drop cached data, after a user has changed something."""
         self._now.read_at = float("-inf")
 
     async def _read_now(self) -> tuple[list[Row], list[Row]]:
@@ -183,11 +193,12 @@ class Live:
     async def follow(
         self, job_id: int | None, stage: str | None = None
     ) -> AsyncIterator[_Viewer | None]:
-        """Yield changed parts without end; None: nothing has changed for a while.
+        """Yield the viewer after each read, without end; None: there was no read for a while.
 
         Args:
-            job_id: a job whose changes are sent as well.
-            stage: its state as its page shows it, from stage_of(); it may have changed since.
+            job_id: a job to watch for changes.
+            stage: the state of that job on its page, from stage_of(), to detect that it has changed
+                since then.
         """
         viewer = _Viewer(job_id, stage)
         self._viewers.add(viewer)
@@ -223,17 +234,16 @@ class Live:
                 await self._polling
 
     async def _poll(self) -> None:
-        """Read as long as there are viewers."""
+        """Read data while there are viewers, and pass it to them."""
         while self._viewers:
-            # Marked as read only after it was rendered: after a failure, old data is not sent as
-            # new.
+            # After an error, `board` is None, so that old data is not sent as new.
             error, board = None, None
             try:
                 board = await self.board()
                 await self._compare()
             except TaskdError as problem:
                 error = str(problem)
-            except Exception as problem:  # noqa: BLE001 - or all would look at what never changes
+            except Exception as problem:  # noqa: BLE001 - otherwise all pages would stop updating
                 events.request_failed("GET", "/live", problem)
                 error = "the log of this process has the details"
             for viewer in self._viewers:
@@ -242,7 +252,7 @@ class Live:
             await asyncio.sleep(max(EVERY_S, REST * self._now.took_s))
 
     async def _compare(self) -> None:
-        """Find the watched jobs that have changed."""
+        """Mark the viewers whose watched jobs have changed."""
         watched = {viewer.job_id for viewer in self._viewers if viewer.job_id is not None}
         states = await dashboard.watch_jobs(self._on, sorted(watched)) if watched else {}
         for viewer in self._viewers:
@@ -257,7 +267,7 @@ class Live:
 
 
 def stage_of(*parts: object) -> str:
-    """Return state, attempt and fence of a job in one word; an empty one if the job is gone."""
+    """Return state, attempt and fence of a job as one text; an empty text if the job is gone."""
     return ".".join(map(str, parts))
 
 

@@ -1,4 +1,4 @@
-"""From rows to HTML: the templates, and their filters for times, numbers and untrusted text."""
+"""Render rows as HTML: the templates, and filters for times, numbers and untrusted text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from taskd.core.humanize import UNIT_S, count, printable, rate_text, span
 
 HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
-# The longest text in a line, and the longest text in all; the command line shows everything.
+# The longest text in one line, the longest text, and the longest log line. The command line shows
+# the whole text.
 LINE_CHARS_MAX = 200
 TEXT_CHARS_MAX = 20_000
 LOG_CHARS_MAX = 2000
@@ -72,7 +73,7 @@ def json_text(value: object) -> str:
 
 
 def log_lines(log: Mapping[str, Any]) -> str:
-    """Return the log of an attempt, a line for each entry; for `timed` with its time."""
+    """Return the log of an attempt, one line per entry, each with a time for the filter `timed`."""
     lines = [_log_line(each) for each in log["lines"]]
     if log["left_out"]:
         lines.insert(log["first"], f"[{count(log['left_out'], 'line')} omitted]")

@@ -84,10 +84,10 @@ async def jobs(board: Dashboard, request: Request) -> Response:
 
 
 def search_of(given: QueryParams | Mapping[str, Any]) -> tuple[dashboard.JobSearch, Row]:
-    """Return the filter of the form, and the fields that are filled.
+    """Return the search that the fields of the form describe, and the fields that are not empty.
 
     Raises:
-        Refused: a field has an impossible value.
+        Refused: a field has a value that is not valid.
     """
     states = given.getlist("state") if isinstance(given, QueryParams) else given.get("state", [])
     filters: Row = {
@@ -131,7 +131,7 @@ def _of_key(key: dashboard.Key) -> Row:
 
 
 async def job(board: Dashboard, request: Request) -> Response:
-    """All about one job."""
+    """One job: its timeline, arguments, result, log and graph, and why it does not run."""
     job_id = job_id_of(request)
     reads_args = await board.reads_args()
     row = await dashboard.find_job(board.on, job_id, reads_args=reads_args)

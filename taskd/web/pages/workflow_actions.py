@@ -1,4 +1,4 @@
-"""Cancel and retry a workflow, as `taskd workflows` does, with a preview."""
+"""Cancel and retry a workflow, like `taskd workflows`, but with a preview."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of a workflow as boxes in columns: each part to the right of what it waits for."""
+"""The graph of a workflow: boxes in columns, each to the right of the boxes that it waits for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EDGES_MAX = 2000
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of the workflow; `state` is the most important one of its jobs' states."""
+    """A part of the workflow; `state` is the most important state of its jobs."""
 
     name: str
     state: str
@@ -39,7 +39,7 @@ class Graph:
 
 
 def graph(parts: Sequence[Mapping[str, Any]]) -> Graph:
-    """Return the graph of these parts; each comes after those that it waits for."""
+    """Return the graph of these parts, which are sorted: each comes after those it waits for."""
     drawn = parts[:PARTS_MAX]
     column: dict[str, int] = {}
     for part in drawn:
