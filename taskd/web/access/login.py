@@ -209,7 +209,7 @@ class Sessions:
         self._by_digest: OrderedDict[bytes, Session] = OrderedDict()
 
     def begin(self, who: str) -> tuple[str, Session]:
-        """Begin a session; return its token. If there are too many, end the one idle the longest."""
+        """Begin a session; return its token. With too many sessions, end the one idle longest."""
         token, session = secrets.token_urlsafe(32), Session(who)
         self._by_digest[_digest(token)] = session
         while len(self._by_digest) > SESSIONS_MAX:

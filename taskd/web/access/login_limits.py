@@ -73,7 +73,7 @@ class Refusals:
             self._timer = asyncio.get_running_loop().call_later(left_s, self.log_rest)
 
     def log_rest(self) -> None:
-        """Log one line that counts the other refusals, with the name and address of the last one."""
+        """Log one line that counts the other refusals, with the data of the last one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
