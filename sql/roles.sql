@@ -244,11 +244,11 @@ GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.job_log TO taskd_worker;
 GRANT SELECT ON taskd.job_log TO taskd_admin;
 
--- Results of jobs may be personal. A login of a producer can read the results of its jobs, and of all others, if it is granted
--- this function in addition (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) TO shop).
+-- Results of jobs can be personal data. A login of a producer can read the results of its jobs, and of all others, if it is
+-- granted this function in addition (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) TO shop).
 GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) TO taskd_admin;
 
--- Sequences that a switch-over has left behind their rows: workers advance them, and everybody who looks sees it.
+-- Sequences can be behind their rows after a switch-over: workers advance them, and observers can read which are behind.
 GRANT EXECUTE ON FUNCTION taskd.sequences_behind() TO taskd_worker, taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.mend_sequences() TO taskd_worker, taskd_admin;
 

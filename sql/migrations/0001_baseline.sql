@@ -842,10 +842,10 @@ $$;
 -- Functions: sequences
 -- ====================================================================================================
 
--- Return the sequences that are behind the rows which they count: `last` is less than `newest`. PostgreSQL does not copy
--- sequences by logical replication, so after a switch-over new jobs would get the ids of older ones, and `needs` would say that
--- no worker lives. (A busy mark that was not copied says that nobody polls the queue, which costs a NOTIFY.) The function runs
--- with the owner's rights, because most roles may not read sequences.
+-- Return the sequences whose last value is less than the newest value in the rows. PostgreSQL does not copy sequences by
+-- logical replication, so after a switch-over new jobs would get the ids of older ones, and `needs` would say that no worker
+-- lives. (A busy mark that was not copied says that no worker polls the queue, which costs a NOTIFY.) The function runs with
+-- the owner's rights, because most roles are not allowed to read sequences.
 -- Called by: mend_sequences(), doctor_sequences.
 CREATE FUNCTION taskd.sequences_behind(OUT name text, OUT last bigint, OUT newest bigint) RETURNS SETOF record
 LANGUAGE sql STABLE SECURITY DEFINER
@@ -871,8 +871,9 @@ AS $$
     WHERE each.last < each.newest
 $$;
 
--- Set the sequences that are behind their rows to the newest of these; return what sequences_behind() has found. The locks keep
--- out the transactions that draw ids, so no sequence goes back. They are waited for briefly, as nobody gets past them.
+-- Set the sequences that are behind their rows to the newest value in the rows; return the rows of sequences_behind(). The
+-- locks keep out the transactions that draw ids, so no sequence goes back. The wait for the locks is short, because
+-- transactions that need these tables queue up behind it.
 -- Called by: mend_sequences.
 CREATE FUNCTION taskd.mend_sequences(OUT name text, OUT last bigint, OUT newest bigint) RETURNS SETOF record
 LANGUAGE plpgsql SECURITY DEFINER
@@ -2622,15 +2623,15 @@ EXCEPTION WHEN syntax_error OR undefined_table OR undefined_column OR undefined_
 END
 $$;
 
--- Correct the times that the database has written before its clock was set back, so that nothing waits until the clock has
--- reached them again. `noticed_s`: by how much a worker saw the clock go back; NULL: look for times that are ahead. Return by
--- how much the clock went back, NULL if it did not, and the schedules whose next tick was computed anew.
+-- Correct the times that were written before the database's clock was set back, so that nothing waits until the clock has
+-- reached them again. `noticed_s`: by how many seconds a worker saw the clock go back; NULL: look for times in the future.
+-- Return by how many seconds the clock went back (NULL: it did not), and the schedules whose next tick was computed anew.
 --
--- A lease begins anew, with its full length: a live worker renews it, and a dead one is found out in the usual time. Keys of
--- limits are checked now. Depths are counted now. The next tick of a schedule is computed from now, if its ticks follow elapsed
--- time (a period, or cron with `*` or `*/n` as minute or hour), or if its last tick is more than three hours ahead. Other cron
--- times that were fired are not fired again, as after the end of daylight saving time. Times that callers have set (due times,
--- deadlines, ends of pauses, keys) stay.
+-- Every lease begins again, with its full length: a live worker renews it, and a dead worker is declared dead after the usual
+-- time. Keys of limits and depths of queues are checked again at once. The next tick of a schedule is computed from now if
+-- its ticks follow elapsed time (a period, or cron with `*` or `*/n` as minute or hour), or if its last tick is more than
+-- three hours ahead. For other cron schedules, times that were fired are not fired again, as at the end of daylight saving
+-- time. Times that callers have set (due times, deadlines, ends of pauses, expiries of keys) are not changed.
 -- Called by: follow_clock_back.
 CREATE FUNCTION taskd.follow_clock_back(noticed_s double precision, OUT ahead_s double precision, OUT schedules text[])
 LANGUAGE plpgsql SECURITY DEFINER
@@ -2647,7 +2648,7 @@ BEGIN
         ahead_s := NULL;
         RETURN;
     END IF;
-    -- A row that another session has locked is being corrected, or renewed.
+    -- Locked rows are skipped: another session is correcting or renewing them.
     UPDATE taskd.worker AS w
     SET lease_until = moment + (w.lease_until - w.renewed_at), renewed_at = moment
     WHERE w.id IN (SELECT o.id FROM taskd.worker AS o
@@ -2665,7 +2666,7 @@ BEGIN
         ORDER BY s.name
         FOR UPDATE SKIP LOCKED
     ), moved AS (
-        -- Without a next tick, a worker computes the one that follows now. A period is continued before `starts_at`, too.
+        -- If the next tick is NULL, a worker computes it. Ticks of a period are also computed for times before `starts_at`.
         UPDATE taskd.schedule AS s
         SET next_at = CASE WHEN s.cron IS NULL THEN s.starts_at + make_interval(secs => s.every_s * (
                           floor(extract(epoch FROM moment - s.starts_at) / s.every_s::numeric) + 1)::double precision) END
@@ -2677,9 +2678,9 @@ BEGIN
 END
 $$;
 
--- Fire a schedule: enqueue the jobs of these ticks and move the next tick, if the next tick still is what the caller has
--- read. Return `fired` and the number of jobs, `skipped`, `failed` and the error, `moved` if there were no ticks, or NULL
--- if another worker fires the schedule or has fired it.
+-- Fire a schedule: if its next tick still has the value that the caller has read, enqueue the jobs of these ticks and set
+-- the next tick. Return `fired` and the number of jobs; `skipped`; `failed` and the error; `moved` if there were no ticks;
+-- or NULL if another worker is firing the schedule or has fired it.
 --
 -- If an error occurs, none of the jobs are written, the error is stored in the schedule, and the next tick is set. But an
 -- error that a retry can fix (a deadlock, no room, a lock) is raised, and the tick remains due.
@@ -2889,7 +2890,7 @@ BEGIN
         SELECT rule.name, u.key, u.tokens - u.taken, moment
         FROM unnest(vars.key, vars.tokens, vars.taken) AS u (key, tokens, taken)
         WHERE u.taken > 0
-           -- No token would arrive before that time, if the clock was set back.
+           -- `filled_at` is in the future if the clock was set back. Without this, no token would arrive before that time.
            OR EXISTS (SELECT FROM taskd.bucket AS b
                       WHERE b.limit_name = rule.name AND b.limit_key = u.key AND b.filled_at > moment)
         ON CONFLICT (limit_name, limit_key) DO UPDATE SET tokens = excluded.tokens, filled_at = excluded.filled_at;
@@ -3389,7 +3390,7 @@ BEGIN
                 SELECT past.id
                 FROM taskd.job_history AS past
                 WHERE past.id = ANY (wanted) AND past.state::text IN ('failed', 'cancelled') AND past.attempt < 1000
-                  -- Where several jobs have the id (see taskd.mend_sequences()), it names the live one, else the newest.
+                  -- If several jobs have the id (see taskd.mend_sequences()), none is retried while one is live, or else the newest.
                   AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = past.id)
                   AND past.enqueued_at = (SELECT max(h.enqueued_at) FROM taskd.job_history AS h WHERE h.id = past.id)
                   AND NOT (
@@ -3687,11 +3688,12 @@ $$;
 -- mark. The function does not wait for locked rows, and does not mark them; `awaited` is false for them, and the caller must
 -- call again. A claim can have skipped a queued row while it was being marked, so the workers are notified.
 --
--- An id names several jobs if the sequence of ids has gone back (see taskd.mend_sequences()). At any time at most one of them is
--- live, so enqueued_us, a time at which the wanted job was live, in microseconds since 1970, tells them apart. Where it is NULL,
--- the live job is meant, or else the newest one.
+-- Several jobs can have one id if the sequence of ids has gone back (see taskd.mend_sequences()). At any time at most one of
+-- them is live. Therefore `enqueued_us`, a time at which the job was live, in microseconds since 1970, tells them apart. If
+-- `enqueued_us` is NULL, the live job is read, or else the newest.
 --
--- The function runs with the owner's rights: users who may call it can read the results of jobs, other producers cannot.
+-- The function runs with the owner's rights: users who are allowed to call it can read the results of jobs, other producers
+-- cannot.
 -- Called by: await_jobs.
 CREATE FUNCTION taskd.await_jobs(ids bigint[], enqueued_us bigint[] DEFAULT '{}')
 RETURNS TABLE (id bigint, live_us bigint, state text, awaited boolean, reason text, error text, result text)
@@ -3735,7 +3737,7 @@ BEGIN
         (SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
          FROM taskd.job_history AS h
          WHERE h.id = wanted.id
-           -- The clock may have gone back between the two times.
+           -- `finished_at` is before `enqueued_at` if the clock was set back in between.
            AND coalesce(wanted.at BETWEEN h.enqueued_at AND greatest(h.finished_at, h.enqueued_at), true)
          ORDER BY h.enqueued_at DESC
          LIMIT 1)

@@ -9,8 +9,9 @@ SELECT to_hex((date_part('epoch', applied_at) * 1000000)::bigint) AS key
 FROM taskd.migration
 WHERE number = 1;
 
--- Why a server accepts no writes: it is a standby, or `default_transaction_read_only` is on. `place`: where that was set, with the
--- file only for logins that may read it; `reset`: the statement that resets it there, if one does.
+-- Why a server accepts no writes: it is a standby, or `default_transaction_read_only` is on. `place`: where the setting was
+-- made, with the file's name only for logins that are allowed to read it. `reset`: the statement that resets it there, or
+-- NULL if no statement can.
 
 -- name: read_only_cause()
 -- roles: producer, worker, observer, admin
@@ -27,9 +28,9 @@ SELECT pg_is_in_recovery() OR setting = 'off' AS standby,
 FROM pg_settings
 WHERE name = 'default_transaction_read_only';
 
--- The connections that the server allows, reserves for superusers and others, and has, for the connection budget that a
--- worker checks at its start. `pg_stat_database` counts for every login; `pg_stat_activity` hides details of other users'
--- sessions from logins that may not read everything. `reserved_connections` exists from PostgreSQL 16 on.
+-- How many connections the server allows, how many of these it reserves, and how many are open: a worker checks at its start
+-- whether there are enough. `pg_stat_database` shows its counts to every login; `pg_stat_activity` hides details of other
+-- users' sessions from most logins. `reserved_connections` exists from PostgreSQL 16 on.
 
 -- name: count_connections()
 -- roles: producer, worker, observer, admin

@@ -1,15 +1,17 @@
 -- Enqueues: a job is inserted as `queued`, as `scheduled` if it is due later, or as `blocked` if its limit must admit it.
 --
--- One statement takes any number of jobs as arrays of columns, in the caller's transaction, and notifies the workers of each
--- queue once, unless the queue is polled continuously, has no worker, or its jobs are due in more than a minute: workers
--- check due times every five seconds. (taskd.notify() adds one more condition.) PostgreSQL delivers the NOTIFY with the
--- commit, so nobody wakes for a job that was rolled back. The notification comes after all rows are inserted (it reads their
--- count), because what it reads must be younger than the transaction's xid. Ids are drawn in the order of the arrays. Arrays
--- of options that no job of the batch has are empty, and unnest() returns NULLs for them; if all jobs have the same task,
--- queue or priority, it comes once. The ids are returned as one array, which is cheaper than a row for each.
+-- A statement inserts any number of jobs, given as arrays of columns, in the caller's transaction, and notifies the workers
+-- of each queue once. It does not notify if the queue is polled continuously or has no worker, or if its jobs are due in
+-- more than a minute, because workers check due times every five seconds. (taskd.notify() adds one more condition.)
+-- PostgreSQL delivers the NOTIFY at the commit, so no worker wakes for a job that was rolled back.
 --
--- `enqueued_us` is the jobs' `enqueued_at` in microseconds since 1970. Together with an id it names one job, even if the sequence
--- of ids has gone back. It is computed, because producers are not allowed to read the column.
+-- The workers are notified after all rows are inserted (the CTE reads their count): the mark of the queue must be read after
+-- the transaction has drawn its xid. Ids are drawn in the order of the arrays. The array of an option that no job of the
+-- batch has is empty, and unnest() returns NULLs for it. If all jobs have the same task, queue or priority, its array has
+-- one element. The ids are returned as one array, which is cheaper than a row for each.
+--
+-- `enqueued_us` is the jobs' `enqueued_at` in microseconds since 1970. An id and its `enqueued_us` identify one job, even if
+-- the sequence of ids has gone back. `enqueued_us` is computed, because producers are not allowed to read the column.
 
 -- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[])
 -- roles: producer, admin

@@ -4,11 +4,11 @@
 -- history has millions of rows. The comment of a statement that reads more says so. Ages are computed here, by the
 -- database's clock. The names of the columns are the keys of the `--json` output: renaming a column breaks scripts of users.
 
--- Newest first. Two branches, each read backwards along its index on id (job_pkey; job_history_pkey of every partition, merged)
--- up to the limit. If only failed and cancelled jobs are wanted, the planner may use job_history_not_done instead; that
--- condition is written out, because PostgreSQL does not match a partial index through an array. A filter that matches next to
--- nothing reads the whole index: 0.2 s for a million jobs. A finished job counts by its end, a live one by the time when it
--- was enqueued. `age_of`: from which of its times `age_s` counts, by its state.
+-- Jobs, newest first. Each of the two branches is read backwards along its index on id (job_pkey; job_history_pkey of every
+-- partition, merged) up to the limit. If only failed and cancelled jobs are requested, the planner can use
+-- job_history_not_done instead; for that the condition `state <> 'done'` is written out, because PostgreSQL cannot derive it
+-- from an array. A filter that matches few jobs reads the whole index: 0.2 s for a million jobs. `since_s` applies to the
+-- end of a finished job, and to the enqueue of a live one. `age_of`: the event since which `age_s` counts.
 
 -- name: list_jobs(queue text, task text, states text[], since_s double precision, batch bigint)
 -- roles: observer, admin
@@ -47,10 +47,9 @@ FROM (
 ORDER BY id DESC
 LIMIT $5;
 
--- One job with everything that is known about it: job_pkey, and job_history_pkey of every partition. Arguments that its task
--- redacts are hidden, unless the caller asks for them. Where several jobs have the id, because the sequence of ids has gone
--- back, the live one is meant, else the newest. `next_version`: the version of the job that follows when this one
--- ends.
+-- One job with all its columns, along job_pkey, and job_history_pkey of every partition. Arguments that its task redacts are
+-- hidden unless `unredacted` is true. If several jobs have the id, because the sequence of ids has gone back, the live one is
+-- returned, or else the newest. `next_version`: the version of the job that will be enqueued when this job ends.
 
 -- name: show_job(id bigint, unredacted boolean)
 -- roles: admin
@@ -74,12 +73,13 @@ WHERE job.id = $1
 ORDER BY job.finished_at IS NOT NULL, job.enqueued_at DESC
 LIMIT 1;
 
--- Why a job does not run: the job itself, the pause of its queue, who has published its task, who runs it, who serves its
--- queue, and how many jobs come before it, in one row. taskd/core/explain/reasons.py decides what follows from that. The job
--- is found by job_pkey, and job_history_pkey of every partition. Jobs before it are counted in the order of the claims, along
--- job_claim or job_due, up to `ahead_max`. The table of workers holds those of the last week, which is few enough to be read
--- from end to end, once. A few of those that serve the queue are named, with the number of jobs that each runs, counted along
--- job_running. Who has the slots of its queue is counted along the same index.
+-- The facts that decide whether a job runs, in one row: the job itself, the pause of its queue, the app that has published
+-- its task, its worker, the workers that serve its queue, and the number of jobs before it. taskd/core/explain/reasons.py
+-- derives the reasons from these facts. The job is found along job_pkey, and job_history_pkey of every partition. Jobs
+-- before it are counted in the order of claims, along job_claim or job_due, up to `ahead_max`. The table of workers contains
+-- the workers of the last week, few enough to be read completely, once. At most `batch` workers that serve the queue are
+-- named, each with the number of its running jobs, counted along job_running. The running jobs that occupy the slots of the
+-- queue are counted by task, along the same index.
 
 -- name: why_job(id bigint, ahead_max bigint, batch bigint)
 -- roles: observer, admin

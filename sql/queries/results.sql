@@ -49,9 +49,10 @@ WITH ended AS (
 )
 SELECT count(*) AS pruned FROM ended;
 
--- The outcomes of jobs, and a mark on those that have not ended, whose end then notifies a channel of its own; see the
--- function. The mark costs one update of the job's row; without one an ack only tests a column that it has at hand. Unknown
--- jobs are missing in the answer. `enqueued_us` says which job of an id is meant; NULL: the live one, else the newest.
+-- Return the outcomes of jobs, and mark the jobs that have not ended: the end of a marked job notifies the channel
+-- `taskd:ended`; see the function. The mark costs one update of the job's row. For jobs without a mark, the ack only tests
+-- one more column. Unknown jobs are missing in the result. `enqueued_us` tells apart several jobs with one id; NULL: the live
+-- one, or else the newest.
 
 -- name: await_jobs(ids bigint[], enqueued_us bigint[])
 -- roles: admin

@@ -180,9 +180,10 @@ class Client(ClientControl):
         """Wait until a job has ended; return the result of its handler.
 
         Args:
-            job_id: id of the job. The id that enqueue() returned names one job in any case; for an
-                int, a live job with this id comes first, then the newest one.
-            timeout_s: seconds to wait, outages of the database included; None: without a limit.
+            job_id: id of the job. The id that enqueue() returned always identifies one job. If
+                several jobs have the id of an int, the live one is read, or else the newest.
+            timeout_s: seconds to wait, outages of the database included; None: wait without a
+                limit.
 
         Raises:
             JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.

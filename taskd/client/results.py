@@ -97,7 +97,7 @@ class ResultWaiter:
                 self._forget(key)
 
     async def close(self) -> None:
-        """Stop; callers that still wait get StoreUnavailable."""
+        """Stop; raise StoreUnavailable in callers that still wait."""
         for key in list(self._awaited):
             self._resolve(key, StoreUnavailable("the client has been closed"))
         tasks = {task for task in (self._poller, self._listener) if task is not None}

@@ -1,14 +1,14 @@
-"""What a worker process publishes about itself, beside its lease: only the process knows it.
+"""The status of a worker process: facts that only the process itself knows.
 
-`taskd doctor` and `taskd why` read it from the row of the worker. All ages are in seconds before
-the renewal of the lease that has written it.
+The process writes its status to its row when it renews its lease. `taskd doctor` and `taskd why`
+read it there. All ages are in seconds before that renewal.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-# A loop that handlers have blocked for this long, of the last minute, delays every queue.
+# If the loop was blocked for this many seconds of the last minute, all queues are delayed.
 BLOCKED_S_MIN = 5.0
 
 
@@ -16,9 +16,9 @@ class LoopBlocked(msgspec.Struct, frozen=True):
     """How handlers have blocked the event loop within the last minute.
 
     Attributes:
-        blocked_s: seconds of the last minute in which nothing else ran.
-        since_s: since when this goes on without a free minute.
-        task: the task that blocked it the longest; None: the cause is no handler.
+        blocked_s: for how many seconds of the last minute the loop was blocked.
+        since_s: how long ago the series of blocks began; a minute without a block ends a series.
+        task: the task that blocked it the longest; None: the cause is not a handler.
     """
 
     blocked_s: float
@@ -27,11 +27,12 @@ class LoopBlocked(msgspec.Struct, frozen=True):
 
 
 class ThreadsTaken(msgspec.Struct, frozen=True):
-    """All threads for plain `def` handlers are taken.
+    """All threads for plain `def` handlers are busy.
 
     Attributes:
-        since_s: how long ago the last of their calls began.
-        tasks: number of threads by task.
+        threads: number of threads.
+        since_s: how long ago the latest call began.
+        tasks: number of busy threads, by task.
     """
 
     threads: int
@@ -43,8 +44,8 @@ class FailureStreak(msgspec.Struct, frozen=True):
     """A task whose attempts have all failed in this process since the last success.
 
     Attributes:
-        failed: number of attempts.
-        since_s, last_s: how long ago the first and the last of them failed.
+        failed: number of failed attempts.
+        since_s, last_s: how long ago the first and the last of these attempts failed.
         error: the type of the last error.
     """
 
@@ -59,7 +60,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """The published status of one worker process.
 
     Attributes:
-        slots: number of attempts that each queue can run at a time, by queue.
+        slots: for each queue, how many attempts the process can run at a time.
     """
 
     slots: dict[str, int] = msgspec.field(default_factory=dict)
@@ -69,7 +70,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def decode(text: str | None) -> WorkerStatus:
-    """Return a status from its JSON; an empty one if a newer version writes another form."""
+    """Decode a status from JSON; return an empty one if a newer version wrote another format."""
     try:
         return msgspec.json.decode(text or "{}", type=WorkerStatus)
     except msgspec.ValidationError:

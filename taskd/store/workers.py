@@ -162,10 +162,12 @@ async def register(
 async def renew_lease(
     on: Fetches, worker_id: int, lease_s: float, *, draining: bool, status: str = "{}"
 ) -> int | None:
-    """Renew the lease; return the oldest code that works with the schema. None: declared dead.
+    """Renew the lease; return the oldest code that works with the schema.
+
+    Return None if the worker has been declared dead.
 
     Args:
-        status: what the worker publishes about itself, as JSON.
+        status: the worker's status (see WorkerStatus), as JSON.
     """
     rows = await on.fetch("renew_lease", worker_id, lease_s, draining, status)
     return rows[0][0] if rows else None
@@ -203,10 +205,10 @@ async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surround
 
 
 class ClockSetBack(NamedTuple):
-    """The database's clock was set back, and what was corrected.
+    """The database's clock was set back, and times in the database were corrected.
 
     Attributes:
-        ahead_s: by how many seconds.
+        ahead_s: by how many seconds the clock was set back.
         schedules: the schedules whose next tick was computed anew.
     """
 
@@ -215,10 +217,13 @@ class ClockSetBack(NamedTuple):
 
 
 async def follow_clock_back(on: Fetches, noticed_s: float | None) -> ClockSetBack | None:
-    """Correct times that are in the future because the clock was set back; None: it was not.
+    """Correct times that are in the future because the database's clock was set back.
+
+    Return None if it was not.
 
     Args:
-        noticed_s: by how many seconds this worker saw it go back; None: look for such times.
+        noticed_s: by how many seconds this worker saw the clock go back; None: look for times in
+            the future.
     """
     [[ahead_s, schedules]] = await on.fetch("follow_clock_back", noticed_s)
     return None if ahead_s is None else ClockSetBack(ahead_s, schedules or [])

@@ -17,11 +17,11 @@ class JobRow:
 
     Attributes:
         state: a value of JobState.
-        args: the arguments by name, in JSON's types, without omitted defaults.
-        due_in_s: seconds from now until its due time; negative once it is due.
-        attempt: number of attempts that have started and count.
+        args: the arguments by name, as decoded from JSON, without omitted defaults.
+        due_in_s: seconds until its due time; negative after it.
+        attempt: number of started attempts that count for max_attempts.
         crashes: number of crashes of workers that were charged to the job.
-        error: type and message of its last failed attempt; empty: none.
+        error: type and message of the error of its last failed attempt; empty: no attempt failed.
         traceback: the traceback of that error.
         reason: why it was cancelled or failed.
         result: the value that its handler returned.

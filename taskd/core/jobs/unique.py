@@ -74,7 +74,7 @@ class Enqueued(int):
             by the database's clock; None for a job that holds the key. Together with the id it
             names one job, even if the sequence of ids goes back, as after a switch-over by logical
             replication.
-        client: the client that enqueued it, and can wait for its result.
+        client: the client that enqueued the job and can wait for its result.
     """
 
     outcome: str = "enqueued"
@@ -111,7 +111,7 @@ class Enqueued(int):
         return self.client
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy or a pickle does not take the client and its connections along.
+        # Copies and pickles do not contain the client, which has connections.
         return (_unpickled, (type(self), int(self), self.outcome, self.enqueued_us))
 
     @classmethod

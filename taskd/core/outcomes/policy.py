@@ -110,8 +110,8 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
     """Return the number of the last attempt that the job is allowed to have.
 
-    Attempts that were charged with a crash of their worker are added, because crashes have a limit
-    of their own (see rescue_jobs), and half of the jobs of a killed worker had not started.
+    Attempts that were charged with a crash of their worker are added to the limit. Crashes have
+    their own limit (see rescue_jobs), and many jobs of a killed worker had not started.
     """
     return (job.max_attempts or (task.max_attempts if task else 1)) + job.crashes
 

@@ -63,7 +63,10 @@ async def prune_progress(on: Fetches) -> int:
 
 
 async def await_jobs(on: Fetches, keys: Sequence[JobKey]) -> dict[JobKey, Outcome]:
-    """Return the states of these jobs, and let them notify at their end; unknown ones miss."""
+    """Return the outcomes of these jobs, and mark the live ones, so that their ends are notified.
+
+    A live job has its current state. Unknown jobs are missing.
+    """
     rows = await on.fetch("await_jobs", *map(list, zip(*keys, strict=True)))
     return {
         JobKey(row[0], row[1]): Outcome(JobState(row[2]), bool(row[3]), *tuple(row)[4:])

@@ -9,12 +9,12 @@ from taskd.store.connections.statements import Fetches
 
 
 class Behind(NamedTuple):
-    """A sequence whose next value is not above the newest row.
+    """A sequence whose last value is less than the newest value in the rows.
 
     Attributes:
-        name: its name in the schema taskd.
-        last: the last value that it has given.
-        newest: the largest value among the rows.
+        name: its name, without the schema.
+        last: the last value that was drawn from it.
+        newest: the largest value in the rows.
     """
 
     name: str
@@ -31,9 +31,9 @@ async def find_behind(on: Fetches) -> Sequence[Behind]:
 
 
 async def mend(on: Fetches) -> Sequence[Behind]:
-    """Advance the sequences that are behind their rows; return what they were like before.
+    """Advance the sequences that are behind their rows; return their state before that.
 
     Raises:
-        HeldUp: transactions that enqueue jobs stay open; the sequences are as before.
+        HeldUp: transactions that enqueue jobs are still open; no sequence was changed.
     """
     return [Behind(*row) for row in await on.fetch("mend_sequences")]

@@ -1,4 +1,4 @@
-"""Tasks whose attempts all fail in this process: counted since the last success of each."""
+"""Count the failed attempts of each task in this process since the task's last success."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 
 from taskd.core.worker_status import FailureStreak
 
-# Tasks of which nothing was heard for this long have no jobs any more.
+# A streak without a failure for this long is forgotten: the task probably has no jobs any more.
 FORGET_S = 3600.0
-# A shorter streak is no pattern.
+# Shorter streaks are not published: a few failures in a row can be chance.
 FAILED_MIN = 5
 PUBLISHED_MAX = 10
 
@@ -29,18 +29,18 @@ class _Streak:
 
 
 class FailureStreaks:
-    """The main loop writes it, and the lease thread reads it."""
+    """The streaks by task. The main loop writes them, and the lease thread reads them."""
 
     def __init__(self) -> None:
         self._streaks: dict[str, _Streak] = {}
 
     def succeeded(self, task: str) -> None:
-        """An attempt of this task succeeded: the hot path."""
+        """End the task's streak: an attempt succeeded. This is on the hot path."""
         if self._streaks:
             self._streaks.pop(task, None)
 
     def failed(self, task: str, error: str | None) -> None:
-        """An attempt of this task failed with this error, as JSON."""
+        """Count a failed attempt of this task. `error` is JSON."""
         now = time.monotonic()
         streak = self._streaks.get(task)
         if streak is None or now - streak.last > FORGET_S:

@@ -12,7 +12,9 @@ REMEDY = "taskd db check --mend"
 
 
 async def mend_sequences(lane: Lane) -> None:
-    """Advance them, or say how; new jobs would otherwise get the ids of older ones.
+    """Advance these sequences; if that fails, log the command that does it.
+
+    New jobs would otherwise get the ids of older ones.
 
     Raises:
         StoreUnavailable: the database does not answer.
