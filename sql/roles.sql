@@ -141,7 +141,8 @@ GRANT EXECUTE ON FUNCTION taskd.notify_workers(text) TO taskd_producer, taskd_wo
 GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
-    taskd.busy_mark(text), taskd.is_polled(text), taskd.enqueue_checks_are_off(), taskd.is_polled_unbounded(text)
+    taskd.busy_mark_sequence(text, integer), taskd.busy_mark(text, integer), taskd.busy_mark_until(text, timestamptz),
+    taskd.is_polled(text), taskd.enqueue_checks_are_off(), taskd.is_polled_unbounded(text)
     TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.set_busy_mark(text, bigint, double precision, boolean), taskd.turn_enqueue_checks_off() TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, taskd_admin;
@@ -163,7 +164,7 @@ GRANT SELECT,
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
 GRANT SELECT, INSERT, DELETE, UPDATE (renewed_at, lease_until, draining, died_at, crashed, suspects, status) ON taskd.worker TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
-    taskd.make_history_partitions(integer), taskd.truncate_expired_partition(),
+    taskd.make_history_partitions(integer), taskd.truncate_expired_partition(text),
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
     taskd.required_args(jsonb), taskd.accepted_args(jsonb)
     TO taskd_worker;

@@ -6,6 +6,7 @@ TaskdError                       1
 ├── EmbeddedError               69  the embedded PostgreSQL cannot be started or joined
 ├── StoreUnavailable            69  PostgreSQL cannot be reached now; try again
 ├── PermissionDenied            77  PostgreSQL or the file system refuses this user
+├── StatementRefused             1  PostgreSQL refuses a statement: a trigger or the like raised it
 ├── SchemaError                 78
 │   ├── SchemaMissing               no schema `taskd` in this database: run `taskd db migrate`
 │   ├── SchemaOutdated              the database is older than this code
@@ -73,6 +74,13 @@ class PermissionDenied(TaskdError):
     """The database or the operating system refuses this user."""
 
     exit_code = 77
+
+
+class StatementRefused(TaskdError):
+    """PostgreSQL refused a statement for a reason that taskd does not know; nothing was written.
+
+    A trigger, an event trigger or a rule of the database can raise any error.
+    """
 
 
 class SchemaError(TaskdError):

@@ -639,21 +639,50 @@ CREATE SEQUENCE taskd.needs MINVALUE 0 START 0;
 GRANT SELECT ON SEQUENCE taskd.needs TO PUBLIC;
 SELECT setval('taskd.needs', 0);
 
--- Return the busy mark of a queue: a time until which a worker polls the queue continuously, so that producers need not
--- notify workers. It is a number of microseconds since 1970, about two seconds ahead; its last three digits are those of the
--- worker's id. A busy worker renews the mark, and resets it to 0 before it sleeps. If the mark is negative, the queue also
--- has a depth limit, so producers must check for room.
+-- Busy marks: while a worker polls a queue continuously, producers need not notify anybody. A mark is the value of a
+-- sequence, because a write to a sequence is visible at once to every session, whatever its snapshot. So the statement
+-- that inserts a job can read it, also above READ COMMITTED, and no row versions accumulate while a session holds a snapshot.
+-- It is also cheaper to read than a row. The sequences are logged although they need not be durable: an unlogged one
+-- cannot be read on a standby that is promoted within minutes of its creation (PostgreSQL 18.4: `bad magic number in
+-- sequence`), and every enqueue would fail.
 --
--- A mark is a sequence, one for each queue that was ever polled continuously. A write to a sequence is visible at once to
--- every session, whatever its snapshot. So a statement that inserts a job reads the present value, also above READ
--- COMMITTED. No row versions accumulate while a session holds a snapshot, and reading a sequence is cheaper than reading a
--- row. The sequence is logged although it need not be durable: if a standby is promoted within minutes of the creation of an
--- unlogged sequence, the sequence cannot be read (PostgreSQL 18.4: `bad magic number in sequence`), and every enqueue would
--- fail.
--- Called by: is_polled_unbounded(), is_polled(), set_busy_mark(), clear_busy_mark().
-CREATE FUNCTION taskd.busy_mark(queue text) RETURNS bigint
+-- All queues share 64 sequences, which the schema creates, so that a worker creates none at run time: databases may refuse
+-- or audit DDL. The hash of its name gives each queue two of the sequences. A busy worker marks the first one, or the second one
+-- while the first holds the mark of another queue. If both are taken, the queue has no mark, and its workers are notified.
+DO $$
+BEGIN
+    FOR number IN 0 .. 63 LOOP
+        EXECUTE format('CREATE SEQUENCE taskd.mark_%s MINVALUE -9223372036854775807 START 0', number);
+        EXECUTE format('GRANT SELECT ON SEQUENCE taskd.mark_%s TO PUBLIC', number);
+    END LOOP;
+END
+$$;
+
+-- Return one of the two sequences that can hold the mark of a queue.
+-- Called by: busy_mark(), set_busy_mark(), clear_busy_mark().
+CREATE FUNCTION taskd.busy_mark_sequence(queue text, choice integer) RETURNS regclass
 LANGUAGE sql
-RETURN pg_sequence_last_value(to_regclass('taskd."mark_' || queue || '"'));
+RETURN to_regclass('taskd.mark_' || ((hashtextextended(queue, 0) >> choice * 6) & 63));
+
+-- Return the value of one of these sequences; NULL if it was never written.
+-- Called by: is_polled_unbounded(), is_polled(), set_busy_mark(), clear_busy_mark().
+CREATE FUNCTION taskd.busy_mark(queue text, choice integer) RETURNS bigint
+LANGUAGE sql
+RETURN pg_sequence_last_value(taskd.busy_mark_sequence(queue, choice));
+
+-- Return the mark of a queue that ends at this time, without its worker. From the highest bit: 21 bits of the queue's hash,
+-- 32 bits of the time in 1/64 s (it starts again every 777 days, after which an old mark counts again for a minute), and 10
+-- bits that set_busy_mark() takes from the worker's id. A worker sets a mark that ends in about two seconds, renews it, and
+-- resets it to 0 before it sleeps. A negative mark means the same, for a queue with a depth limit: there producers still
+-- have to check for room.
+--
+-- A mark is valid if it ends within the next 64 s: ((mark - taskd.busy_mark_until(queue, clock_timestamp())) >> 22) = 0. Then it
+-- belongs to this queue; a mark of another queue or from before a clock was set back differs by more. (Two queues share
+-- both the hash and a sequence once in 60 million pairs; then jobs of one can wait for a poll while the other is busy.)
+-- Called by: is_polled_unbounded(), is_polled(), set_busy_mark(), clear_busy_mark().
+CREATE FUNCTION taskd.busy_mark_until(queue text, at timestamptz) RETURNS bigint
+LANGUAGE sql
+RETURN (((hashtextextended(queue, 0) >> 12) & 2097151) << 42) | ((((date_part('epoch', at) * 64)::bigint) & 4294967295) << 10);
 
 -- Return whether no queue needs the checks of taskd.run_enqueue_checks(), because no worker lives and no queue has a depth
 -- limit: `needs` is 0. This call is very cheap, so statements that enqueue a single job call it before
@@ -663,17 +692,19 @@ CREATE FUNCTION taskd.enqueue_checks_are_off() RETURNS boolean
 LANGUAGE sql
 RETURN pg_sequence_last_value('taskd.needs'::regclass) = 0;
 
--- Return whether a queue needs no checks after an insert: a worker polls it continuously, and its depth has no limit.
+-- Return whether a queue needs no checks after an insert: a worker polls it continuously, and its depth has no limit. Only
+-- the first of its sequences is read; taskd.is_polled(), which the checks call, reads both.
 -- Called by: enqueue_one(), enqueue(), enqueue_usual_job, enqueue_job.
 CREATE FUNCTION taskd.is_polled_unbounded(queue text) RETURNS boolean
 LANGUAGE sql
-RETURN to_timestamp(taskd.busy_mark(queue) / 1e6::double precision) > clock_timestamp() IS TRUE;
+RETURN (((taskd.busy_mark(queue, 0) - taskd.busy_mark_until(queue, clock_timestamp())) >> 22) = 0) IS TRUE;
 
 -- Return whether a worker polls the queue continuously, according to its busy mark.
 -- Called by: notify_workers(), run_enqueue_checks(), watch_state.
 CREATE FUNCTION taskd.is_polled(queue text) RETURNS boolean
 LANGUAGE sql
-RETURN to_timestamp(abs(taskd.busy_mark(queue)) / 1e6::double precision) > clock_timestamp();
+RETURN (((abs(taskd.busy_mark(queue, 0)) - taskd.busy_mark_until(queue, clock_timestamp())) >> 22) = 0) IS TRUE
+    OR (((abs(taskd.busy_mark(queue, 1)) - taskd.busy_mark_until(queue, clock_timestamp())) >> 22) = 0) IS TRUE;
 
 -- Notify the workers of a queue, unless the queue has no worker, or a worker polls it continuously. A transaction that
 -- notifies holds a lock of the whole database cluster until its commit is flushed: if 16 producers notify for each job,
@@ -702,33 +733,11 @@ BEGIN
 END
 $$;
 
--- Write the mark of a queue. Only the owner of the schema can create its sequence, so only functions with the owner's rights
--- call this. The sequence is granted to PUBLIC, but a user needs USAGE on the schema to read it.
--- Called by: set_busy_mark(), clear_busy_mark().
-CREATE FUNCTION taskd.write_busy_mark(queue taskd.queue_name, value bigint) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-#variable_conflict use_variable
-DECLARE
-    name text := format('taskd.%I', 'mark_' || queue);
-BEGIN
-    IF to_regclass(name) IS NULL THEN
-        EXECUTE format('CREATE SEQUENCE %s MINVALUE %s START 0', name, -9223372036854775807);
-        EXECUTE format('GRANT SELECT ON SEQUENCE %s TO PUBLIC', name);
-    END IF;
-    PERFORM setval(name::regclass, value);
-EXCEPTION WHEN unique_violation OR duplicate_table THEN
-    -- Another worker has created the sequence at the same time, and has marked the queue.
-    NULL;
-END
-$$;
-
--- Mark a queue as polled for some seconds, if this worker lives and serves the queue. Return whether no other worker has
--- marked it, or NULL if it was not marked. With `gives_way`, the mark of another worker stays, and that worker polls the
--- queue: one is enough. (If two workers see no mark at the same time, both poll until one of them sees the other's mark and
--- gives way.) The depth limit is read again after the mark was written: it can have been set in between, when
--- taskd.clear_busy_mark() found no mark to clear.
+-- Mark a queue as polled for some seconds, if this worker lives and serves the queue. Return whether this worker is the
+-- only one that marks it, or NULL if it was not marked, also because other queues have its sequences. With `gives_way` another
+-- worker's mark stays, and that worker answers for the queue: one is enough. (Two workers that both see no mark both poll,
+-- until one sees the mark of the other and gives way.) The depth limit is read again after the mark was written: it may have
+-- been set in between, when taskd.clear_busy_mark() found no mark to clear.
 -- Called by: set_busy_mark.
 CREATE FUNCTION taskd.set_busy_mark(queue text, worker_id bigint, for_s double precision, gives_way boolean) RETURNS boolean
 LANGUAGE plpgsql
@@ -738,35 +747,43 @@ SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
 DECLARE
-    until_ms bigint := (date_part('epoch', clock_timestamp()) + least(for_s, 60)) * 1000;
-    value bigint := until_ms * 1000 + worker_id % 1000;
-    former bigint := abs(taskd.busy_mark(queue));
-    -- A mark that is more than a minute ahead was written before a clock was set back, and does not count.
-    another boolean := coalesce(
-        former % 1000 <> worker_id % 1000
-        AND to_timestamp(former / 1e6) BETWEEN clock_timestamp() AND clock_timestamp() + interval '1 min',
-        false
-    );
+    times CONSTANT bigint := (1::bigint << 42) - 1;
+    ends_now bigint := taskd.busy_mark_until(queue, clock_timestamp());
+    value bigint := taskd.busy_mark_until(queue, clock_timestamp() + make_interval(secs => least(for_s, 60)))
+                    | (worker_id & 1023);
+    former bigint;
+    another boolean := false;
+    chosen regclass;
     bounded boolean;
 BEGIN
-    IF gives_way AND another OR NOT EXISTS (
+    FOR choice IN 0 .. 1 LOOP
+        former := abs(taskd.busy_mark(queue, choice));
+        IF (former - ends_now) >> 22 = 0 THEN
+            another := another OR former & 1023 <> worker_id & 1023;
+        ELSIF ((former & times) - (ends_now & times)) >> 22 = 0 THEN
+            CONTINUE;  -- it is the mark of another queue
+        END IF;
+        chosen := coalesce(chosen, taskd.busy_mark_sequence(queue, choice));
+    END LOOP;
+    IF gives_way AND another OR chosen IS NULL OR NOT EXISTS (
         SELECT 1 FROM taskd.worker AS w
         WHERE w.id = worker_id AND w.died_at IS NULL AND w.lease_until > clock_timestamp() AND queue = ANY (w.queues)
     ) THEN
         RETURN NULL;
     END IF;
     bounded := EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL);
-    PERFORM taskd.write_busy_mark(queue, CASE WHEN bounded THEN -value ELSE value END);
+    PERFORM setval(chosen, CASE WHEN bounded THEN -value ELSE value END);
     IF NOT bounded AND EXISTS (SELECT 1 FROM taskd.queue AS q WHERE q.name = queue AND q.max_depth IS NOT NULL) THEN
-        PERFORM taskd.write_busy_mark(queue, -value);
+        PERFORM setval(chosen, -value);
     END IF;
     RETURN NOT another;
 END
 $$;
 
--- Clear the mark of this worker, or, with NULL as the worker, any mark. The mark of another worker stays: that worker polls
--- the queue. Rarely, a mark of another worker is cleared by mistake: if the last three digits of its id are the same, or if
--- it is written between the read and the write here. It is renewed within a second, and until then producers notify.
+-- Clear the marks of this worker on a queue, or, with NULL as the worker, any marks. A valid mark of another worker stays:
+-- that worker answers for the queue. Two workers in a thousand share the last bits of their ids, and another mark can be
+-- written between the read and the write: a mark that was cleared by mistake is renewed within a second, and until then
+-- workers are notified.
 -- Called by: clear_busy_mark, retire_worker, declare_workers_dead.
 CREATE FUNCTION taskd.clear_busy_mark(queue text, worker_id bigint) RETURNS void
 LANGUAGE plpgsql
@@ -775,25 +792,17 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_variable
 DECLARE
-    value bigint := abs(taskd.busy_mark(queue));
+    ends_now bigint := taskd.busy_mark_until(queue, clock_timestamp());
+    value bigint;
 BEGIN
-    IF value > 0 AND (
-        worker_id IS NULL OR value % 1000 = worker_id % 1000
-        OR to_timestamp(value / 1e6) > clock_timestamp() + interval '1 min'
-    ) THEN
-        PERFORM taskd.write_busy_mark(queue, 0);
-    END IF;
-END
-$$;
-
--- Drop the mark of a queue into which no producer enqueues any more: an enqueue that reads the mark meanwhile would fail.
--- Called by: bench_clear_names.
-CREATE FUNCTION taskd.drop_busy_mark(queue taskd.queue_name) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-BEGIN
-    EXECUTE format('DROP SEQUENCE IF EXISTS taskd.%I', 'mark_' || queue);
+    FOR choice IN 0 .. 1 LOOP
+        value := abs(taskd.busy_mark(queue, choice));
+        IF value <> 0 AND value >> 42 = ends_now >> 42 AND (
+            worker_id IS NULL OR value & 1023 = worker_id & 1023 OR (value - ends_now) >> 22 <> 0
+        ) THEN
+            PERFORM setval(taskd.busy_mark_sequence(queue, choice), 0);
+        END IF;
+    END LOOP;
 END
 $$;
 
@@ -1082,7 +1091,7 @@ BEGIN
     END IF;
     IF served THEN
         IF pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '60 s' OPERATOR(pg_catalog.>) due
-           AND taskd.is_polled(queue) IS NOT TRUE THEN
+           AND NOT taskd.is_polled(queue) THEN
             PERFORM taskd.notify(pg_catalog.concat('taskd_', queue), '');
             RETURN true;
         END IF;
@@ -3822,10 +3831,10 @@ BEGIN
 END
 $$;
 
--- Empty the oldest partition of which all rows have expired; return its name, or NULL. TRUNCATE and DROP are two calls, so
--- that each holds its lock only briefly.
+-- Empty the next partition after `previous` whose last day is over; return its name, or NULL. TRUNCATE and DROP are two calls,
+-- so that each holds its lock for a moment only, and so that a partition takes no room where DDL is refused.
 -- Called by: truncate_expired_partition.
-CREATE FUNCTION taskd.truncate_expired_partition() RETURNS text
+CREATE FUNCTION taskd.truncate_expired_partition(previous text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET timezone = 'UTC'
@@ -3841,9 +3850,10 @@ BEGIN
     WHERE i.inhparent = 'taskd.job_history'::regclass
       AND c.relname ~ '^job_history_[0-9]{8}$'
       AND to_date(right(c.relname, 8), 'YYYYMMDD') < current_date
+      AND c.relname > previous
     ORDER BY c.relname
     LIMIT 1;
-    IF leaf IS NOT NULL THEN
+    IF leaf IS NOT NULL AND pg_relation_size('taskd.' || leaf) > 0 THEN
         EXECUTE format('TRUNCATE taskd.%I', leaf);
     END IF;
     RETURN leaf;

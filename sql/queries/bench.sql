@@ -84,9 +84,5 @@ DELETE FROM taskd.worker WHERE queues = ARRAY[$1];
 -- roles: owner
 WITH task AS (
     DELETE FROM taskd.task WHERE name = $1
-), mark AS (
-    SELECT taskd.drop_busy_mark($1)
-), queue AS (
-    DELETE FROM taskd.queue WHERE name = $1
 )
-SELECT count(*) AS marks FROM mark;
+DELETE FROM taskd.queue WHERE name = $1;

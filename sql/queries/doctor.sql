@@ -251,7 +251,7 @@ SELECT 'partition', relname::text, pg_get_expr(relpartbound, oid) FROM ours WHER
 UNION ALL
 SELECT 'sequence', relname::text, format('START %s MINVALUE %s', s.seqstart, s.seqmin)
 FROM ours JOIN pg_sequence AS s ON s.seqrelid = ours.oid
-WHERE relname !~ '^mark_' AND NOT EXISTS (SELECT FROM pg_depend AS d WHERE d.objid = ours.oid AND d.deptype = 'i')
+WHERE NOT EXISTS (SELECT FROM pg_depend AS d WHERE d.objid = ours.oid AND d.deptype = 'i')
 UNION ALL
 SELECT 'trigger', c.relname || '.' || t.tgname,
        concat_ws(' ', pg_get_triggerdef(t.oid), CASE WHEN t.tgenabled IN ('D', 'R') THEN 'DISABLED' END)

@@ -7,9 +7,9 @@
 -- roles: worker, admin
 SELECT taskd.make_history_partitions($1) AS made;
 
--- name: truncate_expired_partition()
+-- name: truncate_expired_partition(previous text)
 -- roles: worker
-SELECT taskd.truncate_expired_partition() AS leaf;
+SELECT taskd.truncate_expired_partition($1) AS leaf;
 
 -- name: drop_expired_partition(leaf text)
 -- roles: worker

@@ -164,7 +164,7 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
                       'paused', kept.paused_at IS NOT NULL AND coalesce(kept.paused_until > clock_timestamp(), true),
                       'pause_reason', CASE WHEN coalesce(kept.paused_until > clock_timestamp(), true)
                           THEN kept.pause_reason END,
-                      'polled', coalesce(taskd.is_polled(named.queue), false),
+                      'polled', taskd.is_polled(named.queue),
                       'max_running', kept.max_running
                   ) ORDER BY named.queue)::text
            FROM named

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,7 +26,7 @@ from taskd.cli.shared.session import (
 )
 from taskd.core.humanize import rate_text
 from taskd.core.jobs.limit import CONCURRENCY_MAX
-from taskd.errors import StoreUnavailable
+from taskd.errors import StoreUnavailable, TaskdError
 
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
@@ -192,22 +191,31 @@ def keep(
         if seconds is not None and seconds > KEEP_S_MAX:
             raise click.BadParameter("give at most 3650d", param_hint=option)
     whole = [None if seconds is None else round(seconds) for seconds in (done_s, failed_s)]
-    row = session.run(lambda lane: _keep(lane, name, whole))
+    row, refused = session.run(lambda lane: _keep(lane, name, whole))
     columns = {
         "QUEUE": text_of("name"),
         "DONE": span_of("keep_done_s"),
         "FAILED": span_of("keep_failed_s"),
     }
     print_rows([row], columns, as_json=as_json)
+    if refused is not None:
+        raise type(refused)(
+            f"the times of queue {name!r} are set, but the partitions for them could not be made, "
+            f"and finished jobs go to the default partition until they are. {refused}"
+        )
 
 
-async def _keep(lane: Lane, name: str, seconds: list[int | None]) -> Any:
+async def _keep(lane: Lane, name: str, seconds: list[int | None]) -> tuple[Any, TaskdError | None]:
     from taskd.store.jobs import history
     from taskd.store.reading import reports
 
     row = await reports.keep_queue(lane, name, *seconds)
     # Make its partitions now: until the next upkeep, finished jobs would go to the default
     # partition.
-    with suppress(StoreUnavailable):
+    try:
         await history.make_partitions(lane)
-    return row
+    except StoreUnavailable:
+        pass  # the history is in use
+    except TaskdError as error:
+        return row, error
+    return row, None

@@ -59,6 +59,11 @@ def queue_unpolled(queue: str) -> None:
     emit("queue.unpolled", "debug", queue=queue)
 
 
+def queue_mark_refused(queue: str, error: str) -> None:
+    """The database refuses the busy mark of a queue, so producers notify; retried every minute."""
+    emit("queue.mark_refused", "warning", queue=queue, error=error)
+
+
 def queue_woken(queue: str, source: str) -> None:
     """The worker claims from a sleeping queue again; `source`: `notify`, `idle_poll` or `time`."""
     if stream.is_watched("debug"):
@@ -177,8 +182,13 @@ def partition_dropped(name: str) -> None:
 
 
 def upkeep_postponed(what: str, error: str) -> None:
-    """A step of the history's upkeep failed: the history is in use, or a privilege is missing."""
+    """A step of the upkeep is tried again in a minute, because its table is in use."""
     emit("upkeep.postponed", "info", what=what, error=error)
+
+
+def upkeep_failed(what: str, error: str) -> None:
+    """The database refuses a step of the upkeep; the other steps go on, and it is tried again."""
+    emit("upkeep.failed", "warning", what=what, error=error)
 
 
 def sequences_mended(sequences: Sequence[str]) -> None:

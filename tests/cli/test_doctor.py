@@ -485,7 +485,7 @@ def test_a_role_that_lacks_or_has_too_much_is_reported_and_granted_anew(doctor, 
 
 
 def test_a_function_that_everybody_may_call_is_reported(doctor, logins):
-    doctor.run("GRANT EXECUTE ON FUNCTION taskd.truncate_expired_partition() TO PUBLIC")
+    doctor.run("GRANT EXECUTE ON FUNCTION taskd.truncate_expired_partition(text) TO PUBLIC")
     assert "everybody" in doctor.finds_and_repairs("grants", "warning")["found"][0]
 
 

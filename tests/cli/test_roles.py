@@ -82,7 +82,13 @@ def test_everybody_can_do_what_the_role_is_for(shells, worker, taskd):
     assert admin.json("jobs", "show", waiting)[0]["state"] == "done"
 
     log = worker()
-    for bad in ("service.crashed", "upkeep.postponed", "PermissionDenied", "permission denied"):
+    for bad in (
+        "service.crashed",
+        "upkeep.failed",
+        "upkeep.postponed",
+        "PermissionDenied",
+        "permission denied",
+    ):
         assert bad not in log
     assert_unseen(log)
 

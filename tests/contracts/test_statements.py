@@ -56,6 +56,34 @@ def test_only_one_function_calls_pg_notify() -> None:
     assert sum(text.count("pg_notify(") for text in texts) == 1
 
 
+DDL = re.compile(
+    r"\b(CREATE|ALTER|DROP|TRUNCATE|GRANT|REVOKE|REINDEX|CLUSTER|REFRESH|COMMENT ON|IMPORT)\b"
+)
+CALL = re.compile(r"\btaskd\.(\w+)\(")
+
+
+async def test_only_the_partitions_of_the_history_need_ddl(sql) -> None:
+    """Databases may refuse or audit DDL, and jobs must run there: only these may be refused."""
+    rows = await sql.fetch(
+        "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'taskd'::regnamespace"
+    )
+    bodies = {name: re.sub(r"--.*", "", body) for name, body in rows}
+    reaching = {name for name, body in bodies.items() if DDL.search(body)}
+    assert reaching == {
+        "make_history_partitions", "truncate_expired_partition", "drop_expired_partition"
+    }  # fmt: skip
+    while (
+        more := {name for name, body in bodies.items() if reaching & set(CALL.findall(body))}
+        - reaching
+    ):
+        reaching |= more
+    texts = {each.name: re.sub(r"--.*", "", each.text) for each in load().values()}
+    assert [name for name, text in texts.items() if DDL.search(text)] == []
+    assert {name for name, text in texts.items() if reaching & set(CALL.findall(text))} == {
+        "make_history_partitions", "truncate_expired_partition", "drop_expired_partition"
+    }  # fmt: skip
+
+
 def test_every_sql_file_is_ascii() -> None:
     """A database whose encoding lacks a character would refuse the statement around it."""
     for path in sql_root().rglob("*.sql"):

@@ -238,6 +238,7 @@ def test_every_statement_of_the_schema_is_known():
     parts = ("column", "constraint", "identity", "partition")  # a CREATE TABLE makes them, too
     wanted = [each for (kind, _), each in expected(**text).items() if kind not in parts]
     own = [each for each in wanted if "_default_" not in each.name or each.name in str(made)]
+    own = [each for each in own if not each.name.startswith("mark_")]  # made in a loop
     assert len(own) == len(made)
 
 

@@ -192,16 +192,23 @@ class Transaction:
         await held.rollback()
 
 
-# Whether a queue is polled; and its busy mark as a worker writes it, a number of seconds ahead. The
-# time is cut to milliseconds, and the last three digits are the worker's.
-MARKED = "SELECT coalesce(taskd.is_polled($1), false)"
+# As databases do whose schema only a deployment may change.
+REFUSE_DDL = """
+CREATE FUNCTION public.refuse_ddl() RETURNS event_trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION 'no % outside of a deployment', tg_tag; END $$;
+CREATE EVENT TRIGGER refuse_ddl ON ddl_command_start EXECUTE FUNCTION public.refuse_ddl()
+"""
+
+# Whether a queue is polled; and its busy mark as a worker writes it, a number of seconds ahead.
+MARKED = "SELECT taskd.is_polled($1)"
 MARK = """
-SELECT taskd.write_busy_mark(
-    $1,
-    floor((date_part('epoch', clock_timestamp()) + $2) * 1000)::bigint * 1000 + $3::bigint % 1000
+SELECT setval(
+    taskd.busy_mark_sequence($1, 0),
+    taskd.busy_mark_until($1, clock_timestamp() + make_interval(secs => $2)) | ($3::bigint & 1023)
 )
 """
-UNMARK = "SELECT taskd.write_busy_mark($1, 0)"
+UNMARK = "SELECT setval(taskd.busy_mark_sequence($1, 0), 0)"
+MARK_SEQUENCE = "SELECT taskd.busy_mark_sequence($1, 0)::text"
 
 # A queue without workers is not notified, so this worker serves it.
 SERVES = 9001

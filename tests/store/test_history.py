@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
+from taskd import events
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import history, jobs
 from taskd.store.reading import reports
-from taskd.worker.upkeep.pruner import Pruner
+from taskd.worker.upkeep.pruner import STEPS, Pruner
 from tests.store.helpers import (
     CANCELLED,
     DONE,
     FAILED,
     MAX_CRASHES,
+    REFUSE_DDL,
     Connect,
     Transaction,
     done,
@@ -82,9 +84,7 @@ async def in_default(sql) -> int:
 async def keep_house(lane: Lane) -> list[str]:
     """Run the pruner once; return the partitions that it dropped."""
     await history.make_partitions(lane)
-    dropped = []
-    while leaf := await history.drop_expired(lane):
-        dropped.append(leaf)
+    dropped = await history.drop_expired(lane)
     await history.prune_default(lane)
     return dropped
 
@@ -206,8 +206,8 @@ async def test_days_are_utc_whatever_the_session_thinks(
     await done(mine, job)
     assert await in_default(sql) == 0
     expired, today = await make_leaf(sql, -1), await make_leaf(sql, 0)
-    assert await history.drop_expired(mine) == expired
-    assert await history.drop_expired(mine) is None
+    assert await history.drop_expired(mine) == [expired]
+    assert await history.drop_expired(mine) == []
     assert today in await leaves(sql)
 
 
@@ -292,6 +292,39 @@ async def test_the_pruner_reports_that_it_was_blocked_and_tries_again_sooner(
     await pruner.tick()
     assert old not in await leaves(sql)
     assert pruner.every_s == usual_s
+
+
+async def test_without_ddl_the_pruner_empties_partitions_and_goes_on_with_its_other_duties(
+    sql, lane: Lane, database: Database, me
+) -> None:
+    await sql.execute(f"DROP TABLE taskd.{await leaf_of(sql, 7)}")  # there is something to make
+    old = [await make_leaf(sql, days) for days in (-3, -2)]
+    for job, days in zip(await running(lane, me, 2), (-3, -2), strict=True):
+        await settle(lane, job, FAILED)
+        await sql.execute(
+            "UPDATE taskd.job_history SET expires_at = now() + make_interval(days => $2) "
+            "WHERE id = $1",
+            job.id,
+            days,
+        )
+    await sql.execute("INSERT INTO taskd.job_key VALUES ('t', 'k', 1, NULL, now())")
+    await sql.execute(REFUSE_DDL)
+    told: list[tuple[str, Any]] = []
+    end = events.subscribe(lambda name, fields: told.append((name, fields)))
+    pruner = Pruner(database)
+    usual_s = pruner.every_s
+    await pruner.tick()
+    end()
+    failed = [fields for name, fields in told if name == "upkeep.failed"]
+    assert [each["what"] for each in failed] == list(STEPS)[1:3]
+    assert "raised by public.refuse_ddl()" in failed[0]["error"]
+    assert set(old) <= await leaves(sql)
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job_history") == 0
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job_key") == 0
+    assert pruner.every_s < usual_s
+    # Acks go on, into the default partition.
+    await done(lane, await run_one(lane, me))
+    assert await in_default(sql) == 1
 
 
 async def test_after_sixty_days_without_upkeep_acks_still_succeed(

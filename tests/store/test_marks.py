@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -27,13 +26,17 @@ from tests.store.helpers import (
     Transaction,
     bury,
     incarnation,
-    waits_for_lock,
 )
 
 # Two workers with different last digits.
 FIRST, SECOND = 7_001, 7_002
-VALUE = "SELECT taskd.busy_mark('q')"
-SEQUENCE = "SELECT to_regclass('taskd.mark_q')"
+VALUE = "SELECT taskd.busy_mark('q', 0)"
+# The name of a queue by the numbers of its sequences.
+PLACES = """
+SELECT format('%s %s', hash & 63, (hash >> 6) & 63), min(name)
+FROM generate_series(1, 60000) AS n, concat('q', n) AS name, hashtextextended(name, 0) AS hash
+GROUP BY 1
+"""
 LONG_S = 50.0
 FULL = (QueueFull, asyncpg.PostgresError)
 
@@ -117,16 +120,17 @@ async def test_a_clear_without_a_worker_clears_any_mark(
 async def test_a_mark_from_before_a_clock_was_set_back_is_taken_back_by_anybody(
     lane: Lane, sql: Any
 ) -> None:
-    for ahead_s, remains in ((59.0, True), (61.0, False)):
+    for ahead_s, remains in ((60.0, True), (70.0, False)):
         await sql.execute(MARK, "q", ahead_s, SECOND)
-        await busy_marks.clear_busy_mark(lane, "q", FIRST)
         assert await sql.fetchval(MARKED, "q") == remains
+        await busy_marks.clear_busy_mark(lane, "q", FIRST)
+        assert (await sql.fetchval(VALUE) > 0) == remains
 
 
 async def test_a_mark_is_never_made_for_longer_than_a_minute(lane: Lane, sql: Any, both) -> None:
     await busy_marks.set_busy_mark(lane, "q", FIRST, 3600.0)
-    ahead = "SELECT to_timestamp(taskd.busy_mark('q') / 1e6) - clock_timestamp() < interval '61 s'"
-    assert await sql.fetchval(ahead)
+    later = "SELECT taskd.busy_mark_until('q', clock_timestamp() + interval '61 s')"
+    assert await sql.fetchval(VALUE) < await sql.fetchval(later)
     assert await sql.fetchval(MARKED, "q")
 
 
@@ -160,7 +164,7 @@ async def test_a_worker_that_is_dead_or_does_not_serve_the_queue_sets_no_mark(
 ) -> None:
     await prepare(lane, sql)
     await busy_marks.set_busy_mark(lane, "q", FIRST, LONG_S)
-    assert await sql.fetchval(SEQUENCE) is None
+    assert await sql.fetchval(VALUE) is None
     assert not await sql.fetchval(MARKED, "q")
     await sql.execute(MARK, "q", -1.0, SECOND)
     before = await sql.fetchval(VALUE)
@@ -181,26 +185,60 @@ async def test_with_a_worker_goes_its_mark_and_no_other(
 
 
 @pytest.mark.usefixtures("both")
-@pytest.mark.parametrize("commits", [True, False])
-async def test_of_two_workers_that_make_the_same_mark_at_the_same_time_none_fails(
-    lane: Lane, sql: Any, connect: Connect, commits: bool
+async def test_two_workers_that_write_the_same_mark_do_not_wait_for_each_other(
+    lane: Lane, sql: Any, connect: Connect
 ) -> None:
-    first, second = await connect(), await connect()
-    async with Transaction(first) as making:
-        await busy_marks.set_busy_mark(fetches(first), "q", FIRST, LONG_S)
-        waiting = asyncio.create_task(
-            busy_marks.set_busy_mark(fetches(second), "q", SECOND, LONG_S)
-        )
-        await waits_for_lock(sql, second)
-        await (making.commit() if commits else making.rollback())
-    assert await waiting == (True, 1)
+    first = await connect()
+    async with Transaction(first) as marking:
+        assert await busy_marks.set_busy_mark(fetches(first), "q", FIRST, LONG_S) == (True, 1)
+        assert await busy_marks.set_busy_mark(lane, "q", SECOND, LONG_S) == (False, 1)
+        await marking.rollback()
+    await busy_marks.clear_busy_mark(lane, "q", FIRST)
     assert await sql.fetchval(MARKED, "q")
-    await busy_marks.clear_busy_mark(lane, "q", FIRST if commits else SECOND)
+    await busy_marks.clear_busy_mark(lane, "q", SECOND)
     assert not await sql.fetchval(MARKED, "q")
-    # From now on both write the same sequence.
-    for each in (FIRST, SECOND):
-        await busy_marks.set_busy_mark(lane, "q", each, LONG_S)
-        assert await sql.fetchval("SELECT taskd.busy_mark('q') % 1000") == each % 1000
+
+
+# Queues share the sequences.
+
+
+async def _queue_at(sql: Any, first: int, second: int) -> str:
+    names = dict(await sql.fetch(PLACES))
+    return str(names[f"{first} {second}"])
+
+
+async def test_queues_that_share_a_sequence_have_a_mark_each_or_none(lane: Lane, sql: Any) -> None:
+    one, two, three = [await _queue_at(sql, *at) for at in ((1, 2), (1, 3), (3, 1))]
+    await workers.register(lane, incarnation(FIRST), 3600.0, [one, two, three], {})
+
+    async def polled() -> list[bool]:
+        return [await sql.fetchval(MARKED, each) for each in (one, two, three)]
+
+    for _ in range(2):
+        assert await busy_marks.set_busy_mark(lane, one, FIRST, LONG_S) == (True, 0)
+        # The second one's other sequence is free; the third one finds none, and is notified.
+        assert await busy_marks.set_busy_mark(lane, two, FIRST, LONG_S) == (True, 0)
+        assert await busy_marks.set_busy_mark(lane, three, FIRST, LONG_S) is None
+        assert await polled() == [True, True, False]
+    # With the first one's mark out of the way, the second one moves to its first sequence.
+    await busy_marks.clear_busy_mark(lane, one, FIRST)
+    assert await polled() == [False, True, False]
+    assert await busy_marks.set_busy_mark(lane, two, FIRST, LONG_S) == (True, 0)
+    await busy_marks.clear_busy_mark(lane, two, FIRST)
+    assert await polled() == [False, False, False]
+    # An expired mark is in nobody's way.
+    await sql.execute(MARK, one, -1.0, FIRST)
+    await sql.execute(MARK, two, -1.0, FIRST)
+    assert await busy_marks.set_busy_mark(lane, three, FIRST, LONG_S) == (True, 0)
+    assert await polled() == [False, False, True]
+
+
+async def test_a_worker_without_the_sequences_sets_no_mark(lane: Lane, sql: Any, both) -> None:
+    await sql.execute("DROP SEQUENCE " + ", ".join(f"taskd.mark_{n}" for n in range(64)))
+    assert await busy_marks.set_busy_mark(lane, "q", FIRST, LONG_S) is None
+    await busy_marks.clear_busy_mark(lane, "q", FIRST)
+    assert not await sql.fetchval(MARKED, "q")
+    assert await sql.fetchval("SELECT taskd.enqueue('published', queue => 'q')")
 
 
 async def test_workers_write_marks_operators_take_them_back_and_others_read_them(
@@ -220,20 +258,16 @@ async def test_workers_write_marks_operators_take_them_back_and_others_read_them
     await busy_marks.set_busy_mark(worker, "q", FIRST, LONG_S)
     await limits.limit_queue(fetches(on["admin"]), "q", max_depth=1)
     assert not await producer.fetchval(MARKED, "q")
-    owner = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
+    owner = "SELECT relowner::regrole::text FROM pg_class WHERE oid = 'taskd.mark_0'::regclass"
     assert await sql.fetchval(owner) == logins.role("owner")
     for each in (*on.values(), producer):
         await each.close()
 
 
-async def test_a_mark_is_logged_and_goes_with_its_queue(sql: Any) -> None:
-    """tests/system/faults/test_failover.py shows why the sequence is logged."""
-    await sql.execute(MARK, "q", LONG_S, FIRST)
-    kind = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = 'taskd.mark_q'::regclass"
+async def test_a_mark_is_logged(sql: Any) -> None:
+    """tests/system/faults/test_failover.py shows why."""
+    kind = "SELECT relpersistence = 'p' FROM pg_class WHERE oid = 'taskd.mark_0'::regclass"
     assert await sql.fetchval(kind)
-    for _ in range(2):
-        await sql.execute("SELECT taskd.drop_busy_mark('q')")
-        assert await sql.fetchval(SEQUENCE) is None
 
 
 async def test_the_longest_name_of_a_queue_has_a_mark_of_its_own(sql: Any) -> None:

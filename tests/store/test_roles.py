@@ -169,21 +169,19 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "REINDEX TABLE taskd.job",
         # The upkeep.
         "SELECT taskd.make_history_partitions(3)",
-        "SELECT taskd.truncate_expired_partition()",
+        "SELECT taskd.truncate_expired_partition('')",
         "SELECT taskd.drop_expired_partition('job_history_20010101')",
         "SELECT taskd.prune_default_partition(1)",
         "SELECT taskd.lock_history_upkeep()",
         "SELECT taskd.mend_sequences()",
         "SELECT setval('taskd.job_id_seq', 1)",
         # Busy marks, which it may only read.
-        "SELECT taskd.write_busy_mark('q', 0)",
         "SELECT taskd.set_busy_mark('q', 1, 60, false)",
         "SELECT taskd.clear_busy_mark('q', NULL)",
-        "SELECT taskd.drop_busy_mark('q')",
-        "SELECT setval('taskd.mark_q', 1)",
-        "SELECT nextval('taskd.mark_q')",
-        "ALTER SEQUENCE taskd.mark_q NO CYCLE",
-        "DROP SEQUENCE taskd.mark_q",
+        "SELECT setval('taskd.mark_0', 1)",
+        "SELECT nextval('taskd.mark_0')",
+        "ALTER SEQUENCE taskd.mark_0 NO CYCLE",
+        "DROP SEQUENCE taskd.mark_0",
         # Locks on tables, in their weakest and strongest form.
         "BEGIN; LOCK TABLE taskd.job IN ACCESS SHARE MODE",
         "BEGIN; LOCK TABLE taskd.job IN ROW EXCLUSIVE MODE",
@@ -376,7 +374,7 @@ async def test_advisory_locks_that_a_producer_holds_stop_no_upkeep(
     )
     lane = Lane(Database({"dsn": logins.dsn("worker")}), "history")
     assert await history.make_partitions(lane) == 2 * (history.DAYS_AHEAD + 1)
-    assert await history.drop_expired(lane) == "job_history_20010101"
+    assert await history.drop_expired(lane) == ["job_history_20010101"]
     assert await history.prune_default(lane) == 0
     await lane.close()
     # A worker starts; only the migration waits, and fails after its limit.

@@ -60,7 +60,7 @@ ISOLATIONS = {"read_committed": 2, "repeatable_read": 1, "serializable": 1}
 DOORS = ("SQL", "client")
 
 MARKS = "SELECT queue FROM unnest($1::text[]) AS queue WHERE taskd.is_polled(queue)"
-MARKED = "SELECT coalesce(taskd.is_polled($1), false)"
+MARKED = "SELECT taskd.is_polled($1)"
 ENQUEUE = "SELECT taskd.enqueue('found', jsonb_build_object('number', $1::bigint), queue => $2)"
 
 

@@ -32,7 +32,13 @@ async def producer(logins: Logins) -> AsyncIterator[Client]:
 
 def well(desk: Desk) -> None:
     """Nothing that the worker does beside its jobs was refused."""
-    for name in ("service.crashed", "upkeep.postponed", "acks.delayed", "listener.lost"):
+    for name in (
+        "service.crashed",
+        "upkeep.failed",
+        "upkeep.postponed",
+        "acks.delayed",
+        "listener.lost",
+    ):
         assert desk.heard.of(name) == [], name
 
 

@@ -24,7 +24,15 @@ from taskd.store.jobs import busy_marks as store
 from taskd.store.jobs import jobs
 from taskd.worker.claiming import busy_mark, consumer
 from taskd.worker.upkeep import promoter, rescuer
-from tests.store.helpers import MARK, MARKED, UNMARK, Ears, Transaction, waits_for_lock
+from tests.store.helpers import (
+    MARK,
+    MARK_SEQUENCE,
+    MARKED,
+    UNMARK,
+    Ears,
+    Transaction,
+    waits_for_lock,
+)
 from tests.worker.conftest import Desk, Started, until
 
 RARELY_S = 30.0
@@ -37,7 +45,7 @@ SLEEPER_CONCURRENCY = 7
 STREAM_JOBS, STREAM_AHEAD = 300, 1500
 
 # Until this transaction ends, statements that read or write the mark wait.
-HOLD_MARK = "ALTER SEQUENCE taskd.mark_{} NO CYCLE"
+HOLD_MARK = "ALTER SEQUENCE {} NO CYCLE"
 # As if a worker lived: otherwise producers do not check for a mark.
 NEEDED = "SELECT setval('taskd.needs', 1)"
 WAITS_FOR = "SELECT relation = $2::text::regclass FROM pg_locks WHERE pid = $1 AND NOT granted"
@@ -259,7 +267,9 @@ async def test_a_producer_that_reads_the_mark_while_it_is_cleared_is_waited_for_
             async with scene.streaming(), scene.attended() as about_to:
                 await scene.cease()
                 await about_to.wait()
-                await other.execute(HOLD_MARK.format("default"))
+                await other.execute(
+                    HOLD_MARK.format(await other.fetchval(MARK_SEQUENCE, "default"))
+                )
                 enqueueing = asyncio.create_task(_enqueue(scene, producer, 0))
                 await waits_for_lock(scene.desk.sql, producer)
             await until(lambda: scene.desk.sql.fetchval(WITHDRAWS))
@@ -527,7 +537,7 @@ async def test_a_queue_that_is_served_and_not_polled_is_notified(
     """Above READ COMMITTED producers do not check for workers: the snapshot may be too old."""
     ears = Ears(other)
     await sql.execute(MARK, "attended", 60.0, 1)
-    await sql.execute(MARK, "lapsed", -0.001, 1)
+    await sql.execute(MARK, "lapsed", -0.1, 1)
     await ears.listen("taskd_attended", "taskd_lapsed", "taskd_free")
     await other.add_listener("taskd_unserved", ears._hear)
     for level in ("READ UNCOMMITTED", *LEVELS):
@@ -568,12 +578,13 @@ async def test_who_reads_the_mark_has_an_xid_before(
     """A producer that waits where it reads the mark, for a transaction that alters the sequence."""
     await sql.execute(NEEDED)
     await sql.execute(MARK, "q", 60.0, 1)
+    sequence = await sql.fetchval(MARK_SEQUENCE, "q")
     async with Transaction(other) as held:
-        await other.execute(HOLD_MARK.format("q"))
+        await other.execute(HOLD_MARK.format(sequence))
         enqueueing = asyncio.create_task(_enqueue_through(door, producer, "q"))
         await waits_for_lock(sql, producer)
         pid = producer.get_server_pid()
-        assert await sql.fetchval(WAITS_FOR, pid, "taskd.mark_q")
+        assert await sql.fetchval(WAITS_FOR, pid, sequence)
         mine = "SELECT backend_xid IS NOT NULL FROM pg_stat_activity WHERE pid = $1"
         assert await sql.fetchval(mine, pid)
         await held.commit()
@@ -584,8 +595,9 @@ async def test_a_mark_that_is_renewed_while_a_snapshot_is_held_costs_no_more_to_
     sql: Any, producer: Any, other: Any, door: str
 ) -> None:
     """Nothing piles up, as the versions of a row would."""
-    size = "SELECT pg_relation_size('taskd.mark_q')"
-    read = "SELECT pg_stat_get_xact_blocks_fetched('taskd.mark_q'::regclass)"
+    sequence = await sql.fetchval(MARK_SEQUENCE, "q")
+    size = f"SELECT pg_relation_size('{sequence}')"
+    read = f"SELECT pg_stat_get_xact_blocks_fetched('{sequence}'::regclass)"
 
     async def read_by_one() -> int:
         async with Transaction(producer) as held:
@@ -604,5 +616,5 @@ async def test_a_mark_that_is_renewed_while_a_snapshot_is_held_costs_no_more_to_
         for _ in range(500):
             await sql.execute(MARK, "q", 60.0, 1)
         assert await sql.fetchval(size) == small
-        assert await sql.fetchval("SELECT count(*) FROM taskd.mark_q") == 1
+        assert await sql.fetchval(f"SELECT count(*) FROM {sequence}") == 1
         assert await read_by_one() == few

@@ -179,8 +179,8 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
     )
     await desk.sql.execute(f"ALTER TABLE {leaf} RENAME TO renamed_by_hand")
     worker = await desk.start()
-    told = await desk.heard.wait("upkeep.postponed")
-    assert told[0]["what"] == "history"
+    told = await desk.heard.wait("upkeep.failed")
+    assert told[0]["what"] == "make partitions of the history"
     assert not desk.heard.of("service.crashed")
     (job,) = await desk.enqueue(quick.job())
     await desk.settled(job)
@@ -289,7 +289,7 @@ async def test_the_upkeep_stays_out_of_the_way_without_permission(
 
     monkeypatch.setattr(history, "make_partitions", denied)
     await desk.start()
-    await desk.heard.wait("upkeep.postponed")
+    await desk.heard.wait("upkeep.failed")
     assert not desk.heard.of("service.crashed")
 
 

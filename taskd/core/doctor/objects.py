@@ -63,6 +63,9 @@ def _create(kind: str, name: str, definition: str) -> str:
             return text.replace("INDEX ", "INDEX IF NOT EXISTS ", 1) + ";"
         case "identity":
             return f"ALTER TABLE taskd.{table} ALTER COLUMN {part} ADD {definition} AS IDENTITY;"
+        case "sequence":  # producers read it, and may be any users
+            grant = f"GRANT SELECT ON SEQUENCE taskd.{name} TO PUBLIC;"
+            return f"CREATE SEQUENCE taskd.{name} {definition}; {grant}"
         case "partition":
             parent = name.rpartition("_")[0]
             return f"ALTER TABLE ONLY taskd.{parent} ATTACH PARTITION taskd.{name} {definition};"

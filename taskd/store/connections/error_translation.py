@@ -22,6 +22,7 @@ from taskd.errors import (
     SchemaError,
     SchemaMissing,
     SequenceBehind,
+    StatementRefused,
     StoreUnavailable,
     TaskdError,
 )
@@ -90,7 +91,7 @@ OTHER_SCHEMA = "`taskd db check` says whether the schema is older or newer than 
 _ARGUMENT = re.compile(r"(?s)(invalid input for query argument \$\d+): .* (?=\()")
 _CODES = re.compile(r"\[Errno (\d+)\]")
 # The innermost function in the context of an error; its name has its schema, as the search path has
-# only pg_catalog.
+# only pg_catalog. Other lines can quote values.
 _FUNCTION = re.compile(r"PL/pgSQL function ([^(\s]+)")
 # How PostgreSQL names what is missing, whatever the language of its messages.
 _OURS = re.compile(r"\btaskd\b")
@@ -143,24 +144,27 @@ class ValueRefused(InvalidJob):
     """The database refused a value of the statement; nothing of the statement was written."""
 
 
-class StatementRefused(TaskdError):
-    """The database refused the statement for a reason that taskd does not know.
+def may_concern_one_row(error: TaskdError) -> bool:
+    """Return whether the server refused a statement for a reason that may lie in one of its rows.
 
-    A trigger of the user can raise any error. Nothing of the statement was written.
+    A trigger of the user can raise any error, or lack a right or a table; or an id is taken.
     """
+    if isinstance(error, StoreUnavailable):
+        return False
+    refusals = (ValueRefused, StatementRefused, PermissionDenied, SchemaError)
+    whole = isinstance(error, SchemaMissing) and not _is_of_user(error)
+    return isinstance(error, refusals) and not whole
 
 
-def unknown_refusal(error: BaseException) -> StatementRefused | None:
-    """Return the error for a refusal that concerns rows of a statement, if it is one.
-
-    These are answers of the server that translate() does not know, ids that are taken, and whatever
-    the code of the user lacks.
-    """
-    if isinstance(error, asyncpg.PostgresError) and translate(error) is None:
-        return StatementRefused(f"PostgreSQL: {first_line(error)}")
-    if isinstance(error, SequenceBehind) or _is_of_user(error):
-        return StatementRefused(str(error))
-    return None
+def is_outage(error: TaskdError) -> bool:
+    """Return whether the server did not answer, or takes no statements of this login now."""
+    if not isinstance(error, StoreUnavailable) or isinstance(error, HeldUp):
+        return False
+    outages = (Down, Silence, NoRoom, LoginRefused, NotUsable)
+    cause = error.__cause__
+    return (
+        isinstance(error, outages) or not isinstance(cause, asyncpg.PostgresError) or is_gone(cause)
+    )
 
 
 def outage(error: TaskdError) -> StoreUnavailable | None:
@@ -229,7 +233,19 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
         return (NoRoom if full else StoreUnavailable)(f"PostgreSQL: {message}")
     if isinstance(error, _GONE):
         return StoreUnavailable(f"PostgreSQL cannot be reached: {message}")
+    if isinstance(error, asyncpg.PostgresError):
+        return StatementRefused(f"PostgreSQL refused the statement: {message} {_origin(error)}")
     return None
+
+
+def _origin(error: asyncpg.PostgresError) -> str:
+    """Return what raised an error that taskd does not know, and what to do about it."""
+    raised = _FUNCTION.search(getattr(error, "context", None) or "")
+    by = f", raised by {raised[1]}()" if raised else ""
+    return (
+        f"(SQLSTATE {error.sqlstate}{by}). Nothing of it was written. A trigger, an event trigger "
+        "or a rule of this database can raise this: change it, or exempt the schema taskd."
+    )
 
 
 def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> TaskdError | None:

@@ -24,19 +24,22 @@ async def make_partitions(on: Fetches) -> int:
     return made
 
 
-async def drop_expired(on: Fetches) -> str | None:
-    """Drop the oldest expired partition.
+async def drop_expired(on: Fetches) -> list[str]:
+    """Empty all expired partitions, then drop them.
 
     Returns:
-        Its name. None: no partition has expired, or another worker is dropping it.
+        The names of the dropped ones, without those that another worker is dropping.
 
     Raises:
         StoreUnavailable: the history is in use; try again later.
+        StatementRefused: the database refuses DDL. All expired partitions are empty.
     """
-    partition: str | None = (await on.fetch("truncate_expired_partition"))[0][0]
-    if partition is None or not (await on.fetch("drop_expired_partition", partition))[0][0]:
-        return None
-    return partition
+    expired: list[str] = []
+    while leaf := (await on.fetch("truncate_expired_partition", expired[-1] if expired else ""))[0][
+        0
+    ]:
+        expired.append(leaf)
+    return [leaf for leaf in expired if (await on.fetch("drop_expired_partition", leaf))[0][0]]
 
 
 async def prune_default(on: Fetches) -> int:

@@ -19,7 +19,7 @@ import asyncpg
 
 from taskd import events
 from taskd.core.migration import Lock, Migration, floor_of, missing, out_of_date
-from taskd.errors import MigrationFailed
+from taskd.errors import MigrationFailed, StatementRefused
 from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database, close
 from taskd.store.connections.error_translation import first_line, translate
@@ -252,7 +252,7 @@ _ITS_OWN_FAULTS = (
 def _is_its_own_fault(error: asyncpg.PostgresError) -> bool:
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
         return False
-    return isinstance(error, _ITS_OWN_FAULTS) or translate(error) is None
+    return isinstance(error, _ITS_OWN_FAULTS) or isinstance(translate(error), StatementRefused)
 
 
 def lock_text(lock: Lock) -> str:

@@ -27,6 +27,8 @@ A worker that cannot claim (full of slow jobs, quiet, or stopping) clears its ma
 other workers instead of polling. The mark of a dead worker expires after two seconds, or when the
 worker is declared dead. The worker that declares it dead, or the idle pollers, find jobs that were
 enqueued meanwhile.
+
+The mark is never necessary: if the database refuses a statement about it, producers notify.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ import time
 from collections.abc import Callable
 
 from taskd import events
-from taskd.errors import StoreUnavailable
+from taskd.errors import TaskdError
 from taskd.store.connections.database import Lane
+from taskd.store.connections.error_translation import is_outage
 from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease.state import Lease
 
@@ -64,6 +67,8 @@ FEW_JOBS = 4.0
 FEW_FOR_S = 0.1
 # A queue is marked at most this often, so that a load near the threshold does not flap.
 MARK_AT_MOST_EVERY_S = 1.0
+# After the database refused the mark, by an error that will not end by itself.
+REFUSED_EVERY_S = 60.0
 # How often to notify the other workers: the interval for each of them, and the longest interval for
 # a worker that polls alone.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
@@ -98,7 +103,9 @@ class BusyMark:
             None  # the last worker id that set the mark, even if it was cleared since
         )
         self._renew_at = 0.0
-        self._written_until = 0.0
+        # Until then the mark may be set: uncleared, or, after a lost reply, even if cleared.
+        self._expires_at = self._written_until = 0.0
+        self._reported_at = -REFUSED_EVERY_S
         self._others, self._alone = 0, False
         self._call_at = 0.0
         self._awake_since = self._claimed_at = self._counted_since = time.monotonic()
@@ -231,22 +238,29 @@ class BusyMark:
         self._producers_checked_at = now
         try:
             return await store.count_waiting_notifiers(self._lane) >= WAITING_PRODUCERS_MIN
-        except StoreUnavailable:
+        except TaskdError:
             return False
 
     async def _mark(self, now: float, *, yields: bool) -> bool:
         """Set or renew the mark; return whether this worker polls the queue."""
         self._marked_by = self._marked_last_by = self._lease.worker_id
         self._must_notify = True
-        self._renew_at = now + RENEW_EVERY_S
+        self._renew_at, self._expires_at = now + RENEW_EVERY_S, now + MARK_S + WRITTEN_LATER_S
         try:
             polled = await store.set_busy_mark(
                 self._lane, self._queue, self._marked_by, MARK_S, yields=yields
             )
-        except StoreUnavailable:
-            # A session that was cut off may still set the mark; then the mark expires.
-            self._written_until = time.monotonic() + WRITTEN_LATER_S + MARK_S
-            return True
+        except TaskdError as error:
+            if is_outage(error):
+                # A session that was cut off may still set the mark; then the mark expires.
+                self._written_until = time.monotonic() + WRITTEN_LATER_S + MARK_S
+                return True
+            self._not_before = now + REFUSED_EVERY_S
+            self._report(error)
+            # A sequence keeps what a failed statement has written to it.
+            if not self.marked:
+                self._start_polling()
+            return False
         if polled is not None:
             self._alone, self._others = polled
         return polled is not None
@@ -263,15 +277,15 @@ class BusyMark:
         polls_begun = self._polls_begun
         try:
             if self._marked_by is not None:
-                await store.clear_busy_mark(self._lane, self._queue, self._marked_by)
-                if time.monotonic() < self._written_until:
+                if not await self._cleared(self._marked_by):
                     return
                 # If polling began anew meanwhile, the mark may be on another server.
                 if polls_begun == self._polls_begun:
                     self._marked_by = None
             xid = self._xid or await store.draw_xid(self._lane)
             ended = await store.transactions_ended(self._lane, xid)
-        except StoreUnavailable:
+        except TaskdError as error:
+            self._report(error)
             # Another server can answer next, whose xids are lower.
             self._xid = None
             return
@@ -279,12 +293,36 @@ class BusyMark:
         if polls_begun == self._polls_begun:
             self._xid, self._ended = xid, ended
 
+    async def _cleared(self, worker_id: int) -> bool:
+        """Clear the mark; return whether it is clear and stays so, or has expired.
+
+        Raises:
+            TaskdError: the database does not answer.
+        """
+        try:
+            await store.clear_busy_mark(self._lane, self._queue, worker_id)
+        except TaskdError as error:
+            if is_outage(error):
+                raise
+            self._report(error)
+            return time.monotonic() >= self._expires_at
+        return time.monotonic() >= self._written_until
+
     async def _notify_workers(self) -> bool:
         try:
             await store.wake_workers(self._lane, self._queue)
-        except StoreUnavailable:
+        except TaskdError as error:
+            self._report(error)
             return False
         return True
+
+    def _report(self, error: TaskdError) -> None:
+        """Log a refusal, at most once a minute. Outages are logged elsewhere."""
+        now = time.monotonic()
+        if is_outage(error) or now - self._reported_at < REFUSED_EVERY_S:
+            return
+        self._reported_at = now
+        events.queue_mark_refused(self._queue, str(error))
 
     def _start_polling(self) -> None:
         self.must_poll, self._ended, self._xid = True, False, None

@@ -22,15 +22,14 @@ from taskd import events
 from taskd.core.jobs.failure import Failure
 from taskd.core.jobs.job import Job, JobState
 from taskd.core.outcomes.ack import Ack
-from taskd.errors import StoreUnavailable
+from taskd.errors import StoreUnavailable, TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import (
     HeldUp,
     Silence,
-    StatementRefused,
     ValueRefused,
     first_line,
-    unknown_refusal,
+    may_concern_one_row,
 )
 from taskd.store.jobs import jobs as store
 from taskd.worker.service import Backoff, Wakeup
@@ -203,7 +202,9 @@ class Acker:
         except ValueRefused as error:
             aside = [_without_values(group[0], error)] if len(group) == 1 else []
             group = group if len(group) > 1 else []
-        except StatementRefused as error:
+        except TaskdError as error:
+            if not may_concern_one_row(error):
+                raise
             aside = group if len(group) == 1 else []
             group = group if len(group) > 1 else []
             self._report_refusal(aside, error)
@@ -215,7 +216,7 @@ class Acker:
             if half:
                 await self._write_what_can_be(write, worker_id, half)
 
-    def _report_refusal(self, outcomes: list[Job | Ack], error: StatementRefused) -> None:
+    def _report_refusal(self, outcomes: list[Job | Ack], error: TaskdError) -> None:
         """Log outcomes that stay refused until an operator removes the cause, once for each job."""
         for each in outcomes:
             if each.id not in self._refused:
@@ -273,15 +274,14 @@ class Acker:
         """Run a statement until the database has answered it.
 
         Raises:
-            HeldUp, ValueRefused, StatementRefused: the statement failed because of these rows;
-                fewer may work.
+            TaskdError: the statement failed because of these rows; fewer may work.
         """
         silences = 0
         while True:
             self.tried_at = time.monotonic()
             try:
                 answer = await write(self._lane, *args)
-            except (HeldUp, ValueRefused):
+            except HeldUp:
                 self._answered()
                 if write not in READS:
                     raise
@@ -291,12 +291,10 @@ class Acker:
                 silences += isinstance(error, Silence)
                 if silences >= SILENCES_MAX and write not in READS:
                     raise HeldUp(str(error)) from error
-            except Exception as error:
-                refusal = unknown_refusal(error)
-                if refusal is None or write in READS:
-                    raise
-                self._answered()
-                raise refusal from error
+            except TaskdError as error:
+                if may_concern_one_row(error):
+                    self._answered()
+                raise
             else:
                 self._answered()
                 return answer

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 from taskd import events
+from taskd.errors import TaskdError
 from taskd.store import workers, workflows
 from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.error_translation import HeldUp, is_outage
 from taskd.store.jobs import history, limits, logs, results
 from taskd.worker.service import Loop
 from taskd.worker.upkeep.sequences import mend_sequences
 
-HISTORY_EVERY_S = 600.0
+HISTORY_EVERY_S, AGAIN_S = 600.0, 60.0
 FORGET_WORKERS_AFTER_S = 7 * 86400.0
 
 
@@ -31,22 +36,46 @@ class Pruner(Loop):
             await lane.close()
 
     async def _prune(self, lane: Lane) -> None:
-        try:
-            await mend_sequences(lane)
-            made = await history.make_partitions(lane)
-            if made:
-                events.partitions_made(made)
-            while leaf := await history.drop_expired(lane):
-                events.partition_dropped(leaf)
-            await history.prune_default(lane)
-            await history.prune_keys(lane)
-            await workflows.prune(lane)
-            await results.prune_progress(lane)
-            await logs.prune(lane)
-            await limits.prune_buckets(lane)
-            await workers.prune(lane, FORGET_WORKERS_AFTER_S)
-        except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on
-            events.upkeep_postponed("history", str(error))
-            self.every_s = 60.0
-        else:
-            self.every_s = HISTORY_EVERY_S
+        """Take every step, whatever became of the ones before it."""
+        self.every_s = HISTORY_EVERY_S
+        for what, step in STEPS.items():
+            try:
+                await step(lane)
+            except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on
+                self.every_s = AGAIN_S
+                outage = isinstance(error, TaskdError) and is_outage(error)
+                if outage or isinstance(error, HeldUp):
+                    events.upkeep_postponed(what, str(error))
+                else:
+                    events.upkeep_failed(what, str(error))
+                if outage:
+                    return
+
+
+async def _make_partitions(lane: Lane) -> None:
+    made = await history.make_partitions(lane)
+    if made:
+        events.partitions_made(made)
+
+
+async def _drop_partitions(lane: Lane) -> None:
+    for leaf in await history.drop_expired(lane):
+        events.partition_dropped(leaf)
+
+
+async def _forget_workers(lane: Lane) -> None:
+    await workers.prune(lane, FORGET_WORKERS_AFTER_S)
+
+
+STEPS: dict[str, Callable[[Lane], Awaitable[Any]]] = {
+    "advance sequences behind their rows": mend_sequences,
+    "make partitions of the history": _make_partitions,
+    "drop partitions of the history": _drop_partitions,
+    "prune the history": history.prune_default,
+    "prune unique keys": history.prune_keys,
+    "prune workflows": workflows.prune,
+    "prune progress": results.prune_progress,
+    "prune logs": logs.prune,
+    "prune rates": limits.prune_buckets,
+    "prune workers": _forget_workers,
+}
