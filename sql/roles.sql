@@ -173,9 +173,9 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]) TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.state_when_due(text, timestamptz) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
-    taskd.admit_due(bigint), taskd.take_queue_slots(text, bigint),
-    taskd.claim_limited(bigint, text, bigint, bigint, text[], smallint[]), taskd.return_tokens(text, bigint), taskd.count_depths(),
-    taskd.follow_clock_back(double precision)
+    taskd.admit_due(bigint, bigint, bigint, bigint[]), taskd.take_queue_slots(text, bigint),
+    taskd.claim_limited(bigint, text, bigint, bigint, text[], smallint[], bigint, bigint, bigint[]),
+    taskd.return_tokens(text, bigint), taskd.count_depths(), taskd.follow_clock_back(double precision)
     TO taskd_worker;
 -- Workers publish limits, but set none by hand.
 GRANT SELECT, INSERT (name, concurrency, concurrency_in_all, rate, burst, app, declared),

@@ -2810,9 +2810,12 @@ $$;
 -- each admitted job. The caller has locked the limit. At most `burst` jobs are admitted and not yet started at a time, so
 -- that a backlog from a time without workers does not start all at once. If jobs remain that will not be admitted by the end
 -- of another job, an opening with the time of the next check is inserted. One call admits up to a thousand jobs. A limit
--- that was neither published nor set admits none.
+-- that was neither published nor set admits none. The ids leave out jobs that the database refuses to change, as in
+-- claim_jobs.
 -- Called by: free_slots(), admit_due().
-CREATE FUNCTION taskd.admit_keys(limit_name text, keys text[]) RETURNS text[]
+CREATE FUNCTION taskd.admit_keys(
+    limit_name text, keys text[], after_id bigint DEFAULT 0, up_to_id bigint DEFAULT 9223372036854775807, without bigint[] DEFAULT '{}'
+) RETURNS text[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -2873,6 +2876,7 @@ BEGIN
             FROM taskd.job AS j
             WHERE j.limit_name = rule.name AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL
               AND (CASE WHEN j.gate = 'next' THEN '' ELSE '=' || j.limit_key END) = '=' || line.key
+              AND j.id + 0 > admit_keys.after_id AND j.id + 0 <= admit_keys.up_to_id AND j.id <> ALL (admit_keys.without)
             ORDER BY j.priority, j.run_at, j.id
             LIMIT greatest(0, least(line.free_slots, floor(line.tokens)::bigint, rule.burst - line.waiting, 1000))
             FOR UPDATE SKIP LOCKED
@@ -2953,6 +2957,7 @@ BEGIN
                 WHERE n.limit_name = rule.name AND n.limit_key IS NOT NULL AND n.state = 'blocked'
                   AND n.waits_for IS NULL
                   AND (CASE WHEN n.gate = 'next' THEN '' ELSE '=' || n.limit_key END) = ''
+                  AND n.id + 0 > admit_keys.after_id AND n.id + 0 <= admit_keys.up_to_id AND n.id <> ALL (admit_keys.without)
                 ORDER BY n.priority, n.run_at, n.id
                 LIMIT least(free_in_all, 1000)
                 FOR UPDATE SKIP LOCKED
@@ -2981,8 +2986,9 @@ END
 $$;
 
 -- Admit the next jobs of these keys, in the statement that has freed their slots. Return the number of limits that could not
--- be locked. For these an opening is inserted instead; so it is for all limits above READ COMMITTED, where there is no new
--- snapshot after the lock.
+-- be locked. For these an opening is inserted instead. The same happens for all limits above READ COMMITTED, where there is no
+-- new snapshot after the lock, and for limits whose next job is refused by a trigger of the user: the outcome of the job that
+-- has ended must not wait for another job.
 -- Called by: ack_done, ack_outcomes, expire_jobs, cancel_jobs, rescue_jobs.
 CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
@@ -2999,11 +3005,18 @@ BEGIN
         ORDER BY u.name
     LOOP
         IF current_setting('transaction_isolation') = 'read committed' AND taskd.lock_limit(each.name) THEN
-            PERFORM taskd.admit_keys(each.name, each.keys);
+            BEGIN
+                PERFORM taskd.admit_keys(each.name, each.keys);
+                CONTINUE;
+            EXCEPTION WHEN OTHERS THEN
+                IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '57', '58') THEN
+                    RAISE;
+                END IF;
+            END;
         ELSE
-            INSERT INTO taskd.opening (limit_name, limit_key) SELECT each.name, unnest(each.keys);
             not_locked := not_locked + 1;
         END IF;
+        INSERT INTO taskd.opening (limit_name, limit_key) SELECT each.name, unnest(each.keys);
     END LOOP;
     RETURN not_locked;
 END
@@ -3013,7 +3026,9 @@ $$;
 -- tokens, and park the others. Return the number of checked jobs and openings, and the queue of each admitted job. Limits
 -- that stay locked are skipped. Suspects that are due need an admission, too.
 -- Called by: admit_jobs.
-CREATE FUNCTION taskd.admit_due(batch bigint, OUT checked integer, OUT queues text[])
+CREATE FUNCTION taskd.admit_due(
+    batch bigint, after_id bigint, up_to_id bigint, without bigint[], OUT checked integer, OUT queues text[]
+)
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -3071,14 +3086,14 @@ BEGIN
         WHERE j.ctid = ANY (ARRAY(
             SELECT s.ctid FROM taskd.job AS s
             WHERE s.state = 'scheduled' AND least(s.crashes, 1::smallint) = 1 AND s.run_at <= now() AND s.limit_name = one
-              AND s.gate IS NULL
+              AND s.gate IS NULL AND s.id + 0 > admit_due.after_id AND s.id + 0 <= admit_due.up_to_id AND s.id <> ALL (admit_due.without)
             ORDER BY s.run_at LIMIT batch FOR UPDATE SKIP LOCKED
         ));
         SELECT array_agg(a.id), array_agg(DISTINCT a.limit_key) INTO arrived, keys
         FROM (
             SELECT j.id, j.limit_key FROM taskd.job AS j
             WHERE j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.gate IS NULL AND j.waits_for IS NULL
-              AND j.limit_name = one
+              AND j.limit_name = one AND j.id + 0 > admit_due.after_id AND j.id + 0 <= admit_due.up_to_id AND j.id <> ALL (admit_due.without)
             ORDER BY j.id
             LIMIT batch
         ) AS a;
@@ -3097,7 +3112,7 @@ BEGIN
                                  ELSE ARRAY[opened.limit_key] END;
         END LOOP;
         CONTINUE WHEN keys IS NULL;
-        queues := queues || taskd.admit_keys(one, keys);
+        queues := queues || taskd.admit_keys(one, keys, after_id, up_to_id, without);
         UPDATE taskd.job AS j
         SET gate = 'parked'
         WHERE j.ctid = ANY (ARRAY(
@@ -3198,7 +3213,8 @@ $$;
 -- more row without a job contains the number of seconds until the next token.
 -- Called by: claim_limited_jobs.
 CREATE FUNCTION taskd.claim_limited(
-    worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[]
+    worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[], after_id bigint, up_to_id bigint,
+    without bigint[]
 )
 RETURNS TABLE (opens_s double precision, job taskd.job)
 LANGUAGE plpgsql
@@ -3237,6 +3253,7 @@ BEGIN
         FROM taskd.job AS n
         WHERE n.queue = claim_limited.queue AND n.state = 'queued'
           AND NOT coalesce(coalesce(n.args_version, 1) >= refused_from[array_position(refused, n.task::text)], false)
+          AND n.id + 0 > claim_limited.after_id AND n.id + 0 <= claim_limited.up_to_id AND n.id <> ALL (claim_limited.without)
         ORDER BY n.priority, n.run_at, n.id
         LIMIT greatest(room, 0)
         FOR UPDATE SKIP LOCKED

@@ -18,10 +18,14 @@
 -- worker ends the job as expired. `attempt` stops growing at its maximum, so that one job does not keep its whole queue from
 -- being claimed.
 --
+-- after_id to without: the database refuses to change some job, such as by a trigger of the user. The worker searches for it
+-- in ranges of ids, and then leaves it out for a while (taskd/worker/refused_jobs.py). Other statements that choose the jobs
+-- which they change have the same parameters; `id + 0` keeps the plans on their own indexes.
+--
 -- `refused`: tasks whose jobs this worker leaves in the queue for another live worker, because its own code does not have the
 -- task, or reads its arguments only below the version `refused_from` (taskd/core/outcomes/unknown_tasks.py).
 
--- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride bigint, refused text[], refused_from smallint[])
+-- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride bigint, refused text[], refused_from smallint[], after_id bigint, up_to_id bigint, without bigint[])
 -- roles: worker
 -- moves: queued -> running
 UPDATE taskd.job AS job
@@ -36,6 +40,7 @@ WHERE job.ctid = ANY (ARRAY(
       WHERE queue = $2 AND state = 'queued'
         AND (priority, run_at, id) > ($4::smallint, $5::timestamptz, $6::bigint)
         AND priority <= $7::smallint
+        AND id + 0 > $11 AND id + 0 <= $12 AND id <> ALL ($13::bigint[])
         AND NOT coalesce(coalesce(args_version, 1) >= ($10::smallint[])[array_position($9::text[], task::text)], false)
         -- A worker that is declared dead gets nothing. Unlocked on purpose: the fence protects the job, not this check,
         -- and FOR SHARE would write a multixact for each claim.
@@ -89,7 +94,7 @@ WHERE NOT EXISTS (
 -- `slots`: how many suspects the worker can start in each of these queues. The youngest at the crash come first, as a job
 -- that kills at once was young. `clear`: the last group is over even if there is no next one.
 
--- name: claim_suspects(worker_id bigint, queues text[], slots integer[], tasks text[], stride bigint, batch bigint, isolated boolean, clear boolean)
+-- name: claim_suspects(worker_id bigint, queues text[], slots integer[], tasks text[], stride bigint, batch bigint, isolated boolean, clear boolean, after_id bigint, up_to_id bigint, without bigint[])
 -- roles: worker
 -- moves: scheduled -> running
 WITH claimed AS (
@@ -111,6 +116,7 @@ WITH claimed AS (
                   WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 AND run_at <= now()
                     AND (limit_name IS NULL OR gate = 'admitted')
                     AND queue = place.queue AND task = ANY ($4::text[]) AND isolated = $7
+                    AND id + 0 > $9 AND id + 0 <= $10 AND id <> ALL ($11::bigint[])
                   LIMIT least(place.slots, $6::bigint)
               ) AS first
           ) AS waiting
@@ -124,6 +130,7 @@ WITH claimed AS (
               WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1 AND run_at <= now()
                 AND (limit_name IS NULL OR gate = 'admitted')
                 AND queue = place.queue AND task = ANY ($4::text[]) AND isolated = $7
+                AND id + 0 > $9 AND id + 0 <= $10 AND id <> ALL ($11::bigint[])
               ORDER BY started_at DESC
               LIMIT greatest(startable.suspects, 0)
               FOR UPDATE SKIP LOCKED

@@ -66,7 +66,7 @@ SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
 -- found by a later call. A suspect becomes `scheduled`, which brings it to quarantine; a job with a limit waits for its
 -- admission. `state::text` makes the planner use the index job_parked: along job_due it would read all scheduled jobs.
 
--- name: unpark_jobs(worker_id bigint, tasks text[], batch bigint)
+-- name: unpark_jobs(worker_id bigint, tasks text[], batch bigint, after_id bigint, up_to_id bigint, without bigint[])
 -- roles: worker
 -- moves: scheduled -> queued, scheduled -> blocked
 WITH moved AS (
@@ -80,6 +80,7 @@ WITH moved AS (
           WHERE me.id = $1 AND j.parked AND j.state::text = 'scheduled' AND j.task = ANY ($2::text[])
             AND j.queue = ANY (me.queues)
             AND coalesce(j.args_version, 1) <= me.args_versions[array_position(me.tasks, j.task::text)]
+            AND j.id + 0 > $4 AND j.id + 0 <= $5 AND j.id <> ALL ($6::bigint[])
           LIMIT $3
           FOR UPDATE OF j SKIP LOCKED
       ))
@@ -95,13 +96,14 @@ SELECT queue, jobs FROM counted, (SELECT count(*) FROM notified) AS r;
 -- (Jobs that are claimed after their deadline are failed by their worker.) They are read in the order of their deadlines,
 -- along job_deadline only. Jobs are skipped if another transaction has locked their rows, or those of their dependants.
 
--- name: expire_jobs(batch bigint)
+-- name: expire_jobs(batch bigint, after_id bigint, up_to_id bigint, without bigint[])
 -- roles: worker
 -- moves: scheduled -> failed, queued -> failed, blocked -> failed, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH due AS MATERIALIZED (
     SELECT ctid, id, workflow_id
     FROM taskd.job
     WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL
+      AND id + 0 > $2 AND id + 0 <= $3 AND id <> ALL ($4::bigint[])
     ORDER BY deadline
     LIMIT $1
     FOR UPDATE SKIP LOCKED

@@ -215,7 +215,7 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 -- snapshot does not show, has an owner that is not in this list; the condition "no live worker owns it", evaluated for the
 -- locked row, would be true for it.
 
--- name: rescue_jobs(batch bigint, max_crashes integer, max_crashes_unproved integer)
+-- name: rescue_jobs(batch bigint, max_crashes integer, max_crashes_unproved integer, after_id bigint, up_to_id bigint, without bigint[])
 -- roles: worker
 -- moves: running -> scheduled, running -> failed, running -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH RECURSIVE owner AS (
@@ -261,6 +261,7 @@ WITH RECURSIVE owner AS (
               )
           ))
       AND job.state = 'running'
+      AND job.id + 0 > $4 AND job.id + 0 <= $5 AND job.id <> ALL ($6::bigint[])
     ORDER BY job.id + 0
     LIMIT $1
     FOR UPDATE OF job SKIP LOCKED

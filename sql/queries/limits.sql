@@ -5,15 +5,15 @@
 -- runs it when next_due (promote.sql) or check_upkeep (lease.sql) return that a check is due, so limits cost nothing where
 -- none are used.
 
--- name: admit_jobs(batch bigint)
+-- name: admit_jobs(batch bigint, after_id bigint, up_to_id bigint, without bigint[])
 -- roles: worker
 -- moves: blocked -> queued, blocked -> scheduled, scheduled -> blocked
-SELECT checked, queues FROM taskd.admit_due($1);
+SELECT checked, queues FROM taskd.admit_due($1, $2, $3, $4::bigint[]);
 
 -- Claim from a queue that an operator has limited; otherwise like claim_jobs. If a token is missing, one row has no id, and
 -- `opens_s` is the number of seconds until the next token.
 
--- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[])
+-- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[], after_id bigint, up_to_id bigint, without bigint[])
 -- roles: worker
 -- moves: queued -> running
 SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt, (job).max_attempts::smallint,
@@ -21,7 +21,7 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt
        date_part('epoch', (job).started_at - (job).run_at) AS wait_s,
        date_part('epoch', (job).run_at) AS due_at_s,
        (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
-FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[]);
+FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[], $7, $8, $9::bigint[]);
 
 -- Publish the limits that the code of an app declares, and the limit of each task. Bounds that an operator has set do not
 -- change. If a declaration has changed, all keys of the limit are checked again. Rows are locked in the order of their names.

@@ -5,7 +5,7 @@
 -- becomes `blocked`, and waits for its admission (limits.sql). Rows are updated by ctid, as in the claim: with a join by id,
 -- the whole table was read even if few jobs were due.
 
--- name: promote_jobs(batch bigint)
+-- name: promote_jobs(batch bigint, after_id bigint, up_to_id bigint, without bigint[])
 -- roles: worker
 -- moves: scheduled -> queued, scheduled -> blocked
 WITH moved AS (
@@ -15,6 +15,7 @@ WITH moved AS (
           SELECT ctid
           FROM taskd.job
           WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at <= now()
+            AND id + 0 > $2 AND id + 0 <= $3 AND id <> ALL ($4::bigint[])
           ORDER BY run_at
           LIMIT $1
           FOR UPDATE SKIP LOCKED

@@ -7,6 +7,7 @@ config; the store, the client, the worker, the command line and the dashboard im
 from taskd.events.attempts import (
     job_abandoned,
     job_cancelled,
+    job_change_refused,
     job_failed,
     job_interrupted,
     job_lost,
@@ -129,6 +130,7 @@ __all__ = [
     "is_written",
     "job_abandoned",
     "job_cancelled",
+    "job_change_refused",
     "job_done",
     "job_failed",
     "job_interrupted",

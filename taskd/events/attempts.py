@@ -78,6 +78,14 @@ def job_outcome_refused(job_id: int, error: str) -> None:
     emit("job.outcome_refused", "error", job_id=job_id, error=error)
 
 
+def job_change_refused(job_id: int, action: str, error: str) -> None:
+    """PostgreSQL refuses to change a job, such as by a trigger; the others go on without it.
+
+    It is tried again every minute. `action`: claim, promote, admit, expire, unpark or rescue.
+    """
+    emit("job.change_refused", "error", job_id=job_id, action=action, error=error)
+
+
 def task_unknown(task: str, queue: str, count: int, *, elsewhere: bool) -> None:
     """This worker does not know the task of claimed jobs; `elsewhere`: another live worker does."""
     emit("task.unknown", "warning", task=task, queue=queue, count=count, elsewhere=elsewhere)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from taskd.store.connections.statements import load
-from taskd.store.jobs.jobs import ALL
+from taskd.store.jobs.jobs import ALL, ANY_JOB
 from tests.contracts.crowd import ME
 from tests.system.points_list import AT_START, of_workers
 
@@ -35,19 +35,20 @@ def _settled(batch: int) -> tuple[Any, ...]:
 IDS = list(range(3, 4000, 4))
 ONES = [1] * len(IDS)
 AFTER = ALL._replace(after_priority=100, after_id=7)
+BUT_SOME = (5, 10**9, [7, 8])
 PICKED = "job_claim queue_pkey tid job worker_alive"
 
 PINS = (
     # A claim selects along its index and writes by ctid, at any size.
-    Pin("claim_jobs", (ME, "q1", 1, *ALL, 1, [], []), PICKED),
-    Pin("claim_jobs", (ME, "q1", 500, *ALL, 1, [], []), PICKED),
-    Pin("claim_jobs", (ME, "q1", 500, *AFTER, 1, ["other"], [1]), PICKED),
+    Pin("claim_jobs", (ME, "q1", 1, *ALL, 1, [], [], *ANY_JOB), PICKED),
+    Pin("claim_jobs", (ME, "q1", 500, *ALL, 1, [], [], *ANY_JOB), PICKED),
+    Pin("claim_jobs", (ME, "q1", 500, *AFTER, 1, ["other"], [1], *BUT_SOME), PICKED),
     # One index descent for each queue.
     Pin("poll_queues", (["q1"],), "job_claim queue_pkey"),
     Pin("poll_queues", ([f"q{n}" for n in range(1000)],), "job_claim queue_pkey"),
     Pin(
         "claim_suspects",
-        (ME, ["q0", "q1"], [5, 5], ["t"], 1, 32, "f", "t"),
+        (ME, ["q0", "q1"], [5, 5], ["t"], 1, 32, "f", "t", *BUT_SOME),
         "job_due job_due queue_pkey tid job worker_alive worker_alive",
     ),
     # A bitmap scan would lock rows in the order of the table, and two batches could deadlock.
@@ -60,10 +61,10 @@ PINS = (
     Pin("check_acks", (ME, IDS, ONES), "job_history_pkey job_pkey"),
     Pin("locked_jobs", (IDS,), "job_pkey job_pkey job_pkey"),
     # Due jobs, and the next due time: the first entries of an index.
-    Pin("promote_jobs", (1000,), "job_due tid job"),
+    Pin("promote_jobs", (1000, *ANY_JOB), "job_due tid job"),
     Pin("next_due", (), "all queue job_due job_due job_due job_limit_arrived opening_at"),
-    Pin("unpark_jobs", (ME, ["t"], 1000), "job_parked tid job worker_pkey"),
-    Pin("expire_jobs", (1000,), "job_deadline queue_pkey tid job"),
+    Pin("unpark_jobs", (ME, ["t"], 1000, *ANY_JOB), "job_parked tid job worker_pkey"),
+    Pin("expire_jobs", (1000, *BUT_SOME), "job_deadline queue_pkey tid job"),
     Pin("due_schedules", ("f", 100), "schedule_due"),
     Pin("due_schedules", ("t", 100), "schedule_due"),
     Pin("next_ticks", (), "schedule_due schedule_due"),
@@ -79,7 +80,7 @@ PINS = (
     # The owners, and the rows of the dead ones, which are then written by primary key.
     Pin(
         "rescue_jobs",
-        (1000, 3, 10),
+        (1000, 3, 10, *BUT_SOME),
         "job_pkey job_pkey job_running job_running queue_pkey worker_alive worker_pkey",
     ),
     Pin("running_jobs", (ME,), "job_running"),

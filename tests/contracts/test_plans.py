@@ -51,7 +51,7 @@ async def explain(sql: Any, name: str, args: tuple[Any, ...], mode: str, how: st
 def literal(value: Any) -> str:
     if value is None:
         return "NULL"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "'{" + ",".join(map(str, value)) + "}'"
     return f"'{value}'"
 

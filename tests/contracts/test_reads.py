@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from taskd.store.connections.statements import statement
+from taskd.store.jobs.jobs import ANY_JOB
 from taskd.worker.assembly import PLANS
 from tests.contracts import crowd, plans_list
 
@@ -27,8 +28,8 @@ TIMES = "FROM generate_series(1, 10) AS n"
 MINUTE = timedelta(minutes=1)
 # Arguments, as the store passes them.
 OF_WORKERS: dict[str, tuple[Any, ...]] = {
-    "admit_jobs": (10,),
-    "claim_limited_jobs": (crowd.ME, "limited", 10, 1, [], []),
+    "admit_jobs": (10, *ANY_JOB),
+    "claim_limited_jobs": (crowd.ME, "limited", 10, 1, [], [], *ANY_JOB),
     "count_depths": (),
     # The tick, and the next one.
     "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE, None),

@@ -16,6 +16,7 @@ import pytest
 from taskd.store import workers
 from taskd.store.connections.error_translation import Down, Silence
 from taskd.store.connections.statements import statement
+from taskd.store.jobs.jobs import ANY_JOB
 from taskd.worker.lease import process_identity
 from taskd.worker.lease.process_identity import is_gone, process_started
 from tests.worker.conftest import Desk, until
@@ -56,7 +57,7 @@ async def test_a_live_worker_that_was_declared_dead_registers_again(desk: Desk) 
     await until(lambda: len(runs) == 3)
     async with desk.sql.transaction():
         await desk.sql.execute(BURY, first)
-        await desk.sql.fetch(statement("rescue_jobs").text, 1000, 3, 10)
+        await desk.sql.fetch(statement("rescue_jobs").text, 1000, 3, 10, *ANY_JOB)
     await desk.heard.wait("worker.declared_dead", worker_id=str(first))
     await desk.heard.wait("worker.started", 2)
     second = worker.worker._lease.worker_id

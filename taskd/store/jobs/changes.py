@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from taskd.core.jobs.job import LIVE
 from taskd.core.jobs.job_changes import FINISHED_BADLY, Change, ChangeOutcome, Filter
 from taskd.store.connections.statements import Fetches
+from taskd.store.jobs.jobs import ANY_JOB, Among
 
 # The most rows that one statement reads; that takes some 20 ms.
 READ_MAX = 5000
@@ -70,12 +71,14 @@ async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
         yield ids
 
 
-async def unpark(on: Fetches, worker_id: int, tasks: Sequence[str], batch: int) -> dict[str, int]:
+async def unpark(
+    on: Fetches, worker_id: int, tasks: Sequence[str], batch: int, among: Among = ANY_JOB
+) -> dict[str, int]:
     """Queue the parked jobs of these tasks that this worker can run; return counts by queue."""
-    rows = await on.fetch("unpark_jobs", worker_id, list(tasks), batch)
+    rows = await on.fetch("unpark_jobs", worker_id, list(tasks), batch, *among)
     return {row[0]: row[1] for row in rows}
 
 
-async def expire(on: Fetches, batch: int) -> dict[str, int]:
-    """Fail waiting jobs whose deadline has passed; return how many, by task."""
-    return {row[0]: row[1] for row in await on.fetch("expire_jobs", batch)}
+async def expire(on: Fetches, batch: int, among: Among = ANY_JOB) -> dict[str, int]:
+    """Fail waiting jobs whose deadline has passed; return their number by task."""
+    return {row[0]: row[1] for row in await on.fetch("expire_jobs", batch, *among)}

@@ -62,6 +62,22 @@ class Read(NamedTuple):
 
 
 ALL = Read()
+
+
+class Among(NamedTuple):
+    """Which jobs a statement may choose, by their ids: see worker/refused_jobs.py.
+
+    Attributes:
+        after_id, up_to_id: the range of ids, without its beginning.
+        without: ids that are left out.
+    """
+
+    after_id: int = 0
+    up_to_id: int = 2**63 - 1
+    without: Sequence[int] = ()
+
+
+ANY_JOB = Among()
 # No task is left out of a claim.
 NONE_REFUSED: Mapping[str, int] = {}
 
@@ -230,6 +246,7 @@ async def claim(
     read: Read = ALL,
     stride: int = 1,
     refused: Mapping[str, int] = NONE_REFUSED,
+    among: Among = ANY_JOB,
 ) -> list[Job]:
     """Claim up to `batch` queued jobs of the given part, the most urgent first.
 
@@ -239,7 +256,7 @@ async def claim(
             one.
     """
     left_out = (list(refused), list(refused.values()))
-    rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride, *left_out)
+    rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride, *left_out, *among)
     rows.sort(key=URGENCY)
     return [Job(*(*row, queue, worker_id)) for row in rows]
 
@@ -254,6 +271,7 @@ async def claim_suspects(
     isolated: bool,
     stride: int = 1,
     clear: bool = False,
+    among: Among = ANY_JOB,
 ) -> list[Job]:
     """Claim the next group of suspects of these tasks, and record that the last group is over.
 
@@ -273,6 +291,7 @@ async def claim_suspects(
         batch,
         isolated,
         clear,
+        *among,
     )
     return [Job(*(*row, worker_id)) for row in rows]
 
@@ -329,9 +348,9 @@ async def locked(on: Fetches, ids: Sequence[int]) -> list[int]:
     return [row[0] for row in await on.fetch("locked_jobs", list(ids))]
 
 
-async def promote(on: Fetches, batch: int) -> dict[str, int]:
+async def promote(on: Fetches, batch: int, among: Among = ANY_JOB) -> dict[str, int]:
     """Move due jobs to `queued`; return how many, by queue."""
-    return {row[0]: row[1] for row in await on.fetch("promote_jobs", batch)}
+    return {row[0]: row[1] for row in await on.fetch("promote_jobs", batch, *among)}
 
 
 async def next_due(on: Fetches) -> DueIn:
@@ -340,7 +359,11 @@ async def next_due(on: Fetches) -> DueIn:
 
 
 async def rescue(
-    on: Fetches, batch: int, max_crashes: int, max_crashes_unproved: int | None = None
+    on: Fetches,
+    batch: int,
+    max_crashes: int,
+    max_crashes_unproved: int | None = None,
+    among: Among = ANY_JOB,
 ) -> dict[int, JobState]:
     """Take back jobs that no live worker owns; return the new state of each.
 
@@ -349,7 +372,7 @@ async def rescue(
         max_crashes_unproved: any job fails after this many; None: also after `max_crashes`.
     """
     unproved = max_crashes if max_crashes_unproved is None else max_crashes_unproved
-    rows = await on.fetch("rescue_jobs", batch, max_crashes, unproved)
+    rows = await on.fetch("rescue_jobs", batch, max_crashes, unproved, *among)
     return {row[0]: JobState(row[1]) for row in rows}
 
 

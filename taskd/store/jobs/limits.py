@@ -14,7 +14,7 @@ from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError, InvalidJob
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import busy_marks
-from taskd.store.jobs.jobs import NONE_REFUSED, URGENCY
+from taskd.store.jobs.jobs import ANY_JOB, NONE_REFUSED, URGENCY, Among
 
 ROWS_MAX = 1000
 
@@ -81,9 +81,9 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-async def admit(on: Fetches, batch: int) -> Admitted:
+async def admit(on: Fetches, batch: int, among: Among = ANY_JOB) -> Admitted:
     """Admit blocked jobs: check jobs that have just arrived, and keys that are due for a check."""
-    checked, queues = (await on.fetch("admit_jobs", batch))[0]
+    checked, queues = (await on.fetch("admit_jobs", batch, *among))[0]
     return Admitted(checked, Counter(queues))
 
 
@@ -94,10 +94,11 @@ async def claim(
     batch: int,
     stride: int = 1,
     refused: Mapping[str, int] = NONE_REFUSED,
+    among: Among = ANY_JOB,
 ) -> Claimed:
     """Claim up to `batch` jobs of a limited queue, as many as its limits allow; see jobs.claim."""
     left_out = (list(refused), list(refused.values()))
-    rows = await on.fetch("claim_limited_jobs", worker_id, queue, batch, stride, *left_out)
+    rows = await on.fetch("claim_limited_jobs", worker_id, queue, batch, stride, *left_out, *among)
     claimed = sorted((row for row in rows if row[0] is not None), key=URGENCY)
     opens_s = next((row[-1] for row in rows if row[0] is None), None)
     return Claimed([Job(*(*tuple(row)[:-1], queue, worker_id)) for row in claimed], opens_s)

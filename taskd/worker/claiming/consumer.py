@@ -15,11 +15,12 @@ from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import HeldUp, Silence
 from taskd.store.jobs import jobs as store
 from taskd.store.jobs import limits
-from taskd.store.jobs.jobs import ALL
+from taskd.store.jobs.jobs import ALL, Among
 from taskd.worker.claiming.busy_mark import GAP_S, BusyMark
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.claiming.read_position import ReadPosition
 from taskd.worker.finishing.acker import Acker
+from taskd.worker.refused_jobs import RefusedJobs
 from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Backoff, Wakeup
@@ -114,6 +115,7 @@ class Consumer:
         # job of this worker ends, and the consumer must claim again.
         self._limited = False
         self._opens_s: float | None = None
+        self._refused = RefusedJobs("claim")
 
     async def run(self) -> None:
         """Claim while there are jobs and slots; else wait for a notification, a poll or a slot."""
@@ -299,12 +301,22 @@ class Consumer:
 
     async def _claim_jobs(self, batch: int, read: store.Read, lane: Lane) -> list[Job]:
         me, queue, stride = self._shared.lease.worker_id, self.runner.queue, lane.stride
-        refused = self._shared.elsewhere.refused(queue)
-        if not self._limited:
-            return await store.claim(lane, me, queue, batch, read, stride, refused)
-        claimed = await limits.claim(lane, me, queue, batch, stride, refused)
-        self._opens_s = claimed.opens_s
-        return claimed.jobs
+        left_out = self._shared.elsewhere.refused(queue)
+        jobs: list[Job] = []
+
+        async def claim(among: Among) -> None:
+            size = batch - len(jobs)
+            if not size:
+                return
+            if not self._limited:
+                jobs.extend(await store.claim(lane, me, queue, size, read, stride, left_out, among))
+                return
+            claimed = await limits.claim(lane, me, queue, size, stride, left_out, among)
+            self._opens_s = claimed.opens_s
+            jobs.extend(claimed.jobs)
+
+        await self._refused.run(claim)
+        return jobs
 
     def _take(self, jobs: list[Job]) -> None:
         registry, paused = self._shared.registry, self._shared.paused

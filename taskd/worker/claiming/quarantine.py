@@ -23,7 +23,9 @@ from taskd.core.jobs.job import Job
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
+from taskd.store.jobs.jobs import Among
 from taskd.worker.lease.state import Lease
+from taskd.worker.refused_jobs import RefusedJobs
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
@@ -93,6 +95,7 @@ class Quarantine(Loop):
         self._group_size, self._width = 0, 1
         # Running suspects that can still be the cause of a crash, though their group is over.
         self._settling: list[Member] = []
+        self._refused = RefusedJobs("claim")
         self.quiet = False
 
     async def tick(self) -> float | None:
@@ -137,17 +140,27 @@ class Quarantine(Loop):
         self, slots: Mapping[str, int], batch: int, *, isolated: bool, clear: bool
     ) -> bool:
         """Claim and start a group; return whether there was one."""
+        claimed: list[Job] = []
+
+        async def claim(among: Among) -> None:
+            # The worker's row names the last group only.
+            if not claimed:
+                claimed.extend(
+                    await jobs.claim_suspects(
+                        self._claims,
+                        self._lease.worker_id,
+                        slots,
+                        [task for task in self._tasks if task not in self._paused()],
+                        batch,
+                        isolated=isolated,
+                        stride=self._claims.stride,
+                        clear=clear,
+                        among=among,
+                    )
+                )
+
         try:
-            claimed = await jobs.claim_suspects(
-                self._claims,
-                self._lease.worker_id,
-                slots,
-                [task for task in self._tasks if task not in self._paused()],
-                batch,
-                isolated=isolated,
-                stride=self._claims.stride,
-                clear=clear,
-            )
+            await self._refused.run(claim)
         except BaseException:
             self._on_claim_lost()  # the claim may have run, and its rows were not received
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from taskd import events
 from taskd.errors import StoreUnavailable
@@ -15,6 +16,7 @@ from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.worker.claiming.consumer import Consumer
+from taskd.worker.refused_jobs import RefusedJobs
 from taskd.worker.service import Loop, Wakeup, jittered_s
 
 PROMOTE_BATCH = 1000
@@ -25,6 +27,8 @@ CHECK_AT_MOST_EVERY_S = 0.5
 # The rescuer also reads the due times, and more often.
 TIMER_S_MAX = 30.0
 TIMER_BUSY_S = 1.0
+# The same while a job that is due is refused.
+REFUSED_EVERY_S = 1.0
 
 
 class Promoter(Loop):
@@ -45,6 +49,7 @@ class Promoter(Loop):
         self._next_check_at = 0.0
         self._checked_at = 0.0
         self._check_timer: asyncio.TimerHandle | None = None
+        self._unpromoted, self._unadmitted = RefusedJobs("promote"), RefusedJobs("admit")
 
     def notified(self) -> None:
         """Read the due times soon: a notification can announce a job that is due later.
@@ -91,20 +96,21 @@ class Promoter(Loop):
     async def _promote(self) -> float:
         """Promote due jobs; return the seconds until the next due time."""
         due = await jobs.next_due(self._lane)
+        promote = partial(jobs.promote, self._lane, PROMOTE_BATCH)
         while due.job_s is not None and due.job_s <= 0:
-            moved = await jobs.promote(self._lane, PROMOTE_BATCH)
-            if moved:
+            answers = await self._unpromoted.run(promote)
+            for moved in filter(None, answers):
                 events.jobs_promoted(moved)
-            for queue in moved.keys() & self._consumers.keys():
-                self._consumers[queue].wakeup.set()
+                self._wake(moved)
             due = await jobs.next_due(self._lane)
-            if not moved:
+            if not any(answers):
                 break  # other workers promote the rest
         due = await self._admit(due)
         self._update_limited(due)
-        wait_s = TIMER_S_MAX if due.job_s is None else max(due.job_s, 0.0)
+        # Refused jobs stay due.
+        wait_s = TIMER_S_MAX if due.job_s is None else max(due.job_s, _least_s(self._unpromoted))
         if due.gate_s is not None:
-            wait_s = min(wait_s, max(due.gate_s, 0.0))
+            wait_s = min(wait_s, max(due.gate_s, _least_s(self._unadmitted)))
         if due.suspect_s is not None:
             if due.suspect_s <= 0:
                 self._suspects.set()
@@ -114,19 +120,28 @@ class Promoter(Loop):
 
     async def _admit(self, due: DueIn) -> DueIn:
         """Admit jobs that wait at limits, as far as the limits allow; return the new due times."""
+        admit = partial(limits.admit, self._lane, PROMOTE_BATCH)
         while due.gate_s is not None and due.gate_s <= 0:
-            admitted = await limits.admit(self._lane, PROMOTE_BATCH)
-            if admitted.queues:
-                events.jobs_admitted(admitted.queues)
-            for queue in admitted.queues.keys() & self._consumers.keys():
-                self._consumers[queue].wakeup.set()
+            answers = await self._unadmitted.run(admit)
+            for admitted in answers:
+                if admitted.queues:
+                    events.jobs_admitted(admitted.queues)
+                    self._wake(admitted.queues)
             due = await jobs.next_due(self._lane)
-            if not admitted.checked:
+            if not any(each.checked for each in answers):
                 break  # other workers are admitting these jobs, or hold a lock
         return due
+
+    def _wake(self, queues: Mapping[str, int]) -> None:
+        for queue in queues.keys() & self._consumers.keys():
+            self._consumers[queue].wakeup.set()
 
     def _update_limited(self, due: DueIn) -> None:
         """Tell the consumers whether an operator has limited their queue."""
         if due.limited is not None:
             for queue, consumer in self._consumers.items():
                 consumer.set_limited(limited=queue in due.limited)
+
+
+def _least_s(refused: RefusedJobs) -> float:
+    return REFUSED_EVERY_S if refused else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
+from functools import partial
 
 from taskd import events
 from taskd.core.jobs.job import JobState
@@ -18,6 +19,7 @@ from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.lease.process_identity import is_gone
 from taskd.worker.lease.state import Lease
 from taskd.worker.operator_settings import Controls
+from taskd.worker.refused_jobs import RefusedJobs
 from taskd.worker.service import Loop
 
 # A job that has killed its worker alone in quarantine fails at its third crash. A job that was only
@@ -64,6 +66,9 @@ class Rescuer(Loop):
         self._clock: tuple[datetime, float] | None = None
         self._went_back_s: float | None = None
         self._compared = False
+        self._unrescued, self._unexpired, self._unparked = (
+            RefusedJobs("rescue"), RefusedJobs("expire"), RefusedJobs("unpark")
+        )  # fmt: skip
 
     async def check(self) -> workers.Surroundings:
         """Read the state of the system and apply what operators have set.
@@ -118,29 +123,36 @@ class Rescuer(Loop):
                 callback(TicksIn(0.0, 0.0))
 
     async def _expire(self) -> None:
-        while ended := await changes.expire(self._lane, EXPIRE_BATCH):
-            events.jobs_expired(ended)
-            self._counts["failed"] += sum(ended.values())
-            if sum(ended.values()) < EXPIRE_BATCH:
-                return
+        expire = partial(changes.expire, self._lane, EXPIRE_BATCH)
+        full = True
+        while full:
+            full = False
+            for ended in await self._unexpired.run(expire):
+                if ended:
+                    events.jobs_expired(ended)
+                    self._counts["failed"] += sum(ended.values())
+                full = full or sum(ended.values()) == EXPIRE_BATCH
 
     async def _unpark(self, tasks: list[str]) -> None:
-        me = self._lease.worker_id
-        while moved := await changes.unpark(self._lane, me, tasks, UNPARK_BATCH):
-            events.jobs_unparked(moved)
-            for consumer in self._consumers:
-                if consumer.runner.queue in moved:
-                    consumer.wakeup.set()
+        unpark = partial(changes.unpark, self._lane, self._lease.worker_id, tasks, UNPARK_BATCH)
+        while any(answers := await self._unparked.run(unpark)):
+            for moved in filter(None, answers):
+                events.jobs_unparked(moved)
+                for consumer in self._consumers:
+                    if consumer.runner.queue in moved:
+                        consumer.wakeup.set()
 
     async def _rescue(self) -> None:
-        while True:
-            states = await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES, MAX_CRASHES_UNPROVED)
-            if states:
-                events.jobs_rescued(states)
-                self._counts["failed"] += list(states.values()).count(JobState.FAILED)
-                self._on_due(DueIn(0.0, 0.0))  # they are due now, as suspects or not
-            if len(states) < RESCUE_BATCH:
-                return
+        rescue = partial(jobs.rescue, self._lane, RESCUE_BATCH, MAX_CRASHES, MAX_CRASHES_UNPROVED)
+        full = True
+        while full:
+            full = False
+            for states in await self._unrescued.run(rescue):
+                if states:
+                    events.jobs_rescued(states)
+                    self._counts["failed"] += list(states.values()).count(JobState.FAILED)
+                    self._on_due(DueIn(0.0, 0.0))  # they are due now, as suspects or not
+                full = full or len(states) == RESCUE_BATCH
 
     async def _declare_dead(self, others: Sequence[workers.Other]) -> bool:
         """Declare dead workers dead; return whether there were any."""

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from taskd import events
 from taskd.core.schedule import CatchUp
 from taskd.core.schedule import due as due_ticks
-from taskd.errors import InvalidSchedule, StoreUnavailable
+from taskd.errors import InvalidSchedule, StoreUnavailable, TaskdError
 from taskd.store import schedules
 from taskd.store.connections.database import Database, Lane
-from taskd.store.connections.error_translation import HeldUp
+from taskd.store.connections.error_translation import HeldUp, may_concern_one_row
 from taskd.store.schedules import DueSchedule, TicksIn
 from taskd.worker.running.traces import Firing
 from taskd.worker.service import Loop
@@ -81,9 +81,11 @@ class ScheduleRunner(Loop):
     async def _one(self, lane: Lane, read: DueSchedule) -> bool:
         try:
             return await fire(lane, read)
-        except HeldUp as error:
+        except TaskdError as error:
             # Continue with the other schedules: a lock on a job that this one would cancel may
-            # delay it for long.
+            # delay it for long, or a trigger of the user refuses it.
+            if not (isinstance(error, HeldUp) or may_concern_one_row(error)):
+                raise
             events.schedule_delayed(read.name, read.next_at, str(error))
             return False
 

@@ -1,0 +1,97 @@
+"""Jobs that the database refuses to change, such as by a trigger of the user, and all others.
+
+A statement that changes many jobs fails as a whole if one of them is refused, whatever the error.
+The error does not say which one, so the statement is run on halves of the range of ids, until the
+refused job is alone. The others have been changed by then, and the refused job is left out for a
+minute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from taskd import events
+from taskd.errors import TaskdError
+from taskd.store.connections.error_translation import may_concern_one_row
+from taskd.store.jobs.jobs import ANY_JOB, Among
+
+T = TypeVar("T")
+
+# How long a refused job is left out.
+ASIDE_S = 60.0
+# With more than this, the search would take too long; the rest waits until these are tried again.
+ASIDE_MAX = 1000
+# Ids begin with 1: a statement that is refused among no jobs is not refused because of one.
+NO_JOB = Among(0, 0)
+
+
+class RefusedJobs:
+    """Runs one kind of statement on all jobs but those that it is refused for.
+
+    Args:
+        action: what the statement does with a job, for the log.
+    """
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+        self._until: dict[int, float] = {}
+        self._logged: set[int] = set()
+
+    def __bool__(self) -> bool:
+        """Return whether jobs are left out."""
+        return bool(self._until)
+
+    async def run(self, change: Callable[[Among], Awaitable[T]]) -> list[T]:
+        """Run the statement; return its answer, or the answers for parts of the jobs.
+
+        Raises:
+            TaskdError: the statement failed for a reason that lies in no single job.
+        """
+        if self._until:
+            now = time.monotonic()
+            self._until = {job_id: at for job_id, at in self._until.items() if at > now}
+        try:
+            return [await change(self._among(ANY_JOB.after_id, ANY_JOB.up_to_id))]
+        except TaskdError as error:
+            if not may_concern_one_row(error):
+                raise
+            await change(NO_JOB)
+            answers: list[T] = []
+            await self._divide(change, ANY_JOB.after_id, ANY_JOB.up_to_id, error, answers)
+            return answers
+
+    def _among(self, after_id: int, up_to_id: int) -> Among:
+        return Among(after_id, up_to_id, list(self._until))
+
+    async def _divide(
+        self,
+        change: Callable[[Among], Awaitable[T]],
+        after_id: int,
+        up_to_id: int,
+        error: TaskdError,
+        answers: list[T],
+    ) -> None:
+        """Run the statement on both halves of a range for which it was refused."""
+        if len(self._until) >= ASIDE_MAX:
+            return
+        if up_to_id - after_id == 1:
+            self._set_aside(up_to_id, error)
+            return
+        middle = (after_id + up_to_id) // 2
+        for part in ((after_id, middle), (middle, up_to_id)):
+            try:
+                answers.append(await change(self._among(*part)))
+            except TaskdError as refusal:
+                if not may_concern_one_row(refusal):
+                    raise
+                await self._divide(change, *part, refusal, answers)
+
+    def _set_aside(self, job_id: int, error: TaskdError) -> None:
+        self._until[job_id] = time.monotonic() + ASIDE_S
+        if job_id not in self._logged:
+            if len(self._logged) >= ASIDE_MAX:
+                self._logged.clear()
+            self._logged.add(job_id)
+            events.job_change_refused(job_id, self._action, str(error))
