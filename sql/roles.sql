@@ -162,7 +162,8 @@ GRANT SELECT,
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
-GRANT SELECT, INSERT, DELETE, UPDATE (renewed_at, lease_until, draining, died_at, crashed, suspects, status) ON taskd.worker TO taskd_worker;
+GRANT SELECT, INSERT, DELETE, UPDATE (renewed_at, lease_until, draining, died_at, crashed, suspects, status, failures)
+    ON taskd.worker TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer), taskd.truncate_expired_partition(text),
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),

@@ -397,7 +397,9 @@ CREATE TABLE taskd.worker (
     schema_oldest integer NOT NULL DEFAULT 0,
     schema_newest integer NOT NULL DEFAULT 0,
     -- What the process published about itself at the last renewal: slots, blocked loop, taken threads, failing tasks.
-    status jsonb NOT NULL DEFAULT '{}'
+    status jsonb NOT NULL DEFAULT '{}',
+    -- What fails again and again in it: objects with the service, its error, and the time since when.
+    failures jsonb NOT NULL DEFAULT '[]' CONSTRAINT failures_are_bounded CHECK (octet_length(failures::text) <= 65536)
 ) WITH (fillfactor = 50);
 -- Workers that were not declared dead. There can be thousands of rows of dead workers.
 CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;

@@ -251,7 +251,9 @@ SELECT 'partition', relname::text, pg_get_expr(relpartbound, oid) FROM ours WHER
 UNION ALL
 SELECT 'sequence', relname::text, format('START %s MINVALUE %s', s.seqstart, s.seqmin)
 FROM ours JOIN pg_sequence AS s ON s.seqrelid = ours.oid
-WHERE NOT EXISTS (SELECT FROM pg_depend AS d WHERE d.objid = ours.oid AND d.deptype = 'i')
+WHERE NOT EXISTS (
+    SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = ours.oid AND d.deptype = 'i'
+)
 UNION ALL
 SELECT 'trigger', c.relname || '.' || t.tgname,
        concat_ws(' ', pg_get_triggerdef(t.oid), CASE WHEN t.tgenabled IN ('D', 'R') THEN 'DISABLED' END)
@@ -478,6 +480,16 @@ SELECT id::text AS id, host, pid, app, version, queues, draining, status::text A
 FROM taskd.worker
 WHERE died_at IS NULL
 ORDER BY host, pid;
+
+-- Services of live workers that fail again and again.
+
+-- name: doctor_services(batch bigint)
+-- roles: worker, observer, admin
+SELECT worker.id::text AS worker_id, host, pid, f.service, f.error, date_part('epoch', clock_timestamp() - f.since) AS for_s
+FROM taskd.worker AS worker, jsonb_to_recordset(failures) AS f (service text, error text, since timestamptz)
+WHERE died_at IS NULL AND lease_until > clock_timestamp() AND failures <> '[]'
+ORDER BY f.since
+LIMIT $1;
 
 -- Running jobs of live workers that take new jobs, by queue and task: who has the slots, since when, and whether a timeout
 -- ends it. `endless`: number of jobs without a timeout. Reads at most `batch` jobs.

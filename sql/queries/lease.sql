@@ -42,6 +42,17 @@ SET renewed_at = clock_timestamp(),
 WHERE id = $1 AND died_at IS NULL
 RETURNING (SELECT coalesce(max(works_with), 0) FROM taskd.migration) AS works_with;
 
+-- What fails again and again in this worker, and for how long. See taskd/worker/failures.py.
+
+-- name: tell_failures(worker_id bigint, services text[], errors text[], for_s double precision[])
+-- roles: worker
+UPDATE taskd.worker
+SET failures = coalesce((
+    SELECT jsonb_agg(jsonb_build_object('service', service, 'error', error, 'since', clock_timestamp() - make_interval(secs => for_s)))
+    FROM unnest($2::text[], $3::text[], $4::double precision[]) AS f (service, error, for_s)
+), '[]')
+WHERE id = $1 AND died_at IS NULL;
+
 -- name: retire_worker(worker_id bigint)
 -- roles: worker
 WITH retired AS (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from taskd.cli import typed
-from taskd.cli.shared.output import count, print_json
+from taskd.cli.shared.output import count, failure_text, print_json
 from taskd.cli.shared.session import QUEUE, Session, json_option
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ EXIT_CHECK_FAILED = 4
 @click.pass_context
 def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: bool) -> None:
     """Exit 0 if every queue with due jobs has a live worker.
+
+    stderr, and `failing` of --json, name services of workers that fail again and again.
 
     A live worker that is not draining must serve each such queue. Paused queues are not checked.
     With --queue, the check applies to that queue even if no job is due in it. With --worker, a
@@ -46,16 +48,18 @@ def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: b
 def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -> bool:
     from taskd.store.reading import reports
 
-    async def read(lane: Lane) -> tuple[dict[str, int], Row]:
-        versions = await _versions(lane)
+    async def read(lane: Lane) -> tuple[dict[str, int], list[Row], Row]:
+        versions, failing = await _versions(lane), await reports.failing_services(lane)
         if queues:
-            return {queue: await reports.count_serving(lane, queue) for queue in queues}, versions
-        return await reports.queues_with_due_jobs(lane), versions
+            served = {queue: await reports.count_serving(lane, queue) for queue in queues}
+            return served, failing, versions
+        return await reports.queues_with_due_jobs(lane), failing, versions
 
-    workers, versions = session.run(read)
+    workers, failing, versions = session.run(read)
     unserved = [queue for queue, serving in workers.items() if not serving]
     if as_json:
-        print_json({"healthy": not unserved, "unserved": unserved, "workers": workers} | versions)
+        found = {"healthy": not unserved, "unserved": unserved, "workers": workers}
+        print_json(found | {"failing": failing} | versions)
     elif not unserved:
         served = f"{count(len(workers), 'queue')} served" if workers else "no queue has due jobs"
         click.echo(f"healthy: {served}; {_versions_text(versions)}")
@@ -67,6 +71,8 @@ def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -
             ),
             err=True,
         )
+    for row in failing:
+        session.echo(f"taskd: {failure_text(row)}")
     return not unserved
 
 

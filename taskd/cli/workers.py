@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from taskd.cli.shared.output import print_rows, printable, span_of, text_of
+from taskd.cli.shared.output import failure_text, print_rows, printable, span_of, text_of
 from taskd.cli.shared.session import DURATION, Session, json_option, pass_session
 from taskd.core.humanize import given_up
 from taskd.core.migration import CodeRange
 
+if TYPE_CHECKING:
+    from taskd.store.connections.database import Lane
+    from taskd.store.reading.reports import Row
+
+FAILURE = ("service", "error", "for_s")
 COLUMNS = {
     "ID": text_of("id"),
     "STATE": text_of("state"),
@@ -41,12 +48,21 @@ def workers(session: Session, dead_s: float, as_json: bool) -> None:
     A worker is live, draining (it is stopping), late, silent or dead. Late: it has not renewed its
     lease for a third of the lease's time, because it has died, hangs or cannot reach the database.
     Silent: its lease has expired. SCHEMA is the newest migration that its code knows, or the range
-    of schema versions with which it works.
+    of schema versions with which it works. stderr names
+    services of workers that fail again and again.
     """
     from taskd.store.reading import reports
 
-    rows = session.run(lambda lane: reports.list_workers(lane, dead_s))
+    async def read(lane: Lane) -> tuple[list[Row], list[Row]]:
+        return await reports.list_workers(lane, dead_s), await reports.failing_services(lane)
+
+    rows, failing = session.run(read)
+    for row in rows:
+        mine = [each for each in failing if each["worker_id"] == row["id"]]
+        row["failures"] = [{key: each[key] for key in FAILURE} for each in mine]
     print_rows(rows, COLUMNS, as_json=as_json)
+    for row in failing:
+        session.echo(failure_text(row))
     for row in rows:
         if row["state"] == "late":
             silence = given_up(row["renewed_ago_s"], row["lease_s"], row["lease_until"])

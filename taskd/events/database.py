@@ -187,7 +187,10 @@ def upkeep_postponed(what: str, error: str) -> None:
 
 
 def upkeep_failed(what: str, error: str) -> None:
-    """The database refuses a step of the upkeep; the other steps go on, and it is tried again."""
+    """The database refuses a step of the upkeep; the other steps go on, and it is tried again.
+
+    Logged once for each error; `service.failing` follows if it lasts.
+    """
     emit("upkeep.failed", "warning", what=what, error=error)
 
 

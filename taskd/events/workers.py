@@ -102,6 +102,26 @@ def service_crashed(service: str, error: BaseException, crashes: int, delay_s: f
     )
 
 
+def service_failing(service: str, error: str, failures: int, for_s: float) -> None:
+    """A service of the worker fails again and again in the same way, although PostgreSQL answers.
+
+    Logged once; `taskd doctor` and `taskd workers` show it until it ends.
+    """
+    emit(
+        "service.failing",
+        "error",
+        service=service,
+        error=error,
+        failures=failures,
+        for_s=round(for_s, 1),
+    )
+
+
+def service_recovered(service: str, for_s: float) -> None:
+    """A service that failed again and again works again."""
+    emit("service.recovered", "info", service=service, for_s=round(for_s, 1))
+
+
 def http_listening(address: str) -> None:
     """HTTP requests are served at this address."""
     emit("http.listening", "info", address=address)

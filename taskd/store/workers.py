@@ -229,6 +229,23 @@ async def follow_clock_back(on: Fetches, noticed_s: float | None) -> ClockSetBac
     return None if ahead_s is None else ClockSetBack(ahead_s, schedules or [])
 
 
+async def tell_failures(
+    on: Fetches, worker_id: int, failures: Sequence[tuple[str, str, float]], now: float
+) -> None:
+    """Store what fails again and again in this worker.
+
+    Args:
+        failures: the service, its error, and since when, by the same clock as `now`, in seconds.
+    """
+    await on.fetch(
+        "tell_failures",
+        worker_id,
+        [service for service, _, _ in failures],
+        [error for _, error, _ in failures],
+        [now - began_at for _, _, began_at in failures],
+    )
+
+
 async def declare_dead(on: Fetches, ids: Sequence[int], *, proved: bool) -> list[str]:
     """Declare workers dead; return `host/pid` of those that this call declared dead.
 

@@ -7,6 +7,10 @@ import random
 import time
 from typing import Protocol
 
+from taskd.errors import TaskdError
+from taskd.store.connections.error_translation import is_outage
+from taskd.worker.failures import Failures
+
 
 class Service(Protocol):
     """Something that a worker runs. If it raises, the supervisor restarts it."""
@@ -75,18 +79,26 @@ class Loop:
     Attributes:
         wakeup: set it for a tick at once.
         turned_at: when the last tick began (time.monotonic).
+        failures: where failures are counted; the supervisor replaces it by that of the worker.
+        again_s: the wait after a tick that the database failed; None: `every_s`, jittered.
     """
 
     name: str
+    again_s: float | None = None
 
     def __init__(self, every_s: float) -> None:
         self.every_s = every_s
         self.stopping = False
         self.wakeup = Wakeup()
         self.turned_at = time.monotonic()
+        self.failures = Failures()
 
     async def tick(self) -> float | None:
-        """Do it once; return the seconds until the next tick, None: `every_s`, jittered."""
+        """Do it once; return the seconds until the next tick, None: `every_s`, jittered.
+
+        Raises:
+            TaskdError: the database does not answer, or refuses a statement; it is tried again.
+        """
         raise NotImplementedError
 
     async def run(self) -> None:
@@ -94,7 +106,14 @@ class Loop:
         while not self.stopping:
             self.wakeup.clear()
             self.turned_at = time.monotonic()
-            wait_s = await self.tick()
+            try:
+                wait_s = await self.tick()
+            except TaskdError as error:
+                wait_s = self.again_s
+                if not is_outage(error):
+                    self.failures.failed(self.name, str(error))
+            else:
+                self.failures.worked(self.name)
             if not self.stopping:
                 await self.wakeup.wait(jittered_s(self.every_s) if wait_s is None else wait_s)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 
 from taskd import events
-from taskd.worker.service import Backoff, Service
+from taskd.worker.failures import Failures
+from taskd.worker.service import Backoff, Loop, Service
 
 # A service that crashes this often in a row will not recover.
 CRASHES_MAX = 20
@@ -21,6 +23,10 @@ class Supervisor:
         self._tasks: list[list[asyncio.Task[None]]] = []
         self._late: list[asyncio.Task[None]] = []
         self._closing = False
+        self.failures = Failures()
+        for service in chain.from_iterable(tiers):
+            if isinstance(service, Loop):
+                service.failures = self.failures
         self.gave_up = asyncio.Event()
 
     def start(self) -> None:
@@ -71,6 +77,7 @@ class Supervisor:
                     crashes = 0
                 crashes += 1
                 delay_s = backoff.next_s()
+                self.failures.failed(service.name, f"{type(error).__name__}: {error}")
                 events.service_crashed(service.name, error, crashes=crashes, delay_s=delay_s)
                 if crashes >= CRASHES_MAX:
                     self.gave_up.set()

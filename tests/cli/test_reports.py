@@ -180,6 +180,7 @@ def test_health(taskd):
         "healthy": False,
         "unserved": ["email"],
         "workers": {"email": 0, "web": 1},
+        "failing": [],
         "schema": NEWEST,
         "schema_oldest": NEWEST,
         "schema_newest": NEWEST,
@@ -190,6 +191,33 @@ def test_health(taskd):
     taskd("queues", "resume", "email")
     taskd.worker(4, "email")
     taskd("health")
+
+
+FAILING = """
+UPDATE taskd.worker SET failures = jsonb_build_array(jsonb_build_object(
+    'service', 'promoter', 'error', 'PostgreSQL: no identity',
+    'since', clock_timestamp() - interval '5 min'
+)) WHERE id = $1
+"""
+
+
+def test_a_service_that_fails_again_and_again_is_named(taskd):
+    for worker_id, lease in ((1, "1 hour"), (2, "-1 s")):
+        taskd.worker(worker_id, "email", lease=lease)
+        taskd.sql(FAILING, worker_id)
+    said = "'promoter' of host1 (pid 4242) has failed for 5m: PostgreSQL: no identity\n"
+    assert taskd("health").stderr == f"taskd: {said}"
+    assert taskd("workers").stderr == said
+    [row] = taskd.json("health")
+    assert row["healthy"] is True
+    [failing] = row["failing"]
+    assert (failing["service"], failing["worker_id"]) == ("promoter", "1")
+    live, silent = sorted(taskd.json("workers"), key=lambda each: each["id"])
+    assert [each["service"] for each in live["failures"]] == ["promoter"]
+    assert silent["failures"] == []
+    [found] = taskd.json("doctor", "services", code=4)
+    assert found["level"] == "error"
+    assert "'promoter' has failed for 5m" in json.dumps(found)
 
 
 def test_health_sees_what_nobody_promotes(taskd):

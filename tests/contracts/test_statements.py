@@ -77,7 +77,8 @@ async def test_only_the_partitions_of_the_history_need_ddl(sql) -> None:
         - reaching
     ):
         reaching |= more
-    texts = {each.name: re.sub(r"--.*", "", each.text) for each in load().values()}
+    # A statement cannot run what it quotes; a function can.
+    texts = {each.name: re.sub(r"--.*|'[^']*'", "", each.text) for each in load().values()}
     assert [name for name, text in texts.items() if DDL.search(text)] == []
     assert {name for name, text in texts.items() if reaching & set(CALL.findall(text))} == {
         "make_history_partitions", "truncate_expired_partition", "drop_expired_partition"
@@ -176,6 +177,7 @@ ALLOWED = {
     ("store/schema/sql_script.py", "SELECT '"),
     ("store/schema/sql_script.py", "INSERT INTO taskd.migration"),
     ("core/doctor/objects.py", "ALTER"),  # SQL that the doctor prints
+    ("core/doctor/objects.py", "CREATE SEQUENCE "),
     ("core/doctor/object_repairs.py", "CREATE"),
     ("tasks/http_request.py", "DELETE"),  # an HTTP method
     ("store/reading/testing.py", "CREATE DATABASE "),  # a name, which cannot be a parameter

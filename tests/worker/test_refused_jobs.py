@@ -115,22 +115,25 @@ async def test_an_expiry(desk: Desk, change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "crashes"), [("UPDATE ON taskd.job", 0), ("INSERT ON taskd.job_history", 2)]
+    ("change", "ends"),
+    [("UPDATE ON taskd.job", "done"), ("INSERT ON taskd.job_history", "cancelled")],
 )
-async def test_a_rescue(desk: Desk, change: str, crashes: int) -> None:
+async def test_a_rescue(desk: Desk, change: str, ends: str) -> None:
+    """Of jobs that come back, and of jobs that were to be cancelled."""
+
     @desk.task()
     async def work() -> None: ...
 
     ids = await desk.enqueue(*[work.job()] * JOBS)
     await desk.sql.execute(
         "UPDATE taskd.job SET state = 'running', worker_id = $1, started_at = now(), attempt = 1, "
-        "crashes = $2",
+        "cancel_reason = $2",
         DEAD,
-        crashes,
+        "not needed" if ends == "cancelled" else None,
     )
     await refuse(desk, ids[ODD], change)
     await desk.start(poll_s=0.5)
-    await refused_alone(desk, ids, "rescue", "failed" if crashes else "done")
+    await refused_alone(desk, ids, "rescue", ends)
 
 
 async def test_an_unparking(desk: Desk) -> None:

@@ -74,7 +74,7 @@ async def test_an_outcome_whose_follower_gets_a_taken_id_is_written_when_that_is
     async def later(lane: Lane) -> None:
         """The pruner's first tick must not mend it in the middle of the test."""
 
-    monkeypatch.setattr(pruner, "mend_sequences", later)
+    monkeypatch.setitem(pruner.STEPS, "advance sequences behind their rows", later)
     runs: list[int] = []
 
     @desk.task()

@@ -102,6 +102,13 @@ def span_of(name: str) -> Callable[[Row], str]:
     return lambda row: span(row[name])
 
 
+def failure_text(row: Row) -> str:
+    """Return a sentence about a service of a worker that fails again and again."""
+    worker = f"{printable(row['host'])} (pid {row['pid']})"
+    error = printable(row["error"])
+    return f"{row['service']!r} of {worker} has failed for {span(row['for_s'])}: {error}"
+
+
 def paused(row: Row) -> str:
     """Return whether a queue or a task is paused, until when, and why."""
     if not row["paused"]:

@@ -205,6 +205,11 @@ DATABASE = (
         ("doctor_workers",), jobs.workers,
     ),
     Check(
+        "services", "Services of workers that fail again and again",
+        "What such a service does for jobs is not done: rescue, promotion, schedules, upkeep.",
+        ("doctor_services",), jobs.services,
+    ),
+    Check(
         "schedules", "Schedules that are overdue or failed",
         "Their jobs are not made.",
         ("doctor_schedules",), jobs.schedules,

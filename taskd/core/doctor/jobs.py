@@ -246,6 +246,17 @@ def workers(facts: Facts) -> Iterator[Observation]:
     yield ok(f"{count(len(live), 'live worker')}")
 
 
+def services(facts: Facts) -> Iterator[Observation]:
+    """Find services of workers that fail again and again."""
+    for row in facts["doctor_services"]:
+        yield error(
+            f"in the worker with pid {row['pid']} on {row['host']}, {row['service']!r} has failed "
+            f"for {span(row['for_s'])}: {row['error']}",
+            advice("The worker tries again until the cause is removed, which the error names."),
+        )
+    yield ok("no service of a live worker fails again and again")
+
+
 def schedules(facts: Facts) -> Iterator[Observation]:
     """Find schedules with an overdue or a failed tick."""
     for row in facts["doctor_schedules"]:

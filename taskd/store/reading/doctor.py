@@ -83,6 +83,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         "doctor_tasks": (BATCH,),
         "doctor_workers": (),
         "doctor_running": (BATCH,),
+        "doctor_services": (BATCH,),
         "doctor_schedules": (BATCH,),
         "doctor_stuck": (BATCH,),
         "doctor_limits": (BATCH,),

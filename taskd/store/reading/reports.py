@@ -118,6 +118,11 @@ async def list_workers(on: Fetches, dead_s: float) -> list[Row]:
     return _rows(await on.fetch("list_workers", dead_s, ROWS_MAX))
 
 
+async def failing_services(on: Fetches) -> list[Row]:
+    """Return the services of live workers that fail again and again, the longest first."""
+    return _rows(await on.fetch("doctor_services", ROWS_MAX))
+
+
 async def list_workers_here(on: Fetches, me: Incarnation) -> list[Row]:
     """Return workers with the host, boot and pid namespace of this process, newest first."""
     return _rows(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from taskd.errors import StoreUnavailable
+from taskd.errors import TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
 from taskd.worker.service import Loop, Wakeup, jittered_s
@@ -85,11 +85,12 @@ class IdlePoller(Loop):
     async def _poll(self) -> None:
         sleeping = dict(self._sleepers)
         began = time.monotonic()
+        failed: TaskdError | None = None
         try:
             found = await jobs.poll(self._lane, sleeping)
-        except StoreUnavailable:
+        except TaskdError as error:
             # The poll failed: let each consumer claim for itself.
-            found = set(sleeping)
+            found, failed = set(sleeping), error
         now = time.monotonic()
         self._not_before = now + min(LOOK_SHARE * (now - began), self.every_s)
         for queue, sleeper in sleeping.items():
@@ -101,3 +102,5 @@ class IdlePoller(Loop):
             else:
                 sleeper.poll_s = self.later(sleeper.poll_s)
             sleeper.due_at = now + jittered_s(sleeper.poll_s)
+        if failed is not None:
+            raise failed

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from taskd import events
 from taskd.core.jobs.job import Job
-from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
 from taskd.store.jobs.jobs import Among
@@ -77,6 +76,7 @@ class Quarantine(Loop):
     """
 
     name = "quarantine"
+    again_s = NOT_NOW_S
 
     def __init__(
         self,
@@ -100,12 +100,6 @@ class Quarantine(Loop):
 
     async def tick(self) -> float | None:
         """Claim the next group if the last one is over; return the delay until the next try."""
-        try:
-            return await self._next_group()
-        except StoreUnavailable:
-            return NOT_NOW_S
-
-    async def _next_group(self) -> float | None:
         now = time.monotonic()
         self._group = [each for each in self._group if each.runs]
         self._settling = [each for each in self._settling if each.runs]

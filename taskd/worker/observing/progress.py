@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from taskd.core.jobs.failure import clean
 from taskd.core.jobs.job import Job
-from taskd.errors import StoreUnavailable
+from taskd.errors import TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import results
 from taskd.store.jobs.results import Progress
@@ -33,6 +33,7 @@ class ProgressWriter(Loop):
     """
 
     name = "progress"
+    again_s = WRITE_EVERY_S
 
     def __init__(self, lane: Lane, runs: Callable[[Job], bool]) -> None:
         super().__init__(ASLEEP_S)
@@ -69,9 +70,10 @@ class ProgressWriter(Loop):
         try:
             await self._write({key: each for key, each in new.items() if self._runs(each[0])})
             await self._forget()
-        except StoreUnavailable:
+        except TaskdError:
             with self._lock:
                 self._new = new | self._new
+            raise
         return WRITE_EVERY_S
 
     async def _write(self, new: dict[int, tuple[Job, Progress]]) -> None:

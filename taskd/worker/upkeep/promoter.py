@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from functools import partial
 
 from taskd import events
-from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs, limits
 from taskd.store.jobs.jobs import DueIn
@@ -42,6 +41,7 @@ class Promoter(Loop):
     """
 
     name = "promoter"
+    again_s = 1.0
 
     def __init__(self, lane: Lane, consumers: Mapping[str, Consumer], suspects: Wakeup) -> None:
         super().__init__(TIMER_S_MAX)
@@ -78,10 +78,7 @@ class Promoter(Loop):
             self._check_timer.cancel()
             self._check_timer = None
         self._checked_at = time.monotonic()
-        try:
-            wait_s = await self._promote()
-        except StoreUnavailable:
-            wait_s = 1.0
+        wait_s = await self._promote()
         # Every enqueue can notify, but the due times are not read after each notification.
         pause_s = min(wait_s or PROMOTE_AT_MOST_EVERY_S, PROMOTE_AT_MOST_EVERY_S)
         await asyncio.sleep(pause_s)

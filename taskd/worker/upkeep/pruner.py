@@ -26,6 +26,7 @@ class Pruner(Loop):
     def __init__(self, database: Database) -> None:
         super().__init__(HISTORY_EVERY_S)
         self._database = database
+        self._failed: dict[str, str] = {}
 
     async def tick(self) -> None:
         """Prune once, on a connection of its own."""
@@ -46,10 +47,15 @@ class Pruner(Loop):
                 outage = isinstance(error, TaskdError) and is_outage(error)
                 if outage or isinstance(error, HeldUp):
                     events.upkeep_postponed(what, str(error))
-                else:
+                elif self._failed.get(what) != str(error):
+                    self._failed[what] = str(error)
                     events.upkeep_failed(what, str(error))
                 if outage:
                     return
+                self.failures.failed(what, str(error))
+            else:
+                self._failed.pop(what, None)
+                self.failures.worked(what)
 
 
 async def _make_partitions(lane: Lane) -> None:

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from taskd import events
 from taskd.core.jobs.job import JobState
 from taskd.core.outcomes.ack import Ack
-from taskd.errors import StoreUnavailable
 from taskd.store import workers
 from taskd.store.connections.database import Lane
 from taskd.store.workers import RunningJob
@@ -62,10 +61,7 @@ class Reconciler(Loop):
         if calm and now - self._checked_at < IDLE_CHECK_EVERY_S:
             return
         worker_id, here = self._lease.worker_id, self._job_ids()
-        try:
-            rows = await self._running_jobs(worker_id)
-        except StoreUnavailable:
-            return
+        rows = await self._running_jobs(worker_id)
         self._checked_at = now
         if self._claim_lost_at is not None and now - self._claim_lost_at > 2 * self._grace_s:
             self._claim_lost_at = None

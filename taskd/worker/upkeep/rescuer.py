@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 
 from taskd import events
 from taskd.core.jobs.job import JobState
-from taskd.errors import StoreUnavailable
+from taskd.errors import TaskdError
 from taskd.store import workers
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import changes, jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn
 from taskd.worker.claiming.consumer import Consumer
+from taskd.worker.failures import Lasting
 from taskd.worker.lease.process_identity import is_gone
 from taskd.worker.lease.state import Lease
 from taskd.worker.operator_settings import Controls
@@ -62,6 +64,7 @@ class Rescuer(Loop):
         self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
         self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
         self._controls = controls
+        self._told: tuple[int, list[Lasting]] | None = None
         # The database's time at the last check, and when it was received (time.monotonic).
         self._clock: tuple[datetime, float] | None = None
         self._went_back_s: float | None = None
@@ -85,24 +88,31 @@ class Rescuer(Loop):
         return seen
 
     async def tick(self) -> None:
-        """Check and rescue once; do nothing while the database is unavailable."""
-        try:
-            seen = await self.check()
-            if self._went_back_s is not None or not self._compared:
-                await self._follow_clock_back()
-            self._on_due(seen.due)
-            for callback in self._on_ticks:
-                callback(seen.ticks)
-            if seen.uncounted:
-                await limits.count_depths(self._lane)
-            if await self._declare_dead(seen.others) or seen.orphans:
-                await self._rescue()
-            if seen.expired:
-                await self._expire()
-            if seen.resumed:
-                await self._unpark(seen.resumed)
-        except StoreUnavailable:
+        """Check and rescue once."""
+        await self._tell_failures()
+        seen = await self.check()
+        if self._went_back_s is not None or not self._compared:
+            await self._follow_clock_back()
+        self._on_due(seen.due)
+        for callback in self._on_ticks:
+            callback(seen.ticks)
+        if seen.uncounted:
+            await limits.count_depths(self._lane)
+        if await self._declare_dead(seen.others) or seen.orphans:
+            await self._rescue()
+        if seen.expired:
+            await self._expire()
+        if seen.resumed:
+            await self._unpark(seen.resumed)
+
+    async def _tell_failures(self) -> None:
+        """Store what fails again and again in this worker, if that has changed."""
+        told = self._lease.worker_id, self.failures.lasting()
+        if told == self._told or (not told[1] and self._told is None):
             return
+        with suppress(TaskdError):  # what follows shows whether the database answers
+            await workers.tell_failures(self._lane, *told, time.monotonic())
+            self._told = told
 
     def _compare_clocks(self, now: datetime, sent: float) -> None:
         """Notice that the database's clock was set back, whatever the replies took."""

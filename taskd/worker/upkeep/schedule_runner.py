@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from taskd import events
 from taskd.core.schedule import CatchUp
 from taskd.core.schedule import due as due_ticks
-from taskd.errors import InvalidSchedule, StoreUnavailable, TaskdError
+from taskd.errors import InvalidSchedule, TaskdError
 from taskd.store import schedules
 from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.error_translation import HeldUp, may_concern_one_row
@@ -42,6 +42,8 @@ class ScheduleRunner(Loop):
         queries: the database in which queries run; None: fire the schedules without queries.
     """
 
+    again_s = AGAIN_S
+
     def __init__(self, lane: Lane, queries: Database | None = None) -> None:
         super().__init__(TIMER_S_MAX)
         self.name = "schedules" if queries is None else "schedules with queries"
@@ -59,10 +61,7 @@ class ScheduleRunner(Loop):
 
     async def tick(self) -> float:
         """Fire what is due; return the seconds until the next tick."""
-        try:
-            wait_s = await self._fire()
-        except StoreUnavailable:
-            wait_s = AGAIN_S
+        wait_s = await self._fire()
         self._next_check_at = time.monotonic() + wait_s
         return wait_s
 
