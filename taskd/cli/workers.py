@@ -48,8 +48,8 @@ def workers(session: Session, dead_s: float, as_json: bool) -> None:
     A worker is live, draining (it is stopping), late, silent or dead. Late: it has not renewed its
     lease for a third of the lease's time, because it has died, hangs or cannot reach the database.
     Silent: its lease has expired. SCHEMA is the newest migration that its code knows, or the range
-    of schema versions with which it works. stderr names
-    services of workers that fail again and again.
+    of schema versions with which it works. stderr names services of workers that fail again and
+    again.
     """
     from taskd.store.reading import reports
 
