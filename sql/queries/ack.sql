@@ -206,16 +206,20 @@ WHERE job.workflow_id IS NOT NULL
 HAVING count(*) > 0;
 
 -- The status of acks that matched no row, or whose reply was lost. `running`: the worker still owns the job, and sends the
--- ack again. `acked`: the ack was written before. `absent`: it was written before, and the queue keeps no history. `lost`:
--- the job was rescued, or another worker has claimed it. A rescue keeps the fence, so the error that it adds shows that the
--- job was rescued and not acked. The error must have the start of the same claim: two claims of a worker can commit after
--- the worker was declared dead, and the outcome of the second claim counts. A user can have moved the job since.
+-- ack again. `acked`: the ack was written before. `lost`: the job was rescued, or another worker has claimed it. A rescue
+-- keeps the fence, so the error that it adds shows that the job was rescued and not acked. The error must have the start of
+-- the same claim: two claims of a worker can commit after the worker was declared dead, and the outcome of the second claim
+-- counts. A user can have moved the job since.
+--
+-- `deleted` and `absent`: the job has no row. `deleted`: all queues of the worker keep finished jobs for a day or longer, so
+-- the history would have a job that had ended. A user deleted the row, or a failover lost it. `absent`: a queue of the worker
+-- keeps finished jobs for a shorter time or not at all, so the ack was probably written before.
 
 -- name: check_acks(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
 SELECT ack.id,
        CASE
-           WHEN job.id IS NULL THEN 'absent'
+           WHEN job.id IS NULL THEN CASE WHEN worker.keeps_history THEN 'deleted' ELSE 'absent' END
            WHEN job.fence <> ack.fence OR job.worker_id <> $1 THEN 'lost'
            WHEN job.last_error ->> 'type' = 'WorkerLost' AND job.last_error ->> 'worker' = $1::text
                 AND (job.last_error ->> 'started')::timestamptz = job.started_at THEN 'lost'
@@ -233,7 +237,14 @@ LEFT JOIN LATERAL (
      ORDER BY (fence = ack.fence AND worker_id = $1) IS TRUE DESC
      LIMIT 1)
     LIMIT 1
-) AS job ON true;
+) AS job ON true
+LEFT JOIN (
+    SELECT NOT EXISTS (
+        SELECT FROM taskd.queue
+        WHERE name = ANY (worker.queues) AND least(keep_done_s, keep_failed_s) < 86400
+    ) AS keeps_history
+    FROM taskd.worker WHERE id = $1
+) AS worker ON true;
 
 -- Complete a job inside the handler's own transaction: the writes of the handler and the completion commit together, or not
 -- at all. If no row is returned, the lease was lost, and the caller must roll back. `next` is as in ack_outcomes, but a

@@ -73,6 +73,11 @@ def job_lost(job_id: int, fence: int) -> None:
     emit("job.lost", "warning", job_id=job_id, fence=fence)
 
 
+def job_deleted(job_id: int, fence: int) -> None:
+    """An outcome was not written, because the job does not exist any more: its row was deleted."""
+    emit("job.deleted", "error", job_id=job_id, fence=fence)
+
+
 def job_outcome_refused(job_id: int, error: str) -> None:
     """PostgreSQL refused a value of an outcome, which was then written with an error instead."""
     emit("job.outcome_refused", "error", job_id=job_id, error=error)

@@ -360,6 +360,14 @@ def test_run_explains_its_exit_codes_as_the_readme_does(nowhere):
                 "nothing is left"
             ),
         ),
+        (
+            {"done": 1, "lost": 1},
+            {},
+            (
+                "1 done; 1 attempt ended, but the outcome was not written "
+                "(see job.lost and job.deleted in the log); nothing is left"
+            ),
+        ),
     ],
 )
 def test_the_last_line_of_until_empty_shows_jobs_from_attempts(jobs, left, said):

@@ -57,8 +57,8 @@ PINS = (
     Pin("complete_job", (3, ME, 1, None, None), "job_pkey queue_pkey"),
     Pin("ack_outcomes", _settled(1), "job_pkey job_pkey job_pkey queue_pkey"),
     Pin("ack_outcomes", _settled(1000), "job_pkey job_pkey job_pkey queue_pkey"),
-    Pin("check_acks", (ME, [3, 7], [1, 1]), "job_history_pkey job_pkey"),
-    Pin("check_acks", (ME, IDS, ONES), "job_history_pkey job_pkey"),
+    Pin("check_acks", (ME, [3, 7], [1, 1]), "job_history_pkey job_pkey queue_pkey worker_pkey"),
+    Pin("check_acks", (ME, IDS, ONES), "job_history_pkey job_pkey queue_pkey worker_pkey"),
     Pin("locked_jobs", (IDS,), "job_pkey job_pkey job_pkey"),
     # Due jobs, and the next due time: the first entries of an index.
     Pin("promote_jobs", (1000, *ANY_JOB), "job_due tid job"),

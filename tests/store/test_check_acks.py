@@ -76,6 +76,23 @@ async def test_without_a_history_a_written_ack_is_absent(sql, lane: Lane, me, st
     assert await fate(lane, job) == "absent"
 
 
+@pytest.mark.parametrize(
+    ("keep_done_s", "keep_failed_s", "expected"),
+    [(86400, 86400, "deleted"), (86399, 86400, "absent"), (604800, 0, "absent")],
+)
+async def test_a_missing_job_was_deleted_if_the_history_would_have_it(
+    sql, lane: Lane, me, keep_done_s: int, keep_failed_s: int, expected: str
+) -> None:
+    job = await run_one(lane, me)
+    await sql.execute("DELETE FROM taskd.job")
+    assert await fate(lane, job) == "deleted"  # no row of its queue: the default applies
+    keep = "INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s) VALUES ($1, $2, $3)"
+    await sql.execute(keep, "others", 0, 0)
+    assert await fate(lane, job) == "deleted"
+    await sql.execute(keep, "q", keep_done_s, keep_failed_s)
+    assert await fate(lane, job) == expected
+
+
 async def test_the_check_of_a_job_that_was_taken_over_is_lost(sql, lane: Lane, me, other) -> None:
     job = await run_one(lane, me)
     await take_over(lane, job)

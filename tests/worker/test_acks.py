@@ -195,6 +195,9 @@ async def test_it_counts_as_written_without_a_history_too(desk: Desk) -> None:
     await until(lambda: not worker.worker.parts.acker.backlog)
     assert not await desk.states()
     assert not desk.heard.of("job.lost")
+    assert not desk.heard.of("job.deleted")
+    assert await worker.stop() == 0
+    assert worker.worker.report.jobs["done"] == 1
 
 
 async def test_an_ack_after_the_job_was_taken_over_changes_nothing(desk: Desk) -> None:
@@ -221,6 +224,61 @@ async def test_an_ack_after_the_job_was_taken_over_changes_nothing(desk: Desk) -
     await desk.heard.wait("job.lost", 2)
     rows = [await desk.row(job) for job in ids]
     assert {(row["state"], row["worker_id"], row["fence"]) for row in rows} == {("running", 42, 2)}
+    # The report counts no job as done whose outcome was not written.
+    assert await worker.stop() == 0
+    assert {how: n for how, n in worker.worker.report.jobs.items() if n} == {"lost": 2}
+
+
+@pytest.mark.parametrize("end", ["plain", "result", "error", "retry", "transaction"])
+async def test_an_outcome_whose_row_was_deleted_is_reported_as_deleted(
+    desk: Desk, dsn: str, end: str
+) -> None:
+    go = asyncio.Event()
+
+    @desk.task(max_attempts=2 if end == "retry" else 1)
+    async def waits(ctx: Any) -> int | None:
+        await go.wait()
+        if end in ("error", "retry"):
+            raise ValueError
+        if end == "transaction":
+            conn = await asyncpg.connect(dsn)
+            with pytest.raises(LeaseLost):
+                await ctx.complete(conn)
+            await conn.close()
+        return None if end == "plain" else 1
+
+    (job,) = await desk.enqueue(waits.job())
+    worker = await desk.start()
+    await until(lambda: worker.worker.parts.runners[0].running == 1)
+    await desk.sql.execute("DELETE FROM taskd.job")
+    go.set()
+    (deleted,) = await desk.heard.wait("job.deleted", job_id=job)
+    assert deleted == {"job_id": job, "fence": 1}
+    assert not desk.heard.of("job.lost")
+    assert await worker.stop() == 0
+    counted = {how: n for how, n in worker.worker.report.jobs.items() if n}
+    assert counted == ({"retried": 1} if end == "retry" else {"lost": 1})
+
+
+async def test_a_completed_job_that_was_deleted_after_a_rollback_is_not_reported_as_done(
+    desk: Desk, dsn: str
+) -> None:
+    @desk.task(max_attempts=1)
+    async def forgets(ctx: Any) -> None:
+        conn = await asyncpg.connect(dsn)
+        transaction = conn.transaction()
+        await transaction.start()
+        await ctx.complete(conn)
+        await transaction.rollback()
+        await conn.execute("DELETE FROM taskd.job")
+        await conn.close()
+
+    worker = await desk.start()
+    (job,) = await desk.enqueue(forgets.job())
+    await desk.heard.wait("job.deleted", job_id=job)
+    assert desk.heard.ends(job) == []
+    assert await worker.stop() == 0
+    assert {how: n for how, n in worker.worker.report.jobs.items() if n} == {"lost": 1}
 
 
 async def test_an_acker_without_room_stops_the_claims_and_the_stop_does_not_hang(

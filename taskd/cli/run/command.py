@@ -37,6 +37,7 @@ TRIED = {
     "snoozed": "snoozed by their handlers",
     "interrupted": "{were} interrupted and given back",
     "abandoned": "{were} abandoned",
+    "lost": "ended, but the outcome was not written (see job.lost and job.deleted in the log)",
 }
 CONCURRENCY = OfSetting("concurrency")
 EXITS = "Exit codes: " + "; ".join(

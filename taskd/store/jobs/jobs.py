@@ -339,7 +339,7 @@ async def ack_outcomes(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict
 async def check_acks(
     on: Fetches, worker_id: int, ids: list[int], fences: list[int]
 ) -> dict[int, str]:
-    """Return why each ack matched no row: `running`, `acked`, `absent` or `lost`."""
+    """Return why each ack matched no row: `running`, `acked`, `lost`, `deleted` or `absent`."""
     return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}
 
 

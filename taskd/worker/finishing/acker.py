@@ -57,6 +57,8 @@ class Acker:
 
     Attributes:
         on_written: called when outcomes were written.
+        on_lost: called with each outcome that cannot be written any more, because another worker
+            has the job or the job does not exist, unless it was added with a callback.
         tried_at: when the acker last sent a statement (time.monotonic).
     """
 
@@ -66,7 +68,7 @@ class Acker:
         self._lane = lane
         self._done: list[Job] = []
         self._acks: list[Ack] = []
-        self._callbacks: dict[int, Callable[[bool], None]] = {}
+        self._callbacks: dict[int, Callable[[bool | None], None]] = {}
         self._in_flight: list[Any] = []
         # Jobs whose refused outcomes were logged.
         self._refused: set[int] = set()
@@ -82,14 +84,20 @@ class Acker:
         self._outage_began: float | None = None
         self.tried_at = 0.0
         self.on_written: list[Callable[[], None]] = []
+        self.on_lost: list[Callable[[Job | Ack], None]] = []
 
     def done(self, job: Job) -> None:
         """Add a plain success without a result; the hot path."""
         self._done.append(job)
         self._wakeup.set()
 
-    def outcome(self, ack: Ack, on_written: Callable[[bool], None] | None = None) -> None:
-        """Add any other outcome; `on_written` gets whether the running row accepted it."""
+    def outcome(self, ack: Ack, on_written: Callable[[bool | None], None] | None = None) -> None:
+        """Add any other outcome.
+
+        Args:
+            on_written: gets True if the running row accepted the outcome, False if an earlier one
+                was written, None if the job was lost.
+        """
         if on_written is not None:
             self._callbacks[ack.id] = on_written
         self._acks.append(ack)
@@ -249,26 +257,38 @@ class Acker:
         ids, fences = [job.id for job in group], [job.fence for job in group]
         written = await self._persist(store.ack_done, worker_id, ids, fences)
         if written < len(ids):
-            for job_id in await self._unexplained(worker_id, ids, fences):
-                self._done.extend(job for job in group if job.id == job_id)
+            self._done.extend(await self._unexplained(worker_id, group))
 
     async def _write_acks_group(self, worker_id: int, group: list[Ack]) -> None:
         moved = await self._persist(store.ack_outcomes, worker_id, group)
         missed = [ack for ack in group if ack.id not in moved]
-        if missed:
-            ids, fences = [ack.id for ack in missed], [ack.fence for ack in missed]
-            for job_id in await self._unexplained(worker_id, ids, fences):
-                self._acks.extend(ack for ack in missed if ack.id == job_id)
-        for job_id in self._callbacks.keys() & {ack.id for ack in group}:
+        resent = await self._unexplained(worker_id, missed) if missed else []
+        self._acks.extend(resent)
+        ended = {ack.id for ack in group} - {ack.id for ack in resent}
+        for job_id in self._callbacks.keys() & ended:
             self._callbacks.pop(job_id)(job_id in moved)
 
-    async def _unexplained(self, worker_id: int, ids: list[int], fences: list[int]) -> list[int]:
-        """Log jobs that other workers have taken over; return the ids whose acks must be resent."""
+    async def _unexplained(self, worker_id: int, group: list[Any]) -> list[Any]:
+        """Report outcomes whose jobs were lost; return those that must be sent again."""
+        ids, fences = [each.id for each in group], [each.fence for each in group]
         statuses = await self._persist(store.check_acks, worker_id, ids, fences)
-        for job_id, fence in zip(ids, fences, strict=True):
-            if statuses.get(job_id) == "lost":
-                events.job_lost(job_id, fence)
-        return [job_id for job_id, status in statuses.items() if status == "running"]
+        for each in group:
+            match statuses.get(each.id):
+                case "lost":
+                    events.job_lost(each.id, each.fence)
+                case "deleted":
+                    events.job_deleted(each.id, each.fence)
+                case _:
+                    continue
+            self._lost(each)
+        return [each for each in group if statuses.get(each.id) == "running"]
+
+    def _lost(self, outcome: Job | Ack) -> None:
+        if outcome.id in self._callbacks:
+            self._callbacks.pop(outcome.id)(None)
+        else:
+            for callback in self.on_lost:
+                callback(outcome)
 
     async def _persist(self, write: Any, *args: Any) -> Any:
         """Run a statement until the database has answered it.

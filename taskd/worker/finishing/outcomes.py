@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from taskd import events
-from taskd.core.jobs.job import Job, JobState
+from taskd.core.jobs.job import FINISHED, Job, JobState
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
@@ -34,6 +34,7 @@ COUNTED = (
     "released",
     "interrupted",
     "abandoned",
+    "lost",
 )
 
 GIVEN_BACK = RunsElsewhere | TaskUnknown | IdTaken | ArgsNewer | TaskPaused
@@ -47,12 +48,15 @@ class OutcomeRecorder:
     """Records the end of every attempt of this worker.
 
     Attributes:
-        counts: the number of attempts by how they ended, with the keys of COUNTED.
+        counts: the number of attempts by how they ended, with the keys of COUNTED. `lost`: they
+            ended their jobs, but the outcomes could not be written, because other workers have the
+            jobs or the jobs do not exist any more.
         streaks: the tasks whose attempts all fail.
     """
 
     def __init__(self, acker: Acker) -> None:
         self._acker = acker
+        acker.on_lost.append(self._lost)
         self.counts = dict.fromkeys(COUNTED, 0)
         self.streaks = FailureStreaks()
 
@@ -118,10 +122,20 @@ class OutcomeRecorder:
             return
         ack = policy.decide(job, task, Raised(NotCommitted(context.NOT_COMMITTED)))
 
-        def on_written(took: bool) -> None:
-            self._report(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
+        def on_written(took: bool | None) -> None:
+            if took is None:
+                self.counts["lost"] += 1
+            else:
+                self._report(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
 
         self._acker.outcome(ack, on_written)
+
+    def _lost(self, outcome: Job | Ack) -> None:
+        """Correct the counts: the outcome was counted when its attempt ended."""
+        state = JobState.DONE if isinstance(outcome, Job) else outcome.state
+        if state in FINISHED:
+            self.counts[state.value] -= 1
+            self.counts["lost"] += 1
 
     def _report(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
         """Count the outcome and log it; `why` is the reason of an interruption."""
