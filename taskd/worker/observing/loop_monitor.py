@@ -28,6 +28,8 @@ CHECK_EVERY_S, REST_CHECK_EVERY_S = 0.1, 0.5
 LATE_S = 0.3
 # Nothing has started for this long, and nothing runs: then the worker is idle.
 REST_AFTER_S = 1.0
+# A standstill is this long at least. The monitor has named the job that blocks the loop by then.
+STANDSTILL_S = 1.0
 # A blocked loop is logged again after 1, 2, 4 ... seconds, at most once in 60.
 AGAIN_S = 1.0
 AGAIN_S_MAX = 60.0
@@ -36,6 +38,21 @@ STACK_FRAMES = 8
 STACK_CHARS = 4000
 # Blockages are summed up over this time for the status that the worker publishes.
 RECENT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """The loop did not run, although handlers had deadlines.
+
+    Attributes:
+        lasted_s: how long, without the usual time between two ticks.
+        process: the whole process stood still, and not only the loop.
+        by: the ids of the jobs that blocked the loop.
+    """
+
+    lasted_s: float
+    process: bool
+    by: frozenset[int]
 
 
 class Pulse:
@@ -50,6 +67,8 @@ class Pulse:
         started: when jobs were last taken over.
         on_wake: called on the main loop when the worker is no longer idle.
         job: the job whose handler runs now.
+        blocked: written by the monitor: since when it has seen the loop blocked, as the value of
+            `ticked`, and by which job, if it knows.
         owners: asyncio tasks of handlers, and their jobs.
         together: the jobs of each running batch, by the id of the first.
     """
@@ -59,17 +78,35 @@ class Pulse:
         self.tick_s = TICK_S
         self.on_wake: list[Callable[[], None]] = []
         self.job: Job | None = None
+        self.blocked: tuple[float, Job | None] | None = None
         self.owners: dict[asyncio.Task[object], Job] = {}
         self.together: dict[int, list[Job]] = {}
         self.lags = [0] * (len(LAG_BOUNDS_S) + 1)
         self.lag_s = 0.0
+        self._cpu_s = time.process_time()
 
-    def turn(self, now: float) -> None:
-        """The loop runs at `now` (time.monotonic), as it does every `tick_s` plus or minus 20 %."""
+    def turn(self, now: float) -> Standstill | None:
+        """The loop runs at `now` (time.monotonic), as it does every `tick_s` plus or minus 20 %.
+
+        Returns:
+            The standstill that ends with this turn; None: there was none.
+        """
         lag_s = max(0.0, now - self.ticked - 1.2 * self.tick_s)
         self.lags[bisect_left(LAG_BOUNDS_S, lag_s)] += 1
         self.lag_s += lag_s
-        self.ticked = now
+        ticked, self.ticked = self.ticked, now
+        cpu_s = time.process_time()
+        used_s, self._cpu_s = cpu_s - self._cpu_s, cpu_s
+        if lag_s < STANDSTILL_S:
+            return None
+        if self.blocked is not None and self.blocked[0] == ticked:
+            job = self.blocked[1]
+            jobs = [] if job is None else self.together.get(job.id, [job])
+            return Standstill(lag_s, process=False, by=frozenset(each.id for each in jobs))
+        if used_s > lag_s / 2:
+            # Code that holds the GIL stops the monitor, too. Nobody knows whose it is.
+            return None
+        return Standstill(lag_s, process=True, by=frozenset())
 
     @property
     def resting(self) -> bool:
@@ -136,6 +173,7 @@ class LoopMonitor:
             return
         if self._since is None:
             self._since, self._by = ticked, self._pulse.running(self._loop)
+            self._pulse.blocked = ticked, self._by
         self._log(now, now - self._since)
 
     def recent(self) -> LoopBlocked | None:

@@ -47,6 +47,7 @@ class Attempt(msgspec.Struct, eq=False):
     Attributes:
         began: when it began (time.monotonic), or, while it waits for a slot, when the wait began.
         timeout_s: its timeout; None: no limit.
+        stood_still_s: the time since `began` for which the process or its loop stood still.
         why: why taskd has cancelled it (`timeout`, `stop`, `cancel`, `fence`, `no room`); None:
             taskd has not. The outcome depends on this and never on a CancelledError, which a
             handler can raise or swallow itself.
@@ -67,6 +68,7 @@ class Attempt(msgspec.Struct, eq=False):
     began: float
     timeout_s: float | None
     asyncio_task: asyncio.Task[Any]
+    stood_still_s: float = 0.0
     why: str | None = None
     cancel_reason: str = ""
     cancelled_at: float | None = None
@@ -78,16 +80,29 @@ class Attempt(msgspec.Struct, eq=False):
     def wait_for_slot(self) -> None:
         """Do nothing: the attempt has not begun, and no timeout applies."""
         self.waits_for_slot = True
-        self.began = time.monotonic()
+        self.began, self.stood_still_s = time.monotonic(), 0.0
         self._set_deadline(None)
 
     def begin(self, now: float) -> None:
         """Record that it has its thread, process, connection or batch."""
         self.waits_for_slot = False
-        self.began = now
+        self.began, self.stood_still_s = now, 0.0
         self._set_deadline(None if self.timeout_s is None else now + self.timeout_s)
         if self.why == "no slot":
             self.why = self.cancelled_at = None
+
+    def ran_s(self, now: float) -> float:
+        """Return for how long it runs, or waits for a slot, without standstills."""
+        return now - self.began - self.stood_still_s
+
+    def postpone(self, stood_still_s: float, now: float) -> None:
+        """Do not count a standstill that ends now: it had no chance to run."""
+        missed_s = min(stood_still_s, self.ran_s(now))
+        self.stood_still_s += missed_s
+        if self.cancelled_at is not None:
+            self.cancelled_at = min(now, self.cancelled_at + missed_s)
+        if self.context is not None and self.context.deadline is not None:
+            self.context.deadline += missed_s
 
     def _set_deadline(self, deadline: float | None) -> None:
         if self.context is not None:

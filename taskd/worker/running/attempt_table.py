@@ -7,12 +7,16 @@ from collections.abc import Iterator
 
 from taskd.core.jobs.job import Job
 from taskd.core.outcomes.attempt_ends import AttemptEnd, IdTaken, StillRuns
+from taskd.core.tasks.handler_kind import HandlerKind
+from taskd.worker.observing.loop_monitor import Standstill
 from taskd.worker.running.attempt import Attempt
 
 # How long an attempt waits for a free thread, process or connection before its job is released.
 SLOT_WAIT_S = 5.0
 # A worker id that no claim has.
 NO_FENCE = -1
+# These handlers run on while a handler blocks the event loop.
+OFF_THE_LOOP = (HandlerKind.THREAD, HandlerKind.PROCESS)
 
 
 class AttemptTable:
@@ -52,6 +56,17 @@ class AttemptTable:
         attempt.job.fence = NO_FENCE
         return IdTaken()
 
+    def postpone(self, standstill: Standstill, now: float) -> None:
+        """Move the deadlines of the attempts whose handlers could not run during a standstill.
+
+        The time counts for the handler that blocked the loop, and for threads and processes that
+        ran meanwhile.
+        """
+        for attempt in self.running.values():
+            ran = not standstill.process and attempt.task.kind in OFF_THE_LOOP
+            if not ran and attempt.job.id not in standstill.by:
+                attempt.postpone(standstill.lasted_s, now)
+
     def cancel_overdue(self, now: float, cancel_s: float) -> list[Attempt]:
         """Cancel attempts at their timeouts; return those that ignore their cancellation.
 
@@ -65,9 +80,9 @@ class AttemptTable:
                 if now - attempt.cancelled_at >= cancel_s:
                     ignored.append(attempt)
             elif attempt.waits_for_slot:
-                if now - attempt.began >= SLOT_WAIT_S:
+                if attempt.ran_s(now) >= SLOT_WAIT_S:
                     attempt.cancel("no slot", now)
-            elif attempt.timeout_s is not None and now - attempt.began >= attempt.timeout_s:
+            elif attempt.timeout_s is not None and attempt.ran_s(now) >= attempt.timeout_s:
                 attempt.cancel("timeout", now)
         return ignored
 

@@ -38,14 +38,17 @@ class Timer(Loop):
     async def tick(self) -> float | None:
         """Tick once; return the delay until the next tick at rest."""
         now = time.monotonic()
-        self._pulse.turn(now)
+        standstill = self._pulse.turn(now)
+        # Before the timeouts: after a long standstill the jobs may belong to others.
+        self._lease_lost.fence_if_silent()
         for runner in self._runners:
+            if standstill is not None:
+                runner.attempts.postpone(standstill, now)
             runner.tick(now)
         if int(now) != self._second:
             self._second = int(now)
             events.turn_second()
             self._handler_tasks.check()
-        self._lease_lost.fence_if_silent()
         if now - self._pulse.started < REST_AFTER_S or any(map(_works, self._runners)):
             return None
         self._pulse.rest()
