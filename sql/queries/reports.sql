@@ -7,7 +7,8 @@
 -- Jobs, newest first. Each of the two branches is read backwards along its index on id (job_pkey; job_history_pkey of every
 -- partition, merged) up to the limit. If only failed and cancelled jobs are requested, the planner can use
 -- job_history_not_done instead; for that the condition `state <> 'done'` is written out, because PostgreSQL cannot derive it
--- from an array. A filter that matches few jobs reads the whole index: 0.2 s for a million jobs. `since_s` applies to the
+-- from an array. A filter that matches few jobs reads the whole index: 0.2 s for a million jobs. So does a short `since_s`,
+-- because the merge needs a row of every partition. Partitions that had expired before are not read. `since_s` applies to the
 -- end of a finished job, and to the enqueue of a live one. `age_of`: the event since which `age_s` counts.
 
 -- name: list_jobs(queue text, task text, states text[], since_s double precision, batch bigint)
@@ -41,6 +42,7 @@ FROM (
        AND ($3::text[] IS NULL OR $3::text[] && ARRAY['done', 'failed', 'cancelled'])
        AND ($3::text[] IS NULL OR 'done' = ANY ($3::text[]) OR state <> 'done')
        AND ($4::double precision IS NULL OR finished_at > now() - make_interval(secs => $4))
+       AND ($4::double precision IS NULL OR expires_at > now() - make_interval(secs => $4))
      ORDER BY id DESC
      LIMIT $5)
 ) AS found

@@ -137,6 +137,22 @@ async def test_schedules_are_read_up_to_the_limit_only(sql, analysed) -> None:
                 assert read <= 100, f"{name}, {mode}"
 
 
+async def test_reports_since_a_time_read_no_partition_that_had_expired_before(sql) -> None:
+    for day in ("20200101", "20200102"):
+        await sql.execute(
+            f"CREATE TABLE taskd.job_history_{day} PARTITION OF taskd.job_history "
+            f"FOR VALUES FROM ('{day} 00:00+00') TO ('{day} 24:00+00')"
+        )
+    for name, args in (
+        ("list_jobs", (None, "t", None, 3600.0, 50)),
+        ("stats", (3600.0, None, None, False, 50)),
+    ):
+        plan = await explain(sql, name, args, "force_custom_plan", "FORMAT JSON")
+        tables = {node.get("Relation Name") for node in within(plan)}
+        assert "job_history_default" in tables
+        assert tables.isdisjoint({"job_history_20200101", "job_history_20200102"}), name
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_million_jobs_change_no_plan(sql) -> None:
