@@ -263,6 +263,9 @@ CREATE TABLE taskd.job_history (
 
 -- Failed and cancelled jobs. Done jobs are not in this index, so it costs a completion nothing.
 CREATE INDEX job_history_not_done ON taskd.job_history (finished_at) WHERE state <> 'done';
+-- Jobs that finished within a time, for reports. Rows are appended in about this order, so a summary of each range of blocks
+-- is enough, which costs an ack nothing measurable. Vacuum summarizes; blocks that are not summarized yet are read.
+CREATE INDEX job_history_finished ON taskd.job_history USING brin (finished_at);
 CREATE INDEX job_history_workflow ON taskd.job_history (workflow_id) WHERE workflow_id IS NOT NULL;
 
 -- The default partition, so that an ack does not fail if a partition is missing.
@@ -3923,12 +3926,12 @@ $$;
 -- Return the numbers, waits and run times of jobs that finished in the last `window_s` seconds, in `steps` steps; waits
 -- and run times are those of the last attempt, each as p50 and p95.
 --
--- No index covers the time at which jobs finish, because it would slow down every completion. Finished jobs are appended to
--- the partition of the day on which they expire, so the newest rows are in its last blocks. The function searches the first
--- block of the window from the end of each partition, in steps that double, and then by bisection; it reads the blocks from
--- there. So the cost depends on the rows in the window, and not on the size of the history. If the window takes more than
--- `blocks_max` blocks of a partition, it is made shorter; `since` is its actual start. Several sessions fill blocks at the
--- same time, so rows are not exactly in the order of their times, and some more blocks are read. A row that was written into
+-- The index job_history_finished does not cover the rows since the last vacuum. Finished jobs are appended to the partition of
+-- the day on which they expire, so the newest rows are in its last blocks. The function searches the first block of the
+-- window from the end of each partition, in steps that double, and then by bisection; it reads the blocks from there. So the
+-- cost depends on the rows in the window, and not on the size of the history. If the window takes more than `blocks_max`
+-- blocks of a partition, it is made shorter; `since` is its actual start. Several sessions fill blocks at the same time, so
+-- rows are not exactly in the order of their times, and some more blocks are read. A row that was written into
 -- the free space of a retried job, far from the end, is not found.
 -- Called by: web_finished.
 CREATE FUNCTION taskd.finished_recently(

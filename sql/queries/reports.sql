@@ -7,9 +7,10 @@
 -- Jobs, newest first. Each of the two branches is read backwards along its index on id (job_pkey; job_history_pkey of every
 -- partition, merged) up to the limit. If only failed and cancelled jobs are requested, the planner can use
 -- job_history_not_done instead; for that the condition `state <> 'done'` is written out, because PostgreSQL cannot derive it
--- from an array. A filter that matches few jobs reads the whole index: 0.2 s for a million jobs. So does a short `since_s`,
--- because the merge needs a row of every partition. Partitions that had expired before are not read. `since_s` applies to the
--- end of a finished job, and to the enqueue of a live one. `age_of`: the event since which `age_s` counts.
+-- from an array. A filter that matches few jobs reads the whole index: 0.2 s for a million jobs. With a short `since_s` and a
+-- rare task, the planner uses job_history_finished. With a busy task the merge needs a row of every partition, so the whole
+-- index is read. Partitions that had expired before are not read. `since_s` applies to the end of a finished job, and to the
+-- enqueue of a live one. `age_of`: the event since which `age_s` counts.
 
 -- name: list_jobs(queue text, task text, states text[], since_s double precision, batch bigint)
 -- roles: observer, admin
@@ -436,10 +437,9 @@ FROM taskd.task
 ORDER BY name
 LIMIT $1;
 
--- Recent outcomes. No index covers the time at which jobs finish, because it would slow down every completion. So this reads
--- all finished jobs of the partitions that expire late enough: 0.45 s for a million jobs. Wait and run time are those of the
--- last attempt; a job that was cancelled before its first attempt has neither. `retried` counts jobs with more than one
--- attempt.
+-- Recent outcomes. A short time is read along job_history_finished. A long one reads all finished jobs of the partitions that
+-- expire late enough: 0.45 s for a million jobs. Wait and run time are those of the last attempt; a job that was cancelled
+-- before its first attempt has neither. `retried` counts jobs with more than one attempt.
 
 -- name: stats(since_s double precision, queue text, task text, by_hour boolean, batch bigint)
 -- roles: observer, admin

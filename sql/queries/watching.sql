@@ -1,8 +1,9 @@
 -- Watching: the statements that `taskd top` and `taskd tail` run every second or two. No statement here writes.
 --
--- No index covers the time at which jobs finish, because it would slow down every completion. So only watch_since, which runs
--- once, reads the history completely. The cost of the other statements grows with the number of live jobs and with the events
--- since the last call, and not with the history. After an answer, the commands wait at least twenty times as long as it took.
+-- The index job_history_finished does not cover the rows since the last vacuum, so it cannot answer a question every second.
+-- So only watch_since, which runs once, searches finished jobs by their times. The cost of the other statements grows with the
+-- number of live jobs and with the events since the last call, and not with the history. After an answer, the commands wait
+-- at least twenty times as long as it took.
 
 -- The ids of all live jobs, of the running jobs, and of finished jobs: those above `after_id` (NULL: a little before the
 -- newest id) and those in `ids`. All are read in one snapshot. A job that was live at the last call and is not live now has

@@ -153,6 +153,29 @@ async def test_reports_since_a_time_read_no_partition_that_had_expired_before(sq
         assert tables.isdisjoint({"job_history_20200101", "job_history_20200102"}), name
 
 
+async def test_reports_of_a_short_time_read_the_blocks_of_that_time_only(sql) -> None:
+    await sql.execute(
+        "INSERT INTO taskd.job_history (id, enqueued_at, run_at, started_at, finished_at, "
+        "expires_at, fence, state, priority, attempt, crashes, interrupts, queue, task, args, "
+        "errors) "
+        "SELECT n, at, at, at, at, 'infinity', 1, 'done', 100, 1, 0, 0, 'q', 't' || n % 20, "
+        "'{}', '[]' "
+        "FROM generate_series(1, $1::integer) AS n, "
+        "LATERAL (SELECT now() - ($1 - n) * interval '1 minute' AS at) AS finished",
+        20_000,
+    )
+    await sql.execute("VACUUM (FULL, ANALYZE) taskd.job_history_default")
+    for name, args in (
+        ("list_jobs", (None, "rare", None, 3600.0, 50)),
+        ("stats", (3600.0, None, None, False, 50)),
+    ):
+        found = await sql.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement(name).text}", *args)
+        nodes = list(within(json.loads(found)[0]["Plan"]))
+        [heap] = [each for each in nodes if each.get("Relation Name") == "job_history_default"]
+        assert heap["Node Type"] == "Bitmap Heap Scan", name
+        assert heap["Actual Rows"] + heap["Rows Removed by Index Recheck"] < 10_000, name
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_million_jobs_change_no_plan(sql) -> None:
