@@ -173,7 +173,10 @@ async def all_work(connection: asyncpg.Connection, fleet: Fleet) -> bool:
 TAKEN_OVER = """
 SELECT bool_and(worker.died_at IS NOT NULL AND (
     NOT EXISTS (SELECT 1 FROM taskd.job WHERE worker_id = worker.id AND state = 'running')
-    OR EXISTS (SELECT 1 FROM judge.event WHERE old_worker = worker.id AND crashes > old_crashes)
+    OR EXISTS (
+        SELECT 1 FROM judge.event
+        WHERE old_worker = worker.id AND (lost OR crashes > old_crashes)
+    )
 ))
 FROM judge.worker AS worker WHERE pid = $1
 """

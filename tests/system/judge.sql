@@ -527,9 +527,10 @@ CREATE VIEW judge.breach AS
     FROM judge.overlap AS o
     WHERE NOT EXISTS (
         SELECT 1 FROM judge.pause AS p
-        WHERE p.pid = o.pid AND o.started_at >= p.at
-          -- From its return to the first beat, which tells it that it was declared dead.
-          AND o.until <= coalesce(p.until, 'infinity') + interval '5 seconds'
+        -- Up to its first renewal after the pause, which tells it that it was declared dead. The paused process may also
+        -- be the one that started the job first, and could not write its record before.
+        WHERE p.pid = o.pid AND o.started_at >= p.at AND o.until <= coalesce(p.until, 'infinity') + interval '5 seconds'
+           OR p.pid = o.other_pid AND o.started_at BETWEEN p.at AND coalesce(p.until, 'infinity') + interval '5 seconds'
     )
       AND NOT EXISTS (SELECT 1 FROM judge.said WHERE said.job = o.job AND said.what = 'left behind')
     UNION ALL

@@ -27,7 +27,7 @@ class Point:
 async def test_slow_middleware_does_not_count_as_waiting_for_a_turn(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("taskd.worker.running.attempt_table.SLOT_WAIT_S", 0.1)
+    monkeypatch.setattr("taskd.worker.running.attempt_table.SLOT_WAIT_S", 0.5)
     calls = 0
 
     async def indexes(items: list[Item[Point]]) -> None: ...
@@ -51,7 +51,7 @@ async def test_slow_middleware_does_not_count_as_waiting_for_a_turn(
         nonlocal calls
         if slow_now.is_set():
             calls += 1
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(1.0)
         return await call_next()
 
     await desk.start(process_slots=1)
