@@ -21,6 +21,17 @@ UPDATE taskd.job SET state = 'scheduled', crashes = 1, run_at = now() - interval
 GROUP = "SELECT suspects FROM taskd.worker WHERE died_at IS NULL"
 
 
+def waiting(desk: Desk) -> tuple[Any, asyncio.Event]:
+    """A task whose handlers wait for an event, and the event."""
+    release = asyncio.Event()
+
+    @desk.task()
+    async def waits() -> None:
+        await release.wait()
+
+    return waits, release
+
+
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The ids of each group that was claimed."""
@@ -57,32 +68,26 @@ async def test_groups_of_suspects_grow_and_the_youngest_come_first(
 async def test_suspects_run_one_at_a_time_in_a_queue_that_is_full(
     desk: Desk, groups: list[list[int]]
 ) -> None:
-    release = asyncio.Event()
+    fills, release = waiting(desk)
 
     @desk.task()
     async def quick() -> None: ...
 
-    @desk.task()
-    async def fills() -> None:
-        await release.wait()
-
-    ids = await desk.enqueue(*(quick.job() for _ in range(5)))
-    await desk.sql.execute(SUSPECTS)
     fillers = await desk.enqueue(*(fills.job() for _ in range(30)))
-    worker = await desk.start(concurrency=5)
+    [runner] = (await desk.start(concurrency=5)).worker.parts.runners
+    await until(lambda: runner.running == 5)
+    ids = await desk.enqueue(*(quick.job().after(3600) for _ in range(5)))
+    await desk.sql.execute(f"{SUSPECTS} WHERE id = ANY ($1)", ids)
+    await desk.sql.execute("SELECT pg_notify('taskd_default', '')")
     await desk.settled(*ids)
-    assert {len(group) for group in groups} <= {1, 2, 4}
-    await until(lambda: worker.worker.parts.runners[0].running == 5)
+    assert [len(group) for group in groups] == [1] * 5
+    assert runner.running == 5
     release.set()
     await desk.settled(*fillers)
 
 
 async def test_a_suspect_that_hangs_keeps_no_other_waiting(desk: Desk) -> None:
-    release = asyncio.Event()
-
-    @desk.task()
-    async def hangs() -> None:
-        await release.wait()
+    hangs, release = waiting(desk)
 
     @desk.task()
     async def quick() -> None: ...
@@ -104,11 +109,7 @@ async def test_the_row_of_the_worker_names_the_group_that_a_crash_is_charged_to(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quarantine, "OUTLIVED_S", 3600.0)
-    release = asyncio.Event()
-
-    @desk.task()
-    async def waits() -> None:
-        await release.wait()
+    waits, release = waiting(desk)
 
     ids = await desk.enqueue(waits.job(), waits.job())
     await desk.sql.execute(SUSPECTS)
@@ -123,11 +124,7 @@ async def test_an_isolated_suspect_starts_when_no_other_could_be_the_cause_of_a_
     desk: Desk, groups: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quarantine, "SETTLED_S", 3600.0)
-    release = asyncio.Event()
-
-    @desk.task()
-    async def waits() -> None:
-        await release.wait()
+    waits, release = waiting(desk)
 
     @desk.task()
     async def quick() -> None: ...
@@ -150,11 +147,7 @@ async def test_an_isolated_suspect_starts_when_no_other_could_be_the_cause_of_a_
 async def test_a_suspect_that_was_near_three_crashes_starts_after_others_like_it(
     desk: Desk, groups: list[list[int]]
 ) -> None:
-    release = asyncio.Event()
-
-    @desk.task()
-    async def waits() -> None:
-        await release.wait()
+    waits, release = waiting(desk)
 
     ids = await desk.enqueue(waits.job(), waits.job())
     await desk.sql.execute(SUSPECTS)
