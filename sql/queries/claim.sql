@@ -18,14 +18,15 @@
 -- worker ends the job as expired. `attempt` stops growing at its maximum, so that one job does not keep its whole queue from
 -- being claimed.
 --
--- after_id to without: the database refuses to change some job, such as by a trigger of the user. The worker searches for it
--- in ranges of ids, and then leaves it out for a while (taskd/worker/refused_jobs.py). Other statements that choose the jobs
--- which they change have the same parameters; `id + 0` keeps the plans on their own indexes.
+-- `among_after`, `among_up_to` and `without` choose jobs by their ids. If the database refuses to change a job, for example by
+-- a trigger of the user, the worker searches for this job in ranges of ids, and then leaves it out for a while
+-- (taskd/worker/claiming/refused_jobs.py). Other statements that choose the jobs to change have the same parameters; `id + 0`
+-- keeps the planner from the index on id.
 --
 -- `refused`: tasks whose jobs this worker leaves in the queue for another live worker, because its own code does not have the
 -- task, or reads its arguments only below the version `refused_from` (taskd/core/outcomes/unknown_tasks.py).
 
--- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride bigint, refused text[], refused_from smallint[], after_id bigint, up_to_id bigint, without bigint[])
+-- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride bigint, refused text[], refused_from smallint[], among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
 -- moves: queued -> running
 UPDATE taskd.job AS job
@@ -94,7 +95,7 @@ WHERE NOT EXISTS (
 -- `slots`: how many suspects the worker can start in each of these queues. The youngest at the crash come first, as a job
 -- that kills at once was young. `clear`: the last group is over even if there is no next one.
 
--- name: claim_suspects(worker_id bigint, queues text[], slots integer[], tasks text[], stride bigint, batch bigint, isolated boolean, clear boolean, after_id bigint, up_to_id bigint, without bigint[])
+-- name: claim_suspects(worker_id bigint, queues text[], slots integer[], tasks text[], stride bigint, batch bigint, isolated boolean, clear boolean, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
 -- moves: scheduled -> running
 WITH claimed AS (

@@ -66,7 +66,7 @@ SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
 -- found by a later call. A suspect becomes `scheduled`, which brings it to quarantine; a job with a limit waits for its
 -- admission. `state::text` makes the planner use the index job_parked: along job_due it would read all scheduled jobs.
 
--- name: unpark_jobs(worker_id bigint, tasks text[], batch bigint, after_id bigint, up_to_id bigint, without bigint[])
+-- name: unpark_jobs(worker_id bigint, tasks text[], batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
 -- moves: scheduled -> queued, scheduled -> blocked
 WITH moved AS (
@@ -96,7 +96,7 @@ SELECT queue, jobs FROM counted, (SELECT count(*) FROM notified) AS r;
 -- (Jobs that are claimed after their deadline are failed by their worker.) They are read in the order of their deadlines,
 -- along job_deadline only. Jobs are skipped if another transaction has locked their rows, or those of their dependants.
 
--- name: expire_jobs(batch bigint, after_id bigint, up_to_id bigint, without bigint[])
+-- name: expire_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
 -- moves: scheduled -> failed, queued -> failed, blocked -> failed, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH due AS MATERIALIZED (

@@ -42,9 +42,9 @@ SET renewed_at = clock_timestamp(),
 WHERE id = $1 AND died_at IS NULL
 RETURNING (SELECT coalesce(max(works_with), 0) FROM taskd.migration) AS works_with;
 
--- What fails again and again in this worker, and for how long. See taskd/worker/failures.py.
+-- What fails again and again in this worker, and for how long. See taskd/worker/service_failures.py.
 
--- name: tell_failures(worker_id bigint, services text[], errors text[], for_s double precision[])
+-- name: store_failures(worker_id bigint, services text[], errors text[], for_s double precision[])
 -- roles: worker
 UPDATE taskd.worker
 SET failures = coalesce((
@@ -226,7 +226,7 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 -- snapshot does not show, has an owner that is not in this list; the condition "no live worker owns it", evaluated for the
 -- locked row, would be true for it.
 
--- name: rescue_jobs(batch bigint, max_crashes integer, max_crashes_unproved integer, after_id bigint, up_to_id bigint, without bigint[])
+-- name: rescue_jobs(batch bigint, max_crashes integer, max_crashes_unproved integer, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
 -- moves: running -> scheduled, running -> failed, running -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH RECURSIVE owner AS (

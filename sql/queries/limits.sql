@@ -5,7 +5,7 @@
 -- runs it when next_due (promote.sql) or check_upkeep (lease.sql) return that a check is due, so limits cost nothing where
 -- none are used.
 
--- name: admit_jobs(batch bigint, after_id bigint, up_to_id bigint, without bigint[])
+-- name: admit_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
 -- moves: blocked -> queued, blocked -> scheduled, scheduled -> blocked
 SELECT checked, queues FROM taskd.admit_due($1, $2, $3, $4::bigint[]);
@@ -13,7 +13,7 @@ SELECT checked, queues FROM taskd.admit_due($1, $2, $3, $4::bigint[]);
 -- Claim from a queue that an operator has limited; otherwise like claim_jobs. If a token is missing, one row has no id, and
 -- `opens_s` is the number of seconds until the next token.
 
--- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[], after_id bigint, up_to_id bigint, without bigint[])
+-- name: claim_limited_jobs(worker_id bigint, queue text, batch bigint, stride bigint, refused text[], refused_from smallint[], among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
 -- moves: queued -> running
 SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt, (job).max_attempts::smallint,

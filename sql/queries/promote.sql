@@ -5,7 +5,7 @@
 -- becomes `blocked`, and waits for its admission (limits.sql). Rows are updated by ctid, as in the claim: with a join by id,
 -- the whole table was read even if few jobs were due.
 
--- name: promote_jobs(batch bigint, after_id bigint, up_to_id bigint, without bigint[])
+-- name: promote_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
 -- moves: scheduled -> queued, scheduled -> blocked
 WITH moved AS (

@@ -229,7 +229,7 @@ async def follow_clock_back(on: Fetches, noticed_s: float | None) -> ClockSetBac
     return None if ahead_s is None else ClockSetBack(ahead_s, schedules or [])
 
 
-async def tell_failures(
+async def store_failures(
     on: Fetches, worker_id: int, failures: Sequence[tuple[str, str, float]], now: float
 ) -> None:
     """Store what fails again and again in this worker.
@@ -238,7 +238,7 @@ async def tell_failures(
         failures: the service, its error, and since when, by the same clock as `now`, in seconds.
     """
     await on.fetch(
-        "tell_failures",
+        "store_failures",
         worker_id,
         [service for service, _, _ in failures],
         [error for _, error, _ in failures],

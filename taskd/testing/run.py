@@ -25,7 +25,7 @@ from taskd.store.jobs import jobs
 from taskd.store.reading import testing
 from taskd.testing.rows import JobRow
 from taskd.worker import Worker
-from taskd.worker.upkeep.rescuer import MAX_CRASHES, RESCUE_BATCH
+from taskd.worker.upkeep.rescuer import MAX_CRASHES, MAX_CRASHES_UNPROVED, RESCUE_BATCH
 
 APP = "testing"
 LOOK_EVERY_S = 0.01
@@ -215,7 +215,7 @@ class Run:
 
     async def _declare_dead(self, worker_id: int) -> set[int]:
         await workers.declare_dead(self._lane, [worker_id], proved=True)
-        return set(await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES))
+        return set(await jobs.rescue(self._lane, RESCUE_BATCH, MAX_CRASHES, MAX_CRASHES_UNPROVED))
 
 
 def _abandon(worker: Worker) -> None:

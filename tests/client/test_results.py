@@ -94,7 +94,7 @@ async def test_every_end_notifies(
         assert told.value.error["message"] == "too big"
     else:
         await sql.execute("UPDATE taskd.worker SET died_at = now(), crashed = true")
-        await jobs.rescue(worker, 10, 1)
+        await jobs.rescue(worker, 10, 1, 1)
         with pytest.raises(JobFailed, match="crashed"):
             await waits
 

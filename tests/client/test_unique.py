@@ -93,7 +93,7 @@ async def test_no_way_back_collides_with_a_newer_holder(
     second = await client.enqueue(job(2, waiting))
     if how == "rescue":
         await workers.declare_dead(worker, [ME], proved=True)
-        assert list(await jobs.rescue(worker, 10, 3)) == [first]
+        assert list(await jobs.rescue(worker, 10, 3, 3)) == [first]
     else:
         state = JobState.QUEUED if how == "release" else JobState.SCHEDULED
         await end(
@@ -131,7 +131,7 @@ async def test_a_suspect_that_is_replaced_stays_in_the_quarantine(
     await client.enqueue(job(1))
     await claim(worker)
     await workers.declare_dead(worker, [ME], proved=True)
-    await jobs.rescue(worker, 10, 3)
+    await jobs.rescue(worker, 10, 3, 3)
     changed = await client.enqueue(job(2, Unique("k", on_conflict="replace")))
     assert changed.outcome == "replaced"
     [row] = await sql.fetch(ROWS)

@@ -75,7 +75,7 @@ async def test_a_newer_version_of_a_running_job_follows_its_end(
     await listener.notified()
     if how == "crashed":
         await workers.declare_dead(worker, [ME], proved=True)
-        await jobs.rescue(worker, 10, 1)
+        await jobs.rescue(worker, 10, 1, 1)
     elif how == "completed":
         await worker.fetch("complete_job", claimed.id, ME, claimed.fence, None, None)
     else:

@@ -87,7 +87,7 @@ PINS = (
     # Leases and busy marks.
     Pin("renew_lease", (ME, 30, "f", "{}"), "all migration worker_alive"),
     Pin("retire_worker", (ME,), "worker_alive"),
-    Pin("tell_failures", (ME, ["s"], ["e"], [1]), "worker_alive"),
+    Pin("store_failures", (ME, ["s"], ["e"], [1]), "worker_alive"),
     Pin("declare_workers_dead", ([1, 2], "f"), "worker_alive worker_alive"),
     Pin("set_busy_mark", ("q1", ME, 1, True), "worker_alive"),
     # Every quarter of an hour.

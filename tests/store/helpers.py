@@ -121,7 +121,7 @@ async def bury(on: Fetches, worker_id: int) -> None:
 
 
 async def rescue(on: Fetches) -> dict[int, JobState]:
-    return await jobs.rescue(on, 1000, MAX_CRASHES)
+    return await jobs.rescue(on, 1000, MAX_CRASHES, MAX_CRASHES)
 
 
 async def take_over(on: Fetches, job: Job) -> None:

@@ -208,7 +208,7 @@ async def test_an_ack_that_waits_for_a_rescue_changes_nothing(
     for job, write in ((one, done), (two, lambda on, job: settle(on, job, FAILED))):
         acking = await connect()
         async with Transaction(await connect()) as rescuing:
-            await jobs.rescue(fetches(rescuing.connection), 1, 3)
+            await jobs.rescue(fetches(rescuing.connection), 1, 3, 3)
             late = asyncio.create_task(write(fetches(acking), job))
             await waits_for_lock(sql, acking)
             await rescuing.commit()

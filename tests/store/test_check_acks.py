@@ -48,7 +48,7 @@ async def test_an_earlier_claim_that_was_rescued_does_not_make_the_ack_of_the_ne
 ) -> None:
     job = await run_one(lane, me)
     await bury(lane, me)
-    await jobs.rescue(lane, 1, 3)
+    await jobs.rescue(lane, 1, 3, 3)
     # Its snapshot was taken before the worker was declared dead, and it commits only now.
     await sql.execute("UPDATE taskd.worker SET died_at = NULL WHERE id = $1", me)
     late = await claim_suspect(lane, me, ["q"], ["t"])

@@ -241,7 +241,7 @@ async def test_two_rescuers_share_the_jobs(lane: Lane, connect: Connect, me) -> 
     batch = {job.id for job in await running(lane, me, 4)}
     await bury(lane, me)
     async with Transaction(await connect()) as first:
-        ours = await jobs.rescue(fetches(first.connection), 3, 3)
+        ours = await jobs.rescue(fetches(first.connection), 3, 3, 3)
         theirs = await rescue(lane)
         await first.commit()
     assert len(ours) == 3

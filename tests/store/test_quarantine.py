@@ -93,7 +93,7 @@ async def test_the_third_such_death_of_a_job_is_treated_as_a_crash(sql: Any, lan
 @pytest.mark.parametrize(
     ("group", "crashes", "isolated", "goes", "charges", "becomes_isolated"),
     [
-        # An ordinary job becomes a suspect, whoever is charged as well.
+        # An ordinary job becomes a suspect, even if a group is charged as well.
         ([], 0, False, SCHEDULED, 1, False),
         (["another"], 0, False, SCHEDULED, 1, False),
         # The group is charged, and nobody else.

@@ -499,7 +499,7 @@ async def test_functions_and_operators_of_somebody_elses_schema_are_never_called
     await history.make_partitions(worker)
     await history.prune_default(worker)
     await jobs.promote(worker, 10)
-    await jobs.rescue(worker, 10, 3)
+    await jobs.rescue(worker, 10, 3, 3)
     called = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM evil.calls"
     assert await sql.fetchval(called) == 0
     for number, each in enumerate(TRAPPED, 1):

@@ -153,7 +153,7 @@ class Scene:
         )
 
     async def rescue(self, max_crashes: int = 3) -> dict[int, JobState]:
-        return await jobs.rescue(self.house, 100, max_crashes)
+        return await jobs.rescue(self.house, 100, max_crashes, max_crashes)
 
     async def promote(self) -> None:
         """Promote what is scheduled, however short its delay may be."""

@@ -330,7 +330,7 @@ WAYS = ("kill", "cancel", "lost")
 
 # Statements of workers that are not hit, and why.
 NOT_STRUCK: dict[str, str] = {
-    "tell_failures": "it changes no job, and the next worker writes its own",
+    "store_failures": "it changes no job, and the next worker writes its own",
 }
 # What is not done at a point, and why.
 NOT_DONE: dict[tuple[str, str], str] = {

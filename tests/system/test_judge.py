@@ -92,7 +92,7 @@ async def test_a_failure_that_nobody_tried_is_counted(scene: Open) -> None:
     await stage.blame(stage.a, await stage.enqueue())
     await stage.a.claim()
     await stage.bury(stage.a)
-    await jobs.rescue(stage.house, 100, max_crashes=1)
+    await jobs.rescue(stage.house, 100, 1, 1)
     verdict = await stage.judge.check()
     verdict.require()
     assert (verdict.figures.failed, verdict.figures.failed_unrun) == (1, 1)

@@ -78,7 +78,7 @@ async def play_rescue_that_looked_earlier(scene: Scene) -> None:
     assert job_id == 1  # the id that the planted text names
     await scene.a.begins(await scene.a.claim())
     await scene.bury(scene.a)
-    await jobs.rescue(Hand(scene.house.connection), 100, 3)
+    await jobs.rescue(Hand(scene.house.connection), 100, 3, 3)
     taken_over = await scene.b.claim_suspect()
     await scene.b.begins(taken_over)
     await scene.rescue()

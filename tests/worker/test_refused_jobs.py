@@ -10,7 +10,7 @@ import pytest
 from taskd.core.jobs.limit import Limit
 from taskd.errors import StatementRefused
 from taskd.store.jobs.jobs import Among
-from taskd.worker import refused_jobs
+from taskd.worker.claiming import refused_jobs
 from taskd.worker.upkeep import rescuer
 from tests.worker.conftest import Desk, until
 

@@ -350,7 +350,7 @@ async def _fail_once(_scene: Scene, conn: Any, job: int) -> int:
 
 async def _rescue(_scene: Scene, conn: Any, job: int) -> int:
     await workers.declare_dead(fetches(conn), [OTHER_ID], proved=True)
-    assert job in await jobs.rescue(fetches(conn), 1000, 3)
+    assert job in await jobs.rescue(fetches(conn), 1000, 3, 3)
     return job
 
 

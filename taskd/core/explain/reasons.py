@@ -18,7 +18,7 @@ from taskd.core.worker_status import BLOCKED_S_MIN, WorkerStatus
 
 # The jobs before a queued one are counted up to this number.
 AHEAD_MAX = 10_000
-# If nothing has started for this long, whoever has the slots does not only work on a backlog.
+# If no job of a full queue has started for this long, its running jobs probably hang.
 STANDS_STILL_S = 60.0
 
 

@@ -41,7 +41,7 @@ TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 TCP_USER_TIMEOUT_MS = 20_000
 # Every service of a worker tries again within this time: without an error in it, a trouble is over.
 QUIET_S = 12.0
-# The most different errors of one trouble that are told.
+# The most errors of one outage that are reported; each text is reported once.
 ERRORS_MAX = 10
 # The largest stride; a fence has room for a billion of them.
 STRIDE_MAX = 2**30
@@ -51,23 +51,23 @@ class Trouble:
     """What is missing in a database that has worked; shared by all threads of a worker.
 
     Args:
-        tell: called with each new error, and what to do.
+        report: called with each new error, and what to do.
     """
 
-    def __init__(self, tell: Callable[[str, Sequence[str]], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str, Sequence[str]], None]) -> None:
+        self._report = report
         self._errors: set[str] = set()
         self._text, self._began, self._noted_at = "", 0.0, 0.0
 
     def note(self, error: StoreUnavailable) -> None:
-        """Note an error, and tell it if it is new."""
+        """Remember an error, and report it if it is new."""
         text, now = str(error), time.monotonic()
         if not self._errors:
             self._began = now
         self._text, self._noted_at = text, now
         if text not in self._errors and len(self._errors) < ERRORS_MAX:
             self._errors.add(text)
-            self._tell(text, getattr(error, "__notes__", ()))
+            self._report(text, getattr(error, "__notes__", ()))
 
     def __str__(self) -> str:
         return self._text if self._errors and not self._is_quiet() else ""
@@ -125,13 +125,13 @@ class Database:
         made.statement_timeout_s = statement_timeout_s
         return made
 
-    def begin_use(self, tell: Callable[[str, Sequence[str]], None]) -> None:
+    def begin_use(self, report: Callable[[str, Sequence[str]], None]) -> None:
         """From now on raise permanent errors as outages, as this database has worked.
 
         Args:
-            tell: called with each new error, and what to do.
+            report: called with each new error, and what to do.
         """
-        self.trouble = Trouble(tell)
+        self.trouble = Trouble(report)
 
     def outage(self, error: TaskdError) -> TaskdError:
         """Return the error as an outage, if it is one and this database has worked before."""

@@ -65,7 +65,7 @@ ALL = Read()
 
 
 class Among(NamedTuple):
-    """Which jobs a statement may choose, by their ids: see worker/refused_jobs.py.
+    """Which jobs a statement may choose, by their ids: see worker/claiming/refused_jobs.py.
 
     Attributes:
         after_id, up_to_id: the range of ids, without its beginning.
@@ -362,17 +362,16 @@ async def rescue(
     on: Fetches,
     batch: int,
     max_crashes: int,
-    max_crashes_unproved: int | None = None,
+    max_crashes_unproved: int,
     among: Among = ANY_JOB,
 ) -> dict[int, JobState]:
     """Take back jobs that no live worker owns; return the new state of each.
 
     Args:
         max_crashes: an isolated suspect that was alone in its group fails after this many crashes.
-        max_crashes_unproved: any job fails after this many; None: also after `max_crashes`.
+        max_crashes_unproved: any job fails after this many.
     """
-    unproved = max_crashes if max_crashes_unproved is None else max_crashes_unproved
-    rows = await on.fetch("rescue_jobs", batch, max_crashes, unproved, *among)
+    rows = await on.fetch("rescue_jobs", batch, max_crashes, max_crashes_unproved, *among)
     return {row[0]: JobState(row[1]) for row in rows}
 
 

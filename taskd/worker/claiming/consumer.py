@@ -19,8 +19,8 @@ from taskd.store.jobs.jobs import ALL, Among
 from taskd.worker.claiming.busy_mark import GAP_S, BusyMark
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.claiming.read_position import ReadPosition
+from taskd.worker.claiming.refused_jobs import RefusedJobs
 from taskd.worker.finishing.acker import Acker
-from taskd.worker.refused_jobs import RefusedJobs
 from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Backoff, Wakeup

@@ -23,8 +23,8 @@ from taskd.core.jobs.job import Job
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
 from taskd.store.jobs.jobs import Among
+from taskd.worker.claiming.refused_jobs import RefusedJobs
 from taskd.worker.lease.state import Lease
-from taskd.worker.refused_jobs import RefusedJobs
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 

@@ -9,7 +9,7 @@ minute.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from taskd import events
@@ -61,6 +61,21 @@ class RefusedJobs:
             answers: list[T] = []
             await self._divide(change, ANY_JOB.after_id, ANY_JOB.up_to_id, error, answers)
             return answers
+
+    async def batches(
+        self, change: Callable[[Among], Awaitable[T]], is_full: Callable[[T], bool]
+    ) -> AsyncIterator[T]:
+        """Run a statement that changes a batch of jobs until no batch is full; yield its answers.
+
+        Raises:
+            TaskdError: as run().
+        """
+        more = True
+        while more:
+            more = False
+            for answer in await self.run(change):
+                yield answer
+                more = more or is_full(answer)
 
     def _among(self, after_id: int, up_to_id: int) -> Among:
         return Among(after_id, up_to_id, list(self._until))

@@ -37,11 +37,11 @@ class Registration:
         lease: Lease,
         limits: Mapping[str, int],
         tasks: Mapping[str, int],
-        environment: str | None,
+        environment_name: str | None,
     ) -> None:
         self.me = new_incarnation(app)
         self._app, self._lease, self._limits, self._tasks = app, lease, limits, tasks
-        self._environment = environment
+        self._environment = environment_name
         self._log_fields: dict[str, Any] = {}
 
     async def check_environment(self, lane: Lane) -> None:

@@ -128,7 +128,7 @@ class LeaseThread:
             await asyncio.sleep(delay_s)
 
     def _status(self) -> str:
-        # The lease must be renewed even if the status cannot be told.
+        # The lease must be renewed even if the status cannot be encoded.
         with suppress(Exception):
             return self._published(self._monitor.recent())
         return "{}"

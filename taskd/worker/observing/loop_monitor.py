@@ -162,7 +162,7 @@ class LoopMonitor:
         self._series_since = 0.0
 
     def check(self) -> None:
-        """Check once; called every LOOK_EVERY_S, REST_LOOK_EVERY_S while the worker is idle."""
+        """Check once; called every CHECK_EVERY_S, REST_CHECK_EVERY_S while the worker is idle."""
         tick_s = self._pulse.tick_s
         now, ticked = time.monotonic(), self._pulse.ticked
         late_s, self._checked = now - self._checked, now

@@ -15,7 +15,7 @@ from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.worker.claiming.consumer import Consumer
-from taskd.worker.refused_jobs import RefusedJobs
+from taskd.worker.claiming.refused_jobs import RefusedJobs
 from taskd.worker.service import Loop, Wakeup, jittered_s
 
 PROMOTE_BATCH = 1000

@@ -17,12 +17,12 @@ from taskd.store.jobs import changes, jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn
 from taskd.worker.claiming.consumer import Consumer
-from taskd.worker.failures import Lasting
+from taskd.worker.claiming.refused_jobs import RefusedJobs
 from taskd.worker.lease.process_identity import is_gone
 from taskd.worker.lease.state import Lease
 from taskd.worker.operator_settings import Controls
-from taskd.worker.refused_jobs import RefusedJobs
 from taskd.worker.service import Loop
+from taskd.worker.service_failures import Lasting
 
 # A job that has killed its worker alone in quarantine fails at its third crash. A job that was only
 # near, however often, runs again, up to a bound that ends endless loops.
@@ -64,7 +64,7 @@ class Rescuer(Loop):
         self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
         self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
         self._controls = controls
-        self._told: tuple[int, list[Lasting]] | None = None
+        self._stored: tuple[int, list[Lasting]] | None = None
         # The database's time at the last check, and when it was received (time.monotonic).
         self._clock: tuple[datetime, float] | None = None
         self._went_back_s: float | None = None
@@ -89,7 +89,7 @@ class Rescuer(Loop):
 
     async def tick(self) -> None:
         """Check and rescue once."""
-        await self._tell_failures()
+        await self._store_failures()
         seen = await self.check()
         if self._went_back_s is not None or not self._compared:
             await self._follow_clock_back()
@@ -105,14 +105,14 @@ class Rescuer(Loop):
         if seen.resumed:
             await self._unpark(seen.resumed)
 
-    async def _tell_failures(self) -> None:
+    async def _store_failures(self) -> None:
         """Store what fails again and again in this worker, if that has changed."""
-        told = self._lease.worker_id, self.failures.lasting()
-        if told == self._told or (not told[1] and self._told is None):
+        now = self._lease.worker_id, self.failures.lasting()
+        if now == self._stored or (not now[1] and self._stored is None):
             return
         with suppress(TaskdError):  # what follows shows whether the database answers
-            await workers.tell_failures(self._lane, *told, time.monotonic())
-            self._told = told
+            await workers.store_failures(self._lane, *now, time.monotonic())
+            self._stored = now
 
     def _compare_clocks(self, now: datetime, sent: float) -> None:
         """Notice that the database's clock was set back, whatever the replies took."""
@@ -134,35 +134,31 @@ class Rescuer(Loop):
 
     async def _expire(self) -> None:
         expire = partial(changes.expire, self._lane, EXPIRE_BATCH)
-        full = True
-        while full:
-            full = False
-            for ended in await self._unexpired.run(expire):
-                if ended:
-                    events.jobs_expired(ended)
-                    self._counts["failed"] += sum(ended.values())
-                full = full or sum(ended.values()) == EXPIRE_BATCH
+        async for ended in self._unexpired.batches(
+            expire, lambda tasks: sum(tasks.values()) == EXPIRE_BATCH
+        ):
+            if ended:
+                events.jobs_expired(ended)
+                self._counts["failed"] += sum(ended.values())
 
     async def _unpark(self, tasks: list[str]) -> None:
         unpark = partial(changes.unpark, self._lane, self._lease.worker_id, tasks, UNPARK_BATCH)
-        while any(answers := await self._unparked.run(unpark)):
-            for moved in filter(None, answers):
+        async for moved in self._unparked.batches(unpark, bool):
+            if moved:
                 events.jobs_unparked(moved)
-                for consumer in self._consumers:
-                    if consumer.runner.queue in moved:
-                        consumer.wakeup.set()
+            for consumer in self._consumers:
+                if consumer.runner.queue in moved:
+                    consumer.wakeup.set()
 
     async def _rescue(self) -> None:
         rescue = partial(jobs.rescue, self._lane, RESCUE_BATCH, MAX_CRASHES, MAX_CRASHES_UNPROVED)
-        full = True
-        while full:
-            full = False
-            for states in await self._unrescued.run(rescue):
-                if states:
-                    events.jobs_rescued(states)
-                    self._counts["failed"] += list(states.values()).count(JobState.FAILED)
-                    self._on_due(DueIn(0.0, 0.0))  # they are due now, as suspects or not
-                full = full or len(states) == RESCUE_BATCH
+        async for states in self._unrescued.batches(
+            rescue, lambda moved: len(moved) == RESCUE_BATCH
+        ):
+            if states:
+                events.jobs_rescued(states)
+                self._counts["failed"] += list(states.values()).count(JobState.FAILED)
+                self._on_due(DueIn(0.0, 0.0))  # they are due now, as suspects or not
 
     async def _declare_dead(self, others: Sequence[workers.Other]) -> bool:
         """Declare dead workers dead; return whether there were any."""
