@@ -21,7 +21,7 @@ from taskd.store.connections import database as store
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs
 from taskd.worker import Worker
-from taskd.worker.lease.process_identity import new_incarnation
+from taskd.worker.lease.process_identity import new_incarnation, process_started
 from tests.canary import assert_unseen
 
 WITHIN_S = 60.0
@@ -184,7 +184,10 @@ class Desk:
     ) -> None:
         """The row of another worker: elsewhere, or with a pid on this machine."""
         me = new_incarnation("other")._replace(id=worker_id)
-        me = me._replace(host="elsewhere") if pid is None else me._replace(pid=pid)
+        if pid is None:
+            me = me._replace(host="elsewhere")
+        else:
+            me = me._replace(pid=pid, pid_started=process_started(pid) or me.pid_started)
         await workers.register(self.lane, me, lease_s, ["default"], {})
 
     async def close(self) -> None:

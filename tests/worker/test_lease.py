@@ -18,7 +18,9 @@ from taskd.store.connections.error_translation import Down, Silence
 from taskd.store.connections.statements import statement
 from taskd.store.jobs.jobs import ANY_JOB
 from taskd.worker.lease import process_identity
+from taskd.worker.lease.neighbours import Neighbours
 from taskd.worker.lease.process_identity import is_gone, process_started
+from taskd.worker.upkeep import rescuer
 from tests.worker.conftest import Desk, until
 
 BURY = "UPDATE taskd.worker SET died_at = now() WHERE id = $1"
@@ -224,6 +226,58 @@ async def test_a_neighbour_that_died_is_declared_dead_at_once_and_its_job_run(de
         "SELECT id FROM taskd.worker WHERE died_at IS NULL AND id < 100 ORDER BY id"
     )
     assert [row[0] for row in alive] == [43, 44]
+
+
+async def test_the_end_of_a_process_on_the_host_starts_the_rescue_of_its_jobs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", 3600.0)
+
+    @desk.task()
+    async def quick() -> None: ...
+
+    with subprocess.Popen(["sleep", "600"]) as neighbour:
+        await desk.other_worker(42, pid=neighbour.pid, lease_s=3600)
+        # Only the next two workers after the own one are watched; this one comes behind 42.
+        await desk.other_worker(44, pid=os.getpid(), lease_s=3600)
+        (job,) = await desk.enqueue(quick.job())
+        await desk.sql.execute(MINE, 42)
+        started = await desk.start(lease_s=24 * 3600.0)
+        watched = started.worker.parts.rescuer._neighbours._descriptors
+        await until(lambda: 42 in watched)
+        neighbour.kill()
+        (row,) = await desk.settled(job)
+        assert (row["state"], row["crashes"]) == ("done", 1)
+        assert 42 not in watched
+
+
+async def test_the_next_two_workers_of_the_host_are_watched() -> None:
+    ended = asyncio.Event()
+    neighbours = Neighbours(ended.set)
+    started = process_started(os.getpid()) or 0
+    with subprocess.Popen(["sleep", "600"]) as process:
+        theirs = process_started(process.pid) or 0
+
+        def other(worker_id: int, *, near: bool = True) -> workers.Other:
+            mine = worker_id % 2
+            pid, since = (os.getpid(), started) if mine else (process.pid, theirs)
+            return workers.Other(worker_id, pid, since, neighbour=near, silent=False)
+
+        neighbours.watch(5, [other(n) for n in (1, 2, 3, 4, 7)] + [other(6, near=False)])
+        assert neighbours._descriptors.keys() == {7, 1}
+        neighbours.watch(1, [other(n) for n in (2, 3, 5, 7)])
+        assert neighbours._descriptors.keys() == {2, 3}
+        process.kill()
+        await ended.wait()
+        assert neighbours._descriptors.keys() == {3}
+        # Its pid belongs to nobody, or to another process: nothing is watched in its place.
+        neighbours.watch(1, [other(2)._replace(pid=os.getpid(), pid_started=started + 1), other(3)])
+        assert neighbours._descriptors.keys() == {3}
+    descriptors = list(neighbours._descriptors.values())
+    neighbours.close()
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 async def test_a_silent_remote_worker_is_declared_dead_by_a_steady_one(desk: Desk) -> None:

@@ -18,6 +18,7 @@ from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.refused_jobs import RefusedJobs
+from taskd.worker.lease.neighbours import Neighbours
 from taskd.worker.lease.process_identity import is_gone
 from taskd.worker.lease.state import Lease
 from taskd.worker.operator_settings import Controls
@@ -31,6 +32,8 @@ MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
 EXPIRE_BATCH = UNPARK_BATCH = 1000
 SWEEP_EVERY_S_MAX = 5.0
+# A supervisor has probably started the dead worker again by then, and it can be watched, too.
+AFTER_DEATH_S = 2.0
 # Clocks that are synchronised are set back by less.
 BACK_S_MIN = 1.0
 
@@ -64,6 +67,7 @@ class Rescuer(Loop):
         self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
         self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
         self._controls = controls
+        self._neighbours = Neighbours(self.wakeup.set)
         self._stored: tuple[int, list[Lasting]] | None = None
         # The database's time at the last check, and when it was received (time.monotonic).
         self._clock: tuple[datetime, float] | None = None
@@ -87,10 +91,18 @@ class Rescuer(Loop):
         self._controls.apply(seen.paused, seen.limits, seen.elsewhere)
         return seen
 
-    async def tick(self) -> None:
-        """Check and rescue once."""
+    async def run(self) -> None:
+        """Check and rescue until stopped; the end of a worker on this host starts a check, too."""
+        try:
+            await super().run()
+        finally:
+            self._neighbours.close()
+
+    async def tick(self) -> float | None:
+        """Check and rescue once; return the seconds until the next check."""
         await self._store_failures()
         seen = await self.check()
+        self._neighbours.watch(self._me().id, seen.others)
         if self._went_back_s is not None or not self._compared:
             await self._follow_clock_back()
         self._on_due(seen.due)
@@ -98,12 +110,14 @@ class Rescuer(Loop):
             callback(seen.ticks)
         if seen.uncounted:
             await limits.count_depths(self._lane)
-        if await self._declare_dead(seen.others) or seen.orphans:
+        died = await self._declare_dead(seen.others)
+        if died or seen.orphans:
             await self._rescue()
         if seen.expired:
             await self._expire()
         if seen.resumed:
             await self._unpark(seen.resumed)
+        return AFTER_DEATH_S if died else None
 
     async def _store_failures(self) -> None:
         """Store what fails again and again in this worker, if that has changed."""

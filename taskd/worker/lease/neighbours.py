@@ -1,0 +1,64 @@
+"""Deaths on the same host: the kernel reports when the process of another worker ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+
+from taskd.store import workers
+from taskd.worker.lease.process_identity import is_gone
+
+# Each worker watches the next two in the order of their ids, as on a ring: every process is
+# watched by two others, and a death wakes two workers, however many the host has.
+WATCHED_MAX = 2
+
+
+class Neighbours:
+    """Watches other workers on this host, and calls `on_end` when the process of one has ended.
+
+    A file descriptor of the process (pidfd_open, Linux 5.3) becomes readable at its end. Where
+    there are none, or none can be opened, nothing is watched: the rescuer's checks find the death.
+    """
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._descriptors: dict[int, int] = {}
+
+    def watch(self, my_id: int, others: Sequence[workers.Other]) -> None:
+        """Watch the next workers of this host after `my_id`, and no others."""
+        ring = sorted(
+            (other for other in others if other.neighbour),
+            key=lambda other: (other.id < my_id, other.id),
+        )
+        next_ones = {other.id: other for other in ring[:WATCHED_MAX]}
+        for worker_id in self._descriptors.keys() - next_ones.keys():
+            self._forget(worker_id)
+        for worker_id in next_ones.keys() - self._descriptors.keys():
+            self._open(next_ones[worker_id])
+
+    def close(self) -> None:
+        """Watch nobody any more."""
+        for worker_id in list(self._descriptors):
+            self._forget(worker_id)
+
+    def _open(self, other: workers.Other) -> None:
+        try:
+            descriptor = os.pidfd_open(other.pid)
+        except (AttributeError, OSError):
+            return
+        # Another process may have got the pid before the descriptor was opened.
+        if is_gone(other):
+            os.close(descriptor)
+            return
+        self._descriptors[other.id] = descriptor
+        asyncio.get_running_loop().add_reader(descriptor, self._ended, other.id)
+
+    def _ended(self, worker_id: int) -> None:
+        self._forget(worker_id)
+        self._on_end()
+
+    def _forget(self, worker_id: int) -> None:
+        descriptor = self._descriptors.pop(worker_id)
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
