@@ -247,7 +247,7 @@ async def test_an_unknown_task_is_given_back_without_burning_an_attempt(desk: De
     assert desk.heard.of("task.unknown", task="unknown", queue="default", count=1)
 
 
-async def test_a_job_whose_last_attempt_crashed_fails(desk: Desk) -> None:
+async def test_a_job_without_an_attempt_left_fails(desk: Desk) -> None:
     @desk.task(max_attempts=2)
     async def never(ctx: Any) -> None:
         raise AssertionError("it must not start")
@@ -257,7 +257,7 @@ async def test_a_job_whose_last_attempt_crashed_fails(desk: Desk) -> None:
     )
     await desk.start()
     (row,) = await desk.settled(job)
-    assert (row["state"], row["reason"]) == ("failed", "its last attempt crashed")
+    assert (row["state"], row["reason"]) == ("failed", "no attempt is left: the limit is 2")
 
 
 async def test_odd_results_do_not_undo_the_work(desk: Desk) -> None:

@@ -106,7 +106,8 @@ class Preparation:
     def start(self, job: Job, task: Task[..., Any], began: float) -> Prepared | Refused:
         """Return the handler before its first step, or the end of an attempt without one."""
         if policy.attempts_spent(job, task):
-            return Refused(None, Raised(Fail("its last attempt crashed")))
+            limit = policy.attempts_limit(job, task)
+            return Refused(None, Raised(Fail(f"no attempt is left: the limit is {limit}")))
         context: AttemptContext | None = None
         try:
             if task.takes_context:
