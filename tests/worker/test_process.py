@@ -223,7 +223,8 @@ async def test_an_app_that_cannot_be_imported_there_is_reported_by_the_job(
     await desk.start(app.REGISTRY, process_slots=1, app="broken_app")
     (row,) = await desk.settled(job)
     assert row["reason"] == (
-        "ProcessNotStarted: no process could be started for it: RuntimeError: only for workers"
+        "ProcessNotStarted: the process for this attempt did not start: RuntimeError: "
+        "only for workers"
     )
 
 
@@ -232,7 +233,7 @@ async def test_a_handler_that_is_not_found_in_its_module_is_refused_at_the_start
 ) -> None:
     registry = Registry()
     task(process=True, registry=registry, name="other")(app.REGISTRY.get("adds").handler)  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="is searched as adds in the module"):
+    with pytest.raises(ConfigError, match="find the task as adds in the module"):
         desk.worker(registry)
 
 

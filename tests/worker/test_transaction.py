@@ -139,7 +139,7 @@ async def test_who_ends_the_transaction_or_completes_it_is_reported(ledger: Desk
     await ledger.start()
     one, two = await ledger.settled(*ids)
     assert one["reason"].startswith("TransactionEnded: the transaction of ctx.conn is over")
-    assert two["reason"].startswith("TypeError: with transaction= the job is completed when")
+    assert two["reason"].startswith("TypeError: taskd completes the job")
 
 
 async def test_a_timeout_does_not_wait_for_the_connection(ledger: Desk) -> None:

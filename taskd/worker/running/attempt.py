@@ -1,9 +1,10 @@
-"""One attempt: run a handler so that it can neither close nor change its runner's coroutine.
+"""One attempt: run a handler inside an asyncio task of the runner, without harm to the runner.
 
-The first step of a handler runs inside the runner's own asyncio task, with a context of its own.
-Most small handlers end there and need no asyncio task, which would cost five times as much. A
-handler that waits keeps this task: current_task(), asyncio.timeout and TaskGroup work as usual. The
-task runs another job only if nothing that the handler left behind can reach it.
+The first step of a handler runs in the asyncio task of the runner, with contextvars of its own.
+Most short handlers end in this step, and an asyncio task for each of them would cost five times as
+much. A handler that waits keeps the asyncio task until the handler ends, so current_task(),
+asyncio.timeout and TaskGroup work as usual. Afterwards the asyncio task runs another job only if
+`reach` shows that the handler left it unchanged and kept no reference to it.
 """
 
 from __future__ import annotations
@@ -42,23 +43,24 @@ STACK_MAX = 8
 
 
 class Attempt(msgspec.Struct, eq=False):
-    """An attempt whose handler waits for something.
+    """An attempt that did not end in the first step of its coroutine.
 
     Attributes:
-        began: when it began (time.monotonic), or, while it waits for a slot, when the wait began.
-        timeout_s: its timeout; None: no limit.
-        stood_still_s: the time since `began` for which the process or its loop stood still.
-        why: why taskd has cancelled it (`timeout`, `stop`, `cancel`, `fence`, `no room`); None:
-            taskd has not. The outcome depends on this and never on a CancelledError, which a
-            handler can raise or swallow itself.
-        cancel_reason: the reason of the requested cancellation.
-        cancelled_at: when it was cancelled (time.monotonic).
-        abandoned: whether its outcome was recorded although it still runs.
-        waits_for_slot: the attempt waits for a thread, a process, a connection or its batch, so as
-            far as is known its handler has not started.
-        kill: ends its handler by force; None: not possible.
-        leave_slot: releases the slot that it shares with the others of its batch; None: it has a
-            slot of its own.
+        began: when the present phase of the attempt began (time.monotonic): middleware, the wait
+            for a slot, or the handler after that wait.
+        stood_still_s: how many of the seconds since `began` do not count, because the process or
+            its event loop stood still.
+        why: why taskd has cancelled the attempt (`timeout`, `stop`, `cancel`, `fence`, `no slot`);
+            None: taskd has not cancelled it. A CancelledError does not show this, because a handler
+            can raise or swallow one itself.
+        cancel_reason: the reason that was given with a requested cancellation.
+        cancelled_at: when taskd cancelled the attempt (time.monotonic).
+        abandoned: whether the outcome was recorded before the handler ended.
+        waits_for_slot: whether the attempt waits for a thread, a process, a connection or its
+            batch. As far as the worker knows, the handler has not started.
+        kill: kills the process that runs the handler; None: no process of its own runs it.
+        leave_slot: called instead of freeing a slot, because the jobs of a batch share one; None:
+            the attempt has a slot of its own.
     """
 
     job: Job
@@ -78,25 +80,31 @@ class Attempt(msgspec.Struct, eq=False):
     leave_slot: Callable[[], None] | None = None
 
     def wait_for_slot(self) -> None:
-        """Do nothing: the attempt has not begun, and no timeout applies."""
+        """Record that the attempt waits for a slot from now on; the wait has no deadline."""
         self.waits_for_slot = True
         self.began, self.stood_still_s = time.monotonic(), 0.0
         self._set_deadline(None)
 
     def begin(self, now: float) -> None:
-        """Record that it has its thread, process, connection or batch."""
+        """Record that the handler starts, and that its timeout begins, at `now`."""
         self.waits_for_slot = False
         self.began, self.stood_still_s = now, 0.0
         self._set_deadline(None if self.timeout_s is None else now + self.timeout_s)
+        # The attempt got a slot before the cancellation took effect.
         if self.why == "no slot":
             self.why = self.cancelled_at = None
 
     def ran_s(self, now: float) -> float:
-        """Return for how long it runs, or waits for a slot, without standstills."""
+        """Return the seconds since `began`, without standstills."""
         return now - self.began - self.stood_still_s
 
     def postpone(self, stood_still_s: float, now: float) -> None:
-        """Do not count a standstill that ends now: it had no chance to run."""
+        """Extend the deadlines by a standstill that ends now, in which the attempt could not run.
+
+        Args:
+            stood_still_s: how long the standstill lasted. If the present phase began during the
+                standstill, only the time since then counts.
+        """
         missed_s = min(stood_still_s, self.ran_s(now))
         self.stood_still_s += missed_s
         if self.cancelled_at is not None:
@@ -109,7 +117,7 @@ class Attempt(msgspec.Struct, eq=False):
             self.context.deadline = deadline
 
     def cancel(self, why: str, now: float) -> None:
-        """Cancel the handler; the first reason stays."""
+        """Cancel the attempt for the reason `why`, unless it was cancelled before."""
         if self.why is None:
             self.why, self.cancelled_at = why, now
             if self.context is not None:
@@ -117,16 +125,22 @@ class Attempt(msgspec.Struct, eq=False):
             self.asyncio_task.cancel()
 
     def end(self, happened: AttemptEnd) -> AttemptEnd:
-        """Return how it ended, by `why`: a handler can hide its cancellation."""
+        """Return the end to record.
+
+        Args:
+            happened: the end of the coroutine. If the attempt was cancelled, this can be anything,
+                because a handler can swallow the cancellation.
+        """
         if self.why is None:
             return happened
         if self.context is not None and self.context.completed and isinstance(happened, Returned):
-            return happened  # whether that was committed decides
+            return happened  # outcomes.py checks whether the completion was committed
         if self.waits_for_slot and self.why != "cancel":
             return NotStarted()
-        # If the handler has returned or raised a verdict, its work is finished and is not repeated.
-        # But a handler that was cancelled at its timeout must not win time by swallowing the
-        # cancellation; only handlers in threads cannot be cancelled.
+        # A cancelled handler that has returned or raised a verdict has done its work, which is not
+        # repeated. After a timeout, only handlers in threads are treated like this, because they
+        # cannot be cancelled: any other handler must not get more time by swallowing the
+        # cancellation.
         outlived = self.why == "timeout" and self.task.kind is not HandlerKind.THREAD
         if _decided(happened) and not outlived:
             return happened
@@ -135,9 +149,10 @@ class Attempt(msgspec.Struct, eq=False):
         return CancelRequested(self.cancel_reason) if self.why == "cancel" else self._interrupted()
 
     def abandonment(self) -> AttemptEnd:
-        """Return the end to record if it ignores its cancellation."""
-        left = self.kill is None  # otherwise it is killed, and runs no more
-        # A process that has the job may have started it; its message has not been read yet.
+        """Return the end to record if the attempt is abandoned or killed."""
+        left = self.kill is None  # otherwise its process is killed
+        # An attempt that has a process may have started its handler already: the message of the
+        # process that says so may not have been read yet.
         if self.waits_for_slot and self.why != "cancel" and left:
             return NotStarted()
         if self.why == "timeout":
@@ -150,20 +165,21 @@ class Attempt(msgspec.Struct, eq=False):
         return Interrupted(abandoned, "fence" if self.why == "fence" else "stop")
 
     def stack(self) -> str:
-        """Return where it waits, for the log."""
+        """Return where the attempt waits, for the log."""
         return where(self.coro)
 
 
 def reach(asyncio_task: asyncio.Task[Any]) -> tuple[object, ...]:
-    """Return everything through which a running asyncio task can be reached or was changed.
+    """Return the number of references to a running asyncio task, and its changeable state.
 
-    If this is equal before and after a job, nothing that the job left behind can cancel the task or
-    wait for it, and the next job finds it unchanged. A call takes 0.45 us.
+    If the values are equal before and after a job, the job kept no reference by which other code
+    could cancel the asyncio task or wait for it, and the next job finds the asyncio task unchanged.
+    A call takes 0.45 us.
     """
     return (
         getrefcount(asyncio_task),
         getweakrefcount(asyncio_task),
-        get_referents(asyncio_task),  # its name, its callbacks, and attributes that were set on it
+        get_referents(asyncio_task),  # its name, its callbacks, and attributes set by other code
         asyncio_task._must_cancel,  # type: ignore[attr-defined]  # noqa: SLF001
         asyncio_task.cancelling(),
     )
@@ -180,8 +196,11 @@ def _decided(happened: AttemptEnd) -> bool:
 
 
 def where(coro: Any) -> str:
-    """Return where a suspended coroutine waits, from the outermost frame in."""
-    # A suspended task's own get_stack() ends at the outermost frame.
+    """Return the frames in which a suspended coroutine waits, the innermost first.
+
+    Of a deep stack, these are the STACK_MAX outermost frames.
+    """
+    # Task.get_stack() returns only the outermost frame of a suspended task.
     frames: list[str] = []
     awaits = coro
     while awaits is not None and len(frames) < STACK_MAX:
@@ -197,10 +216,11 @@ def where(coro: Any) -> str:
 def drive(
     coro: Coroutine[Any, Any, Any], context: ContextVars, waits_for: Any, job: Job, pulse: Pulse
 ) -> Generator[Any, Any, AttemptEnd]:
-    """Run a handler that has waited once to its end, in the runner's own task.
+    """Run a handler to its end after its first step, in the asyncio task of the runner.
 
     Args:
-        waits_for: the object that the handler's first step has yielded.
+        context: the contextvars of the handler.
+        waits_for: the object that the first step of the handler has yielded.
     """
     while True:
         try:
@@ -208,7 +228,7 @@ def drive(
         except GeneratorExit:
             coro.close()
             raise
-        except BaseException as error:  # noqa: BLE001 - a cancellation, on its way to the handler
+        except BaseException as error:  # noqa: BLE001 - for the handler, such as a cancellation
             step: Callable[..., Any] = coro.throw
             sent = error
         else:
@@ -218,7 +238,7 @@ def drive(
             waits_for = context.run(step, sent)
         except StopIteration as stop:
             return RETURNED_NONE if stop.value is None else Returned(stop.value)
-        except BaseException as error:  # noqa: BLE001 - SystemExit and worse are failures of one job
+        except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
             return Raised(error)
         finally:
             pulse.job = None

@@ -1,4 +1,4 @@
-"""The attempts of one runner whose handlers wait for something, by job id."""
+"""The attempts of one runner that did not end in the first step of their coroutine."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.worker.observing.loop_monitor import Standstill
 from taskd.worker.running.attempt import Attempt
 
-# How long an attempt waits for a free thread, process or connection before its job is released.
+# How long an attempt waits for a free thread, process, connection or batch before its job is
+# released.
 SLOT_WAIT_S = 5.0
-# A worker id that no claim has.
+# A fence that no claim has, so an ack with this fence changes no row.
 NO_FENCE = -1
-# These handlers run on while a handler blocks the event loop.
+# Handlers of these kinds continue to run while another handler blocks the event loop.
 OFF_THE_LOOP = (HandlerKind.THREAD, HandlerKind.PROCESS)
 
 
 class AttemptTable:
-    """Running and abandoned attempts, and the cancellations that apply to them.
+    """Running and abandoned attempts by job id, and the cancellation of running ones.
 
     Attributes:
         running: attempts without an outcome.
-        abandoned: attempts whose outcome is recorded although they still run.
+        abandoned: attempts whose outcome is recorded although their handlers can still run.
     """
 
     def __init__(self) -> None:
@@ -36,31 +37,35 @@ class AttemptTable:
         return iter(list(self.running.values()))
 
     def has(self, job: Job) -> bool:
-        """Return whether an attempt of exactly this claim is here, abandoned or not."""
+        """Return whether the attempt of exactly this claim is in the table, abandoned or not."""
         attempt = self.running.get(job.id) or self.abandoned.get(job.id)
         return attempt is not None and attempt.job is job
 
     def claimed_again(self, job: Job) -> AttemptEnd | None:
-        """Return the end of a claimed job whose id is here already; None: its attempt continues."""
+        """Decide what happens to a claimed job whose id is in this table already.
+
+        Returns:
+            The end to record for the claimed job; None: the attempt in the table continues, under
+            the new claim.
+        """
         attempt = self.running.get(job.id)
         if attempt is None:
-            # An abandoned attempt of it still runs in this process.
+            # The attempt with this id was abandoned, and can still run in this process.
             return StillRuns()
         if _same_job(attempt.job, job):
-            # The same job was claimed again because a failover lost the first claim: adopt the new
-            # claim.
+            # A failover lost the first claim, and the job was claimed again: adopt the new claim.
             attempt.job.fence, attempt.job.worker_id = job.fence, job.worker_id
             return None
-        # A failover lost the running job and gave its id to another job: the outcome of the lost
-        # one is not needed.
+        # A failover lost the job that runs here, and PostgreSQL gave its id to the claimed job. The
+        # outcome of the lost job must change no row.
         attempt.job.fence = NO_FENCE
         return IdTaken()
 
     def postpone(self, standstill: Standstill, now: float) -> None:
-        """Move the deadlines of the attempts whose handlers could not run during a standstill.
+        """Extend the deadlines of the attempts whose handlers could not run during a standstill.
 
-        The time counts for the handler that blocked the loop, and for threads and processes that
-        ran meanwhile.
+        The deadlines of the jobs that blocked the event loop stay. So do those of handlers in
+        threads and processes, unless the whole process stood still.
         """
         for attempt in self.running.values():
             ran = not standstill.process and attempt.task.kind in OFF_THE_LOOP
@@ -68,11 +73,14 @@ class AttemptTable:
                 attempt.postpone(standstill.lasted_s, now)
 
     def cancel_overdue(self, now: float, cancel_s: float) -> list[Attempt]:
-        """Cancel attempts at their timeouts; return those that ignore their cancellation.
+        """Cancel attempts that have exceeded their timeout, or waited too long for a slot.
 
         Args:
             now: time.monotonic().
             cancel_s: seconds that a cancelled attempt can take to end.
+
+        Returns:
+            The attempts that were cancelled at least `cancel_s` ago and have not ended.
         """
         ignored = []
         for attempt in self.running.values():
@@ -87,18 +95,18 @@ class AttemptTable:
         return ignored
 
     def cancel_all(self, why: str) -> None:
-        """Cancel every running attempt."""
+        """Cancel every running attempt, for the reason `why` (see Attempt)."""
         now = time.monotonic()
         for attempt in self:
             attempt.cancel(why, now)
 
     def warn_all(self) -> None:
-        """Set `ctx.stopping` for all handlers."""
+        """Set `ctx.stopping` of all running attempts."""
         for attempt in self:
             if attempt.context is not None:
                 attempt.context.stopping = True
 
 
 def _same_job(one: Job, other: Job) -> bool:
-    """Return whether two claims of one id are of the same job."""
+    """Return whether two claims with the same id are of the same job, by task, args and time."""
     return (one.task, one.args, one.due_at_s) == (other.task, other.args, other.due_at_s)

@@ -1,8 +1,7 @@
-"""Batch handlers: collect jobs, pass them as a list, record an outcome for each.
+"""Batch handlers: collect jobs, call the handler with a list of them, return the end of each.
 
-Each job of a batch is an attempt of its own that waits for the batch. It has its own fence,
-cancellation, deadline in a stop, and outcome. The jobs share one call of the handler, its timeout,
-and one slot.
+Each job of a batch has an attempt of its own, which waits for the batch. The attempt has its own
+fence, cancellation and outcome. The jobs share one call of the handler, its timeout, and one slot.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from taskd.worker.running.handler_call import HandlerCall
 
 
 class Member(HandlerCall):
-    """One job of a batch, or of one that is still being collected."""
+    """One job of a batch that is being collected, waits, or runs."""
 
     def __init__(self, batches: Batches, task: Task[..., Any], job: Job, item: Item[Any]) -> None:
         super().__init__()
@@ -36,17 +35,21 @@ class Member(HandlerCall):
         self._batches, self._task = batches, task
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """Wait until the batch starts, unless middleware waits for something before that."""
+        """Set the attempt, and add the job to a batch if run() was called before."""
         super().belongs_to(attempt)
         if self._waits:
             self._batches.gather(self._task, self, attempt)
 
     async def run(self) -> Any:
-        """Return its result; never before the handler has ended, unless that has not started."""
+        """Wait for the batch, and return the result of this job.
+
+        Once the handler has started, this method waits for its end, even if the attempt is
+        cancelled.
+        """
         self.wait()
         if self.attempt is not None:
-            # Not in the job's own context, because asyncio tasks that are started here serve other
-            # jobs, too.
+            # Without the contextvars of this job: the timer and the asyncio tasks that are created
+            # here also serve other jobs.
             ContextVars().run(self._batches.gather, self._task, self, self.attempt)
         while not self.ended.done():
             try:
@@ -58,8 +61,8 @@ class Member(HandlerCall):
                 self.batch.cancel(self)
         happened = self.ended.result()
         if isinstance(happened, Raised):
-            # The same exception is raised for each job: drop the traceback entries of the other
-            # jobs.
+            # Several jobs can raise the same exception, and each raise adds to its traceback: drop
+            # what other jobs have added.
             raise happened.error.with_traceback(self.traceback)
         assert isinstance(happened, Returned)
         return happened.value
@@ -69,9 +72,9 @@ class Batch:
     """Jobs of one task that are passed to the handler together.
 
     Attributes:
-        begun: the handler runs.
-        cancelled: the handler was cancelled.
-        open: number of its jobs without an outcome; together they use one slot.
+        begun: whether the batch was started.
+        cancelled: whether the handler was cancelled.
+        open: number of jobs without an outcome. A started batch uses its slot until none is left.
     """
 
     def __init__(self, task: Task[..., Any]) -> None:
@@ -83,7 +86,11 @@ class Batch:
         self.timer: asyncio.TimerHandle | None = None
 
     def cancel(self, member: Member) -> None:
-        """Mark the job if its cancellation was requested; for any other reason, end the batch."""
+        """Handle the cancellation of the attempt of one job.
+
+        If the cancellation of the job was requested, set `cancel_requested` of its item. For any
+        other reason, such as a timeout or a stop, cancel the handler.
+        """
         assert member.attempt is not None
         if member.attempt.why == "cancel":
             member.item.cancel_requested = True
@@ -102,7 +109,7 @@ class Batch:
             waits_for = own.run(coroutine.send, None)
         except StopIteration as stop:
             happened: AttemptEnd = Returned(stop.value)
-        except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail this batch only
+        except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this batch
             happened = Raised(error)
         else:
             pulse.job = None
@@ -119,7 +126,7 @@ class Batch:
             member.ended.set_result(became)
 
     def not_run(self, _running: asyncio.Task[None]) -> None:
-        """End the jobs of a batch that was cancelled before its first step."""
+        """End the jobs of a batch whose asyncio task was cancelled before its first step."""
         for member in self.members:
             if not member.ended.done():
                 member.ended.set_result(Raised(asyncio.CancelledError()))
@@ -129,13 +136,14 @@ class Batches:
     """The batches of one runner.
 
     Args:
-        dispatch: called when a batch is full and can start if there is a slot.
-        leave_slot: called when a job gives up its own slot for that of its batch.
+        dispatch: called when a batch that is not full is to start, because its first job has waited
+            for `max_wait_s`.
+        leave_slot: called when a job joins a batch and no longer needs a slot of its own.
 
     Attributes:
         ready: batches that wait for a slot.
-        begun: batches that run, or whose jobs still run middleware. `ready` and `begun` are
-            attributes and not methods, because each attempt reads them.
+        begun: batches that have started, and have jobs without an outcome. `ready` and `begun` are
+            attributes and not properties, because the runner reads them for every attempt.
     """
 
     def __init__(
@@ -148,21 +156,21 @@ class Batches:
 
     @property
     def used_slots(self) -> int:
-        """Return the used slots."""
+        """Return the number of slots that batches use."""
         return len(self.begun)
 
     @property
     def gathered(self) -> int:
-        """Return the jobs in batches that are not full."""
+        """Return the number of jobs in batches that are being collected."""
         return sum(len(batch.members) for batch in self._open.values())
 
     @property
     def suspect_first(self) -> bool:
-        """Return whether the next batch is a suspect, which needs no slot of the queue."""
+        """Return whether the next batch is a suspect, which can run beyond the limit."""
         return bool(self.ready) and self.ready[0].members[0].job.crashes > 0
 
     def release_waiting(self) -> int:
-        """End the jobs that wait for their batch as not started; return how many there are."""
+        """Cancel the attempts that wait for a batch, which releases their jobs; return how many."""
         batches = (*self._open.values(), *self.ready)
         waiting = [each.attempt for batch in batches for each in batch.members if each.attempt]
         for attempt in waiting:
@@ -170,7 +178,7 @@ class Batches:
         return len(waiting)
 
     def gather(self, task: Task[..., Any], member: Member, attempt: Attempt) -> None:
-        """Add a job to the batch that is being collected; a suspect gets one of its own."""
+        """Add a job to the batch that is being collected; a suspect gets a batch of its own."""
         if member.job.crashes:
             batch = Batch(task)
             self.ready.appendleft(batch)
@@ -195,7 +203,7 @@ class Batches:
         self._dispatch()
 
     def _close(self, batch: Batch) -> None:
-        """Close the batch: no further job is added."""
+        """Add no further job to the batch; the batch is ready."""
         if batch.timer is not None:
             batch.timer.cancel()
         if self._open.get(batch.task.name) is batch:
@@ -203,7 +211,7 @@ class Batches:
             self.ready.append(batch)
 
     def remove(self, member: Member) -> None:
-        """Remove a job before its batch started."""
+        """Remove a job from its batch, which has not started."""
         batch = member.batch
         if batch is None:
             return
@@ -214,7 +222,7 @@ class Batches:
                 self.ready.remove(batch)
 
     def begin(self) -> None:
-        """Start the next full batch."""
+        """Start the next batch that is ready."""
         batch = self.ready.popleft()
         batch.begun = True
         self.begun.add(batch)
@@ -222,7 +230,7 @@ class Batches:
         for member in batch.members:
             assert member.attempt is not None
             member.attempt.begin(now)
-        # Not through the loop's task factory, like all tasks that run handlers.
+        # Not through the loop's task factory, which records tasks as those of handlers.
         batch.running = asyncio.Task(
             batch.run(self._pulse),
             loop=asyncio.get_running_loop(),
@@ -231,7 +239,7 @@ class Batches:
         batch.running.add_done_callback(batch.not_run)
 
     def _member_ended(self, batch: Batch) -> None:
-        """A job of a batch has its outcome; the last one frees the slot."""
+        """Record that a job of the batch has its outcome; the last one frees the slot."""
         batch.open -= 1
         if not batch.open:
             self.begun.discard(batch)

@@ -1,4 +1,7 @@
-"""Calls of handlers by their kind, except `async def` handlers, which the runner calls itself."""
+"""The call of a handler, by its kind.
+
+A plain `async def` handler needs no call: preparation.py creates its coroutine directly.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class Call(Protocol):
-    """Stands between an attempt and a handler that may have to wait for a slot."""
+    """The call of a handler that may have to wait for a thread, process, connection or batch."""
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """Set the attempt, when it first waits in `run` or in middleware before it; called once."""
+        """Set the attempt; called once, when `run` or middleware before `run` first waits."""
 
     def run(self) -> Coroutine[Any, Any, Any]:
-        """Wait for a slot, and run the handler; return its result."""
+        """Wait for a slot, run the handler, and return its result."""
 
 
 @dataclass(slots=True)
 class Executors:
-    """The threads, processes and connections for handlers that do not run on the loop."""
+    """The threads, processes and connections that handlers need, depending on their kind."""
 
     threads: Executor
     thread_slots: ThreadSlots
@@ -50,13 +53,14 @@ def call_of(
     executors: Executors,
     batches: Batches,
 ) -> Call:
-    """Return the call of a handler that is no plain `async def`.
+    """Return the call of a handler of any kind except HandlerKind.ASYNC.
 
     Raises:
-        InvalidArgs: the job's arguments do not fit the handler.
+        InvalidArgs: the job's arguments do not fit the handler. Arguments of a handler with
+            process=True are checked in its process.
     """
     if task.kind is HandlerKind.PROCESS:
-        return ProcessCall(executors.processes, task, job)  # the process decodes them
+        return ProcessCall(executors.processes, task, job)
     if task.kind is HandlerKind.BATCH:
         assert context is not None
         return Member(batches, task, job, Item(task.item(job.args, job.args_version), context))

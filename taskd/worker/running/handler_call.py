@@ -1,4 +1,4 @@
-"""A handler's call that may have to wait for a slot, inside an attempt that has begun."""
+"""The base of the calls of handlers that may have to wait for a slot (calls.py)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from taskd.worker.running.attempt import Attempt
 
 
 class HandlerCall:
-    """Base of the calls of handlers that may have to wait for a slot.
+    """A call that may have to wait for a slot: a thread, process, connection or batch.
 
-    Middleware of the attempt runs before the call and can take time; this time does not count as a
-    wait for a slot.
+    Middleware of the attempt runs before the call. The time that middleware takes does not count as
+    a wait for a slot.
 
     Attributes:
-        attempt: None until it has waited for something for the first time.
+        attempt: the attempt of this call; None until the call, or middleware before the call, waits
+            for something for the first time.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class HandlerCall:
         self._waits = False
 
     def belongs_to(self, attempt: Attempt) -> None:
-        """Set the attempt, when it first waits: for this call, or in middleware."""
+        """Set the attempt; called once, when the call or middleware before the call first waits."""
         self.attempt = attempt
         if self._waits:
             attempt.wait_for_slot()
@@ -32,8 +33,7 @@ class HandlerCall:
         """Record that the call waits for its slot from now on.
 
         Raises:
-            CancelledError: the attempt was cancelled, or has its outcome; the handler does not
-                start.
+            CancelledError: the attempt was cancelled or abandoned, so the handler must not start.
         """
         self._waits = True
         if self.attempt is not None:
@@ -42,7 +42,7 @@ class HandlerCall:
             self.attempt.wait_for_slot()
 
     def begin(self) -> None:
-        """Record that the handler starts: the timeout of the attempt counts from now."""
+        """Record that the handler starts, and that the timeout of the attempt begins, now."""
         self._waits = False
         if self.attempt is not None:
             self.attempt.begin(time.monotonic())

@@ -1,13 +1,12 @@
-"""asyncio tasks of handlers: which job made them, and what happens to those that remain.
+"""The asyncio tasks that handlers create: which job each belongs to, and how many can remain.
 
-A handler should leave no asyncio task running when it ends. But a remaining task is often
-legitimate, such as the reader of a client that the first handler opened for all jobs, and
-cancelling it would harm other jobs. So remaining tasks are logged, and up to LEFT_MAX of them
-continue. Above that number, the newest ones are cancelled, so that a leaking handler cannot fill
-the memory.
+An asyncio task that outlives its attempt is usually a mistake. But some are legitimate, such as the
+reader of a client that the first handler opened for all jobs, and cancelling that reader would harm
+other jobs. So remaining asyncio tasks are logged, and up to LEFT_MAX of them continue. Beyond this
+number, the newest ones are cancelled, so that a leaking handler cannot fill the memory.
 
-For handlers that make no tasks this costs nothing: the job of a task is recorded when the task is
-made (about 1 us per task), and tasks of ended attempts are searched once a second.
+Handlers that create no asyncio tasks pay nothing. For the others, recording the job costs about 1
+us per asyncio task, and once a second the recorded ones are compared with the running attempts.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ LOG_EVERY_S = 60.0
 
 
 class HandlerTasks:
-    """Records the job of each asyncio task that a handler, or such a task, makes.
+    """Records the job of each asyncio task that a handler or a recorded asyncio task creates.
 
     Args:
-        runs: whether an attempt still runs.
+        runs: returns whether the attempt of a claimed job still runs.
     """
 
     def __init__(self, pulse: Pulse, runs: Callable[[Job], bool]) -> None:
@@ -43,13 +42,13 @@ class HandlerTasks:
         self._before: Any = None
 
     def watch(self) -> None:
-        """Install a task factory on the running loop; it calls the app's own factory first."""
+        """Install a task factory on the running loop; it calls the app's own, if there is one."""
         loop = asyncio.get_running_loop()
         self._before = loop.get_task_factory()
         loop.set_task_factory(self._make)  # type: ignore[arg-type]
 
     def unwatch(self) -> None:
-        """Restore the loop's own factory."""
+        """Restore the former task factory, unless the app has set another one since."""
         loop = asyncio.get_running_loop()
         if loop.get_task_factory() == self._make:
             loop.set_task_factory(self._before)
@@ -68,7 +67,7 @@ class HandlerTasks:
                 return task
             job = self._pulse.running(loop)
         if job is not None and not task.done():
-            # Keep a reference: the loop alone would not keep a waiting task alive.
+            # This reference also keeps the asyncio task alive: asyncio has only weak references.
             self._owners[task] = job
             task.add_done_callback(self._ended)
             if len(self._owners) > self._check_at:
@@ -79,7 +78,11 @@ class HandlerTasks:
         self._owners.pop(task, None)
 
     def check(self) -> None:
-        """Once a second, log tasks that still run a second after the end of their attempt."""
+        """Log each asyncio task whose attempt had ended by the previous check, and cancel excess.
+
+        The timer calls this method once a second. The task factory calls it when many asyncio tasks
+        are recorded, so that those beyond LEFT_MAX are cancelled early.
+        """
         if not self._owners:
             self._seen.clear()
             self._logged.clear()
@@ -102,7 +105,7 @@ class HandlerTasks:
         self._seen = there
 
     def _log(self, new: list[asyncio.Task[Any]], excess: list[asyncio.Task[Any]]) -> None:
-        """Log one line per task of jobs, at intervals."""
+        """Log one line per task name of their jobs, at most every LOG_EVERY_S."""
         now, cancelled = time.monotonic(), set(excess)
         groups: dict[str, list[asyncio.Task[Any]]] = {}
         for task in [*new, *(task for task in excess if task not in self._logged)]:

@@ -1,4 +1,4 @@
-"""Middleware in a worker: tasks that have middleware are replaced by copies that include it."""
+"""Middleware in a worker: each task with middleware is replaced by a copy that runs inside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskd.core.tasks.task import Task
 
 
 def with_middleware(registry: Registry) -> Registry:
-    """Return the registry with tasks that include the middleware of their attempts."""
+    """Return a registry in which the attempts of each task run inside the middleware for it."""
     if not registry.middleware:
         return registry
     tasks = []
@@ -23,7 +23,7 @@ def with_middleware(registry: Registry) -> Registry:
 
 
 def inside(task: Task[..., Any], around: Any) -> Task[..., Any]:
-    """Return a copy of the task whose attempts have a context and run inside the middleware."""
+    """Return a copy of the task whose attempts run inside `around`, and therefore get a context."""
     inside = copy.copy(task)
     inside.around = around
     if not task.takes_context:

@@ -1,4 +1,4 @@
-"""From a claimed job to its handler, before the first step of the handler."""
+"""Prepare claimed jobs: find the task, check whether the job can start, create the coroutine."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Shared:
     """The state that the runners of a worker share.
 
     Attributes:
-        executors: the threads, processes and connections of handlers that do not run on the loop.
+        executors: the threads, processes and connections that handlers need.
         cancel_s: seconds that a cancelled attempt can take to end.
-        reads: reads results of earlier jobs for handlers.
+        reads: the connection over which handlers read the results of parent jobs.
         database_key: identifies this database, for idempotency keys.
         resources: objects that the app made for its handlers when the worker started, by name.
-        suspect_ended: called when a suspect in quarantine has ended.
-        paused: tasks whose jobs must not run (see operator_settings.py).
-        elsewhere: jobs that another live worker can run and this one cannot.
-        progress: takes the progress that handlers report.
+        suspect_ended: called when the outcome of a suspect was recorded.
+        paused: names of the paused tasks (see operator_settings.py).
+        elsewhere: the jobs that another live worker can run and this worker cannot.
+        progress: called with the job and its progress when a handler reports progress.
     """
 
     registry: Registry
@@ -62,7 +62,8 @@ class Shared:
     progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
 
 
-# A handler before its first step. A plain tuple, because one is made for every job.
+# A coroutine before its first step, and its parts. A plain tuple is the cheapest type, and one is
+# made for every job.
 Prepared = tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None, Call | None]
 
 
@@ -74,14 +75,19 @@ class Refused(NamedTuple):
 
 
 class Preparation:
-    """Finds the task of a job, decides whether it may start, and makes the coroutine."""
+    """Prepares the claimed jobs of one queue."""
 
     def __init__(self, queue: str, shared: Shared, batches: Batches) -> None:
         self._queue, self._shared, self._batches = queue, shared, batches
         self._unknown = Unknown()
 
     def look_up(self, job: Job, began: float) -> tuple[Task[..., Any] | None, AttemptEnd | None]:
-        """Return the task of the job, and the end of the job if it cannot start."""
+        """Look up the task of a job, and check whether the job can start.
+
+        Returns:
+            The task, or None if this worker does not know it; and the end to record, or None if the
+            job can start. One of the two is never None.
+        """
         task = self._shared.registry.get(job.task)
         if job.late:
             return task, Expired()
@@ -96,7 +102,10 @@ class Preparation:
         return task, None
 
     def _leaves(self, job: Job, newest: int) -> bool:
-        """Return whether another live worker runs the job; then claims leave out such jobs."""
+        """Return whether another live worker can run the job.
+
+        If so, the claims of this worker leave out such jobs from now on.
+        """
         elsewhere = self._shared.elsewhere
         if not elsewhere.runs(self._queue, job.task, job.args_version or 1):
             return False
@@ -104,7 +113,7 @@ class Preparation:
         return True
 
     def start(self, job: Job, task: Task[..., Any], began: float) -> Prepared | Refused:
-        """Return the handler before its first step, or the end of an attempt without one."""
+        """Return the coroutine before its first step, or the end if it cannot be created."""
         if policy.attempts_spent(job, task):
             limit = policy.attempts_limit(job, task)
             return Refused(None, Raised(Fail(f"no attempt is left: the limit is {limit}")))
@@ -121,7 +130,7 @@ class Preparation:
                 coro = call.run()
             if task.around is not None:
                 coro = task.around(context, coro)
-        except BaseException as error:  # noqa: BLE001 - RecursionError out of odd arguments, and worse
+        except BaseException as error:  # noqa: BLE001 - such as a RecursionError of odd arguments
             return Refused(context, Raised(error))
         return task, coro, context, call
 
@@ -145,5 +154,5 @@ class Preparation:
 
 
 def timeout_s_of(job: Job, task: Task[..., Any]) -> float | None:
-    """Return the timeout of an attempt. All jobs of a batch share the timeout of the task."""
+    """Return the timeout of an attempt; None: no limit. A batch has the timeout of its task."""
     return task.timeout_s if task.kind is HandlerKind.BATCH else job.timeout_s or task.timeout_s

@@ -1,8 +1,10 @@
 """The program of a process that runs handlers with process=True, one attempt at a time.
 
-process_pool.py starts it with a socket for lines of JSON: first it reads a Boot and writes `ready`;
-then it answers each Request with `begun` and an Answer. The process ends when the socket is closed.
-When its worker has exited or was killed, the kernel kills it.
+process_pool.py starts the program with one end of a socket; each message is a line. The process
+first reads a Boot and answers `ready`, or a Failure. Then it reads Requests. For each, it writes
+`begun` when the handler starts, and an Answer when the attempt has ended. The process ends when the
+worker closes the socket. If the worker exits without that, or is killed, the kernel kills the
+process.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class Boot(msgspec.Struct):
 
     Attributes:
         path: Python's search path for modules.
-        app: the module to import first; None: only those of the handlers.
-        settings: those of its worker, for the log and for the client of handlers.
+        app: the module to import at the start; None: import only the modules of handlers.
+        settings: the settings of the worker, for the log and for clients that handlers use.
     """
 
     path: list[str]
@@ -54,7 +56,13 @@ class Boot(msgspec.Struct):
 
 
 class Request(msgspec.Struct, gc=False):
-    """An attempt to run: its task's module and name, its job, whether its log is kept."""
+    """An attempt to run.
+
+    Attributes:
+        module: the module in which the handler is defined.
+        name: the qualified name of the handler in this module.
+        keep: whether the answer must include the log lines of the handler.
+    """
 
     module: str
     name: str
@@ -63,12 +71,12 @@ class Request(msgspec.Struct, gc=False):
 
 
 def to_builtins(value: Any) -> str:
-    """Return a path in the settings as text; the hook of `msgspec.json.encode`."""
+    """Return a path in the settings as text; the `enc_hook` of `msgspec.json.encode`."""
     return str(value)
 
 
 def find_task(module: str, name: str) -> Task[..., Any] | None:
-    """Return the task that a module has under the name of its handler."""
+    """Return the task with this qualified name in an imported module; None if there is none."""
     try:
         found = reduce(getattr, name.split("."), sys.modules[module])
     except (AttributeError, KeyError):
@@ -77,12 +85,13 @@ def find_task(module: str, name: str) -> Task[..., Any] | None:
 
 
 class JobProcess:
-    """The process itself; everything here runs in its main thread."""
+    """The process: receives requests, and runs handlers and signal handlers in its main thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._stream = connection.makefile("rwb")
         self._running = False
-        # One attempt runs at a time: every log line in this process is its job's, in any thread.
+        # One attempt runs at a time, so all log lines of this process belong to its job, whichever
+        # thread writes them.
         self._job: Job | None = None
         self._kept = Kept()
         self._hide: Callable[[str], str] | None = None
@@ -92,11 +101,11 @@ class JobProcess:
         """Boot, then run attempts until the worker closes the socket."""
         signal.signal(signal.SIGUSR1, self._on_signal)
         signal.signal(signal.SIGTERM, self._on_signal)
-        # Programs that a handler forks, such as a pool, end by SIGTERM as any other process does.
+        # SIGTERM must end processes that a handler forks, such as those of a pool.
         os.register_at_fork(after_in_child=_forget_signals)
         try:
             _boot(msgspec.json.decode(self._stream.readline(), type=Boot, dec_hook=_path))
-        except BaseException as error:  # noqa: BLE001 - whatever the app's modules raise, its worker says it
+        except BaseException as error:  # noqa: BLE001 - the worker reports whatever the app raises
             self._send(describe(error).to_json().encode() + b"\n")
             return
         self._lines.install()
@@ -110,9 +119,9 @@ class JobProcess:
         self._stream.flush()
 
     def _on_signal(self, number: int, _frame: Any) -> None:
-        """SIGUSR1: the attempt's timeout. SIGTERM: stop the attempt, or this idle process."""
+        """Raise MustEnd in a running handler; end an idle process at SIGTERM."""
         if self._running:
-            self._running = False  # raised once
+            self._running = False  # a second signal must not raise MustEnd again
             raise MustEnd("timeout" if number == signal.SIGUSR1 else "stop")
         if number == signal.SIGTERM:
             sys.exit(0)
@@ -123,7 +132,7 @@ class JobProcess:
             importlib.import_module(request.module)
             task = find_task(request.module, request.name)
             if task is None:
-                raise LookupError(f"there is no task {request.module}.{request.name} here")  # noqa: TRY301
+                raise LookupError(f"module {request.module} has no task {request.name}")  # noqa: TRY301
             arguments = task.decode(request.job.args, request.job.args_version)
             self._hide = hider([request.job], task) if task.redact or request.keep else None
             self._kept.begin(self._hide if request.keep else None)
@@ -133,7 +142,7 @@ class JobProcess:
             self._send(BEGUN)
             value = task.handler(**arguments)
             self._running = False
-        except BaseException as error:  # noqa: BLE001 - SystemExit and worse are failures of one job
+        except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
             self._running = False
             return self._with_lines(_answer(request.job, task, Raised(error)))
         return self._with_lines(_answer(request.job, task, Returned(value)))
@@ -145,23 +154,27 @@ class JobProcess:
 
 
 class Kept:
-    """The log lines of the running attempt, for its worker to keep."""
+    """The log lines of the running attempt, which its answer takes to the worker."""
 
     def __init__(self) -> None:
         self._hide: Callable[[str], str] | None = None
         self._kept = Lines()
 
     def begin(self, hide: Callable[[str], str] | None) -> None:
-        """Start an attempt; without one (None), no lines are kept."""
+        """Start an attempt.
+
+        Args:
+            hide: removes the values of redacted arguments from a line; None: keep no lines.
+        """
         self._hide, self._kept = hide, Lines()
 
     def line(self, job: Job, event: LogEvent) -> None:
-        """Keep a log line of the handler."""
+        """Add a log line of the handler."""
         if self._hide is not None:
             self._kept.add(line_of(event, self._hide))
 
     def end(self) -> tuple[list[str], int]:
-        """End the attempt: return the kept lines, and how many were omitted."""
+        """End the attempt; return the kept lines as JSON, and the number of omitted lines."""
         kept, self._kept, self._hide = self._kept, Lines(), None
         return kept.each(), kept.left_out
 
@@ -171,7 +184,7 @@ def _answer(job: Job, task: Task[..., Any] | None, happened: Raised | Returned) 
     try:
         return Answer(policy.decide(job, task, happened), decided)
     except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
-        text = f"its outcome could not be described: {type(error).__name__}"
+        text = f"the outcome could not be described: {type(error).__name__}"
         ack: Ack = policy.decide(job, task, Raised(RuntimeError(text)))
         return Answer(ack, decided=False)
 
@@ -197,16 +210,16 @@ def _path(kind: type, value: Any) -> Any:
 
 
 def _end_with(worker: int) -> None:
-    """Let the kernel kill this process when its worker ends."""
+    """Let the kernel kill this process when the worker ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != worker:
+    if os.getppid() != worker:  # the worker had ended before the call
         os._exit(1)
 
 
 def main() -> None:
-    """The arguments of the program are FD and WORKER_PID."""
+    """Run the process; the arguments of the program are FD and WORKER_PID."""
     fd, worker = int(sys.argv[1]), int(sys.argv[2])
     _end_with(worker)
-    faulthandler.enable()  # prints the stack when it crashes
+    faulthandler.enable()  # print the stack if the interpreter crashes
     os.set_inheritable(fd, False)
     JobProcess(socket.socket(fileno=fd)).serve()

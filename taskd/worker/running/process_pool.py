@@ -1,8 +1,8 @@
 """Handlers with process=True: processes that can be stopped, killed and replaced one by one.
 
-Existing pools do not fit: in concurrent.futures, one dead process breaks the pool and every job in
-it, and a process cannot be asked to end before it is killed. This pool is simple, because a process
-runs one attempt at a time and each message is a line.
+The pool of concurrent.futures does not fit: if one of its processes dies, all its running calls
+fail, and it cannot ask a process to end a call. In this pool, a process runs one attempt at a time,
+and each message is a line.
 
 Processes are started when they are needed, and end with their worker.
 """
@@ -43,29 +43,32 @@ from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.process_child import BEGUN, READY, Boot, Request, find_task, to_builtins
 from taskd.worker.running.traces import with_trace_context
 
-# As a module with -m it would be loaded twice, and Python would warn about that.
+# Not `python -m`, which would load the module twice and warn about that.
 PROGRAM = "from taskd.worker.running.process_child import main; main()"
-# A large app can take a while to import.
+# How long a process can take to start: a large app takes a while to import.
 BOOT_S_MAX = 60.0
-# A line has the arguments of a job or its result, 256 KiB each, with every character escaped.
+# Enough for arguments or a result of 256 KiB, in which JSON can escape every character, and for the
+# log lines of an attempt.
 LINE_BYTES_MAX = 4 * 1024 * 1024
-# If a process dies before it has started its job, another process starts it; at most
+# If a process dies before the handler has started, the attempt is given to another process. At most
 # this many processes are tried.
 STARTS_MAX = 3
 # How long a process that has closed the socket can take to end: a large core dump takes seconds.
 CLOSED_S = 5.0
 # The name of asyncio tasks that start a process.
 START = "process-start"
-# How long a process whose socket was closed can take for the app's own exit handlers.
+# How long a process can take to end after the worker has closed the socket: exit handlers of the
+# app run then.
 END_S = 2.0
 
 
 class JobProcess:
-    """One process, as its worker sees it.
+    """The worker's view of one process.
 
     Attributes:
-        jobs: number of attempts that this process has started.
-        ending: whether it was requested to end its attempt; then it runs no further attempt.
+        jobs: number of attempts whose handlers this process has started.
+        ending: whether the process was asked to end its attempt, or was killed. It gets no further
+            attempt then.
     """
 
     def __init__(
@@ -81,19 +84,20 @@ class JobProcess:
         self._exit = asyncio.Task(process.wait(), loop=asyncio.get_running_loop())
 
     async def boot(self, boot: bytes) -> None:
-        """Wait until it is ready.
+        """Send the Boot, as JSON, and wait until the process is ready.
 
         Raises:
-            ProcessNotStarted: it has ended, or was not ready in time.
+            ProcessNotStarted: the process ended, could not import the app, or was not ready within
+                BOOT_S_MAX.
         """
         self._writer.write(boot + b"\n")
         try:
             async with asyncio.timeout(BOOT_S_MAX):
                 line = await self._line()
         except TimeoutError:
-            raise ProcessNotStarted(f"it was not ready after {BOOT_S_MAX:g} s") from None
+            raise ProcessNotStarted(f"it was not ready within {BOOT_S_MAX:g} s") from None
         except ProcessDied as error:
-            raise ProcessNotStarted(f"it ended with {ended(error.code)} before it began") from None
+            raise ProcessNotStarted(f"it ended with {ended(error.code)}") from None
         if line != READY:
             failure = msgspec.json.decode(line, type=Failure)
             raise ProcessNotStarted(f"{failure.type}: {failure.message}")
@@ -102,7 +106,7 @@ class JobProcess:
         """Run an attempt; call `begun` when the handler starts.
 
         Raises:
-            ProcessDied: during the attempt, or before the handler has started.
+            ProcessDied: the process ended before it sent its answer.
         """
         self._writer.write(request + b"\n")
         line = await self._line()
@@ -113,19 +117,20 @@ class JobProcess:
         return msgspec.json.decode(line, type=Answer)
 
     async def _line(self) -> bytes:
-        # A process that a handler has forked can keep the other end open after its death.
+        # Wait for the exit too: a process that a handler has forked can keep the socket open after
+        # the death of this process.
         reading = asyncio.Task(self._reader.readline(), loop=asyncio.get_running_loop())
         try:
             await asyncio.wait({reading, self._exit}, return_when="FIRST_COMPLETED")
             if not reading.done():
-                # Its last messages have arrived by now or never will.
+                # The process has ended. Read the line that it may have sent before.
                 await asyncio.wait({reading}, timeout=0.1)
             with suppress(OSError, ValueError):
                 if reading.done() and (line := reading.result()).endswith(b"\n"):
                     return line
         finally:
             reading.cancel()
-        # A process that has closed the socket ends by itself, and its exit code says how.
+        # If the process has closed the socket, let it end by itself: its exit code says why.
         dead, _ = await asyncio.wait({self._exit}, timeout=CLOSED_S)
         self.kill()
         code = await asyncio.shield(self._exit)
@@ -133,23 +138,27 @@ class JobProcess:
 
     @property
     def alive(self) -> bool:
-        """Return whether it has not ended, as far as is known."""
+        """Return whether the process runs, as far as the worker knows."""
         return not self._exit.done()
 
     def request_end(self, why: str) -> None:
-        """Ask the handler to end; `timeout` or any other reason."""
+        """Ask the process to end its attempt.
+
+        Args:
+            why: `timeout`, or any other reason, which the process treats as a stop.
+        """
         self.ending = True
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1 if why == "timeout" else signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it, and what its handler has started in its process group."""
+        """Kill the process group: the process, and programs that its handlers have started."""
         self.ending = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """Close the socket, and wait until it has ended."""
+        """Close the socket, and kill the process if it does not end within END_S."""
         self._writer.close()
         await asyncio.wait({self._exit}, timeout=END_S)
         self.kill()
@@ -160,11 +169,11 @@ class JobProcesses:
     """The pool.
 
     Args:
-        app: the module that each process imports first.
-        log_writer: takes the log lines of handlers, at the end of each attempt.
+        app: the module that each process imports at its start; None: none.
+        log_writer: gets the log lines of handlers at the end of each attempt; None: none are kept.
 
     Attributes:
-        slots: the most processes.
+        slots: the largest number of processes.
     """
 
     def __init__(
@@ -180,10 +189,12 @@ class JobProcesses:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self, task: Task[..., Any], job: Job, call: ProcessCall) -> DecidedElsewhere:
-        """Run an attempt in one of the processes.
+        """Run an attempt in one of the processes, and return the outcome that it has decided.
 
         Raises:
-            ProcessDied, ProcessNotStarted: an ordinary failure of this attempt.
+            ProcessDied: the process ended during the attempt, or STARTS_MAX processes ended before
+                they started the handler.
+            ProcessNotStarted: no process could be started.
         """
         writer, handler = self._log_writer, task.handler
         keep = writer is not None and writer.keeps(task.name) is not KeepLogs.OFF
@@ -205,20 +216,20 @@ class JobProcesses:
             if self._log_writer is not None and answer.lines:
                 self._log_writer.add_all(job, answer.lines, answer.left_out)
             return DecidedElsewhere(answer.ack, answer.decided)
-        raise AssertionError("the last start raises")
+        raise AssertionError("the last start returns or raises")
 
     def own(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Make an asyncio task of this pool, not of the job for which it is made."""
+        """Create an asyncio task that belongs to this pool, and not to the job that needs it."""
         made = asyncio.Task(coroutine, loop=asyncio.get_running_loop(), name=name)
         self._tasks.add(made)
         made.add_done_callback(self._tasks.discard)
         return made
 
     async def close(self) -> None:
-        """End all processes; those that still run something are killed."""
+        """End the idle processes, and kill the others."""
         for waiter in self._waiting:
             waiter.cancel()
-        # A process that is being started is among the others by then, or does not exist.
+        # Afterwards, a process that was being started is in `_all`, or has ended.
         for each in (starting := self._starting()):
             each.cancel()
         if starting:
@@ -232,7 +243,11 @@ class JobProcesses:
             each.cancel()
 
     async def _acquire(self) -> JobProcess:
-        """Return an idle process, or the next one that is free or started."""
+        """Return an idle process; if there is none, wait for one.
+
+        Raises:
+            ProcessNotStarted: the process that was started for this attempt did not start.
+        """
         while self._idle:
             process = self._idle.pop()
             if process.alive:
@@ -249,7 +264,7 @@ class JobProcesses:
             raise
 
     def _put_back(self, process: JobProcess) -> None:
-        """Take back a process after an attempt or a start."""
+        """Give a process to the next waiting attempt, or let it wait; end it if it is used up."""
         spent = process.ending or not process.alive or process.jobs >= self._jobs_max
         if spent:
             self._end_later(process)
@@ -271,7 +286,7 @@ class JobProcesses:
         self._start_more()
 
     def _start_more(self) -> None:
-        """Start as many as there are waiting jobs and free slots."""
+        """Start processes for waiting attempts, as far as slots are free."""
         wanted = sum(not waiter.done() for waiter in self._waiting)
         for _ in range(min(self._free_slots, wanted - len(self._starting()))):
             self._free_slots -= 1
@@ -293,12 +308,12 @@ class JobProcesses:
             else:
                 process.kill()
                 self._end_later(process)
-            self._refuse(ProcessNotStarted(f"no process could be started for it: {error}"))
+            self._refuse(ProcessNotStarted(f"the process for this attempt did not start: {error}"))
         else:
             self._put_back(process)
 
     def _refuse(self, error: ProcessNotStarted) -> None:
-        """Refuse the first waiting job; each other waiting job has its own start of a process."""
+        """Let the first waiting attempt fail; each of the others waits for another start."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -316,8 +331,7 @@ class JobProcesses:
                     *program,
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
-                    # A session of its own: Ctrl-C concerns only its worker, and its group can be
-                    # killed.
+                    # So the process does not receive Ctrl-C, and its process group can be killed.
                     start_new_session=True,
                 )
             except BaseException:
@@ -334,7 +348,7 @@ class JobProcesses:
 
 
 class ProcessCall(HandlerCall):
-    """An attempt that runs in a process."""
+    """The call of a handler with process=True."""
 
     def __init__(self, pool: JobProcesses, task: Task[..., Any], job: Job) -> None:
         super().__init__()
@@ -342,23 +356,27 @@ class ProcessCall(HandlerCall):
         self._process: JobProcess | None = None
 
     def set_process(self, process: JobProcess | None) -> None:
-        """Set the process that runs the attempt, and that can be killed; None: no process."""
+        """Set the process that runs the attempt; None: no process runs it."""
         assert self.attempt is not None
         self._process = process
         self.attempt.kill = None if process is None else self._kill
 
     def _kill(self) -> None:
-        """End it at once, whatever the handler does."""
+        """Kill the process that runs the attempt."""
         if self._process is not None and self.attempt is not None:
             events.process_killed(self._job, self.attempt.why or "stop", self._process.pid)
             self._process.kill()
 
     async def run(self) -> Any:
-        """Return its result; never before the process has answered or died.
+        """Run the handler in a process; return the outcome or, to middleware, the handler's result.
+
+        Once a process has the attempt, this method waits until the process has answered or ended,
+        even if the attempt is cancelled.
 
         Raises:
-            ProcessDied, ProcessNotStarted: see JobProcesses.
-            HandlerRaised: inside middleware, which sees it like any exception of a handler.
+            ProcessDied, ProcessNotStarted: for the same reasons as JobProcesses.run().
+            HandlerRaised: the task has middleware, and the handler raised an exception or a
+                verdict.
         """
         self.wait()
         outcome = await self._outcome()
@@ -380,15 +398,15 @@ class ProcessCall(HandlerCall):
 
 
 def process_slots(settings: Settings) -> int:
-    """Return the most processes of the pool; by default one per core that this process can use."""
+    """Return the largest number of processes; by default one per core that the worker can use."""
     return settings.process_slots or len(os.sched_getaffinity(0))
 
 
 def check_found(registry: Registry) -> None:
-    """Check that another process will find the handlers with process=True.
+    """Check that other processes will find the handlers with process=True.
 
     Raises:
-        ConfigError: one of them is not found under its own name in its module.
+        ConfigError: the module of such a handler does not have the task under the handler's name.
     """
     for task in registry:
         if task.kind is not HandlerKind.PROCESS:
@@ -397,7 +415,7 @@ def check_found(registry: Registry) -> None:
         found = None if module == "__main__" else find_task(module, name)
         if found is None or found.name != task.name:
             raise ConfigError(
-                f"task {task.name}: with process=True it is searched as {name} in the module "
-                f"{module}, but is not found there. Decorate the function where it is defined, in "
-                "a module that can be imported"
+                f"task {task.name}: with process=True, other processes must find the task as "
+                f"{name} in the module {module}, but cannot. Decorate the function where it is "
+                "defined, in a module that can be imported"
             )

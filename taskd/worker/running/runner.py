@@ -1,10 +1,13 @@
-"""The runner of one queue: its buffer of claimed jobs, and the running attempts.
+"""The runner of one queue: its buffer of claimed jobs, and its running attempts.
 
-While there are jobs, up to `limit` coroutines run them; no coroutine waits for work. A coroutine
-takes jobs from the buffer and runs their handlers. When a handler waits for something, its
-coroutine waits with it, and a new coroutine continues with the buffer. If handlers usually wait,
-several coroutines are started at once. When a handler has ended, its coroutine takes the next job,
-unless the handler has left something behind that can reach the coroutine's asyncio task.
+The runner creates asyncio tasks that take jobs from the buffer and call their handlers. If a
+handler returns without waiting for anything, its asyncio task takes the next job. If the handler
+waits, the asyncio task waits with it, and the runner creates another one for the buffer. When that
+handler has ended, its asyncio task takes the next job, unless the handler has changed the asyncio
+task or left a reference to it (`reach` in attempt.py). An asyncio task ends when the buffer is
+empty.
+
+An attempt uses one of `limit` slots; the jobs of a batch share one slot (batches.py).
 """
 
 from __future__ import annotations
@@ -47,25 +50,29 @@ from taskd.worker.running.preparation import (
 )
 from taskd.worker.service import Wakeup
 
-# If the rate was misjudged, jobs that have waited here for this long are released.
+# If no job enters or leaves the buffer for this long, all its jobs are released for other workers:
+# the consumer has claimed more than this runner can start.
 BUFFERED_S_MAX = 0.5
-# For at most this long, handlers that never wait run without giving the loop to others.
+# An asyncio task that runs handlers which never wait yields to the event loop after this time.
 TURN_S = 0.002
-# How many coroutines start at once where handlers wait: a single one starts one job per turn of the
-# loop, which lowers the rate of short waits by 7 %.
+# The most asyncio tasks that take jobs from the buffer at the same time, while handlers wait. A
+# single one starts only one job per iteration of the event loop, which lowers the rate of handlers
+# with short waits by 7 %.
 STARTING_MAX = 32
 
 
 class Runner:
-    """Runs claimed jobs, `limit` at a time.
+    """Runs claimed jobs in `limit` slots, and one suspect beyond the limit.
 
     Attributes:
-        ended: number of attempts that have ended here, for the rate.
-        slot_s: total time of the ended attempts whose handlers waited.
-        freed: set when a slot was freed, so that the consumer can claim again.
-        low: when only this many jobs are left in the buffer, `freed` is set even if no slot was
-            freed.
-        attempts: the attempts whose handlers wait for something.
+        ended: number of outcomes that this runner has recorded, including those of claimed jobs
+            that were not started.
+        slot_s: total duration, in seconds, of the ended attempts that had to wait for something.
+            Abandoned attempts are not included.
+        freed: set when the consumer should compute again how many jobs to claim: a slot may be
+            free, or few jobs are left in the buffer.
+        low: the number of jobs that counts as few; the consumer sets it.
+        attempts: the attempts that did not end in the first step of their coroutine.
     """
 
     def __init__(self, queue: str, limit: int, shared: Shared) -> None:
@@ -91,13 +98,16 @@ class Runner:
         self._preparation = Preparation(queue, shared, self._batches)
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Run these jobs in order, after those that wait already."""
+        """Append these jobs to the buffer, and start those that have a slot."""
         self._mark_start()
         self._buffer.extend(jobs)
         self._dispatch()
 
     def add_suspects(self, jobs: Sequence[Job]) -> None:
-        """Run suspects before the other jobs; `suspect_slots` tells how many have a slot."""
+        """Put suspects before the other jobs of the buffer, and start those that have a slot.
+
+        `suspect_slots` is the number of suspects that have a slot.
+        """
         self._mark_start()
         self._buffer.extendleft(reversed(jobs))
         self._dispatch()
@@ -107,7 +117,7 @@ class Runner:
         self._shared.pulse.starts(self._moved_at)
 
     def _dispatch(self) -> None:
-        """Start coroutines that take jobs from the buffer, if there are free slots."""
+        """Start ready batches and jobs of the buffer while there are free slots."""
         if self._closed:
             self.close()
         if self._batches.ready:
@@ -118,19 +128,19 @@ class Runner:
             and self._has_slot()
         ):
             if not self._shared.lease.trusted:
-                return  # tick() tries again
+                return  # tick() calls this method again
             self._taking += 1
             self._running += 1
-            # Not through the loop's task factory: tasks that it makes belong to handlers.
+            # Not through the loop's task factory, which records tasks as those of handlers.
             self._starting.add(asyncio.Task(self._take_jobs(), loop=self._loop, name=self._name))
 
     def _has_slot(self) -> bool:
-        # One suspect has a slot of its own: in a busy queue it would never find a free one.
+        # One suspect can run beyond the limit: in a busy queue, no slot would ever be free for it.
         suspect = not self._taking and self._buffer[0].crashes > 0
         return (self._used_slots if self._batches.begun else self._running) < self.limit + suspect
 
     def _begin_batches(self) -> None:
-        """Start full batches, if there are free slots."""
+        """Start ready batches while there are free slots."""
         while (
             self._batches.ready
             and self._used_slots < self.limit + self._batches.suspect_first
@@ -140,7 +150,7 @@ class Runner:
             self._batches.begin()
 
     async def _take_jobs(self) -> None:
-        """Run jobs from the buffer as long as nothing else can reach this coroutine's task."""
+        """Run jobs from the buffer, one after another, in this asyncio task."""
         me = asyncio.current_task()
         assert me is not None
         self._starting.discard(me)
@@ -151,10 +161,11 @@ class Runner:
         try:
             while self._buffer:
                 began = time.monotonic()
-                # The process may have been stopped meanwhile: others may own these jobs by now.
+                # If the process stood still, this condition is true too. The lease is then checked
+                # before another job starts, because other workers may own these jobs by now.
                 if began > turn_ends:
                     pulse.job = None
-                    # While handlers never wait, no coroutine ends that could set `freed`.
+                    # While handlers never wait, only this line can set `freed`.
                     if len(self._buffer) <= self.low:
                         self.freed.set()
                     await asyncio.sleep(0)
@@ -172,17 +183,18 @@ class Runner:
                     try:
                         happened = await driven
                     except BaseException as error:  # noqa: BLE001 - see below
-                        # A GeneratorExit from what the handler awaits, such as a task of its own,
-                        # closes the driver and the handler, and then arrives here.
+                        # drive() returns the exceptions of the handler. Only a GeneratorExit that
+                        # a future of the handler raises closes drive() and the handler, and is
+                        # raised here.
                         happened = Raised(error)
                     self._resumed(attempt, happened)
                     if not self._keeps_slot(attempt):
                         return
                     turn_ends = time.monotonic() + TURN_S
-                    # Drop references to the job before checking what can reach the task.
+                    # These refer to this asyncio task, and reach() would count them.
                     del waits, driven, happened
                     attempt = None
-                # A suspect does not count towards the limit.
+                # The slot of a suspect may be the one beyond the limit.
                 if job.crashes or reach(me) != alone:
                     return
         finally:
@@ -191,7 +203,12 @@ class Runner:
     def _begin(
         self, job: Job, began: float, me: asyncio.Task[Any]
     ) -> tuple[Attempt, Awaitable[AttemptEnd]] | None:
-        """Run the first step of a job; return what to wait for, or None: it has ended."""
+        """Run the job's handler until it ends or waits for something.
+
+        Returns:
+            The attempt, and an awaitable that runs the handler to its end; None if there is nothing
+            to wait for.
+        """
         prepared = self._prepare(job, began)
         if prepared is None:
             return None
@@ -202,7 +219,7 @@ class Runner:
             waits_for = own.run(coro.send, None)
         except StopIteration as stop:
             self._succeed(job, task, context, began, stop.value)
-        except BaseException as error:  # noqa: BLE001 - SystemExit and worse fail one job only
+        except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
             self._record(job, task, context, Raised(error), began)
         else:
             attempt = self._suspended(job, task, coro, context, call, began, me)
@@ -210,10 +227,10 @@ class Runner:
         return None
 
     def _keeps_slot(self, attempt: Attempt) -> bool:
-        """Return whether this coroutine continues in the slot of an attempt that has ended.
+        """Keep the slot of an ended attempt for the next job if possible; return whether it was.
 
-        If it does, the next job starts a turn of the loop earlier, which raises the rate of short
-        waits by 9 %.
+        With a kept slot, the next job starts one iteration of the event loop earlier, which raises
+        the rate of handlers with short waits by 9 %.
         """
         keeps = (
             not attempt.abandoned
@@ -230,7 +247,12 @@ class Runner:
         return keeps
 
     def _coroutine_ended(self, attempt: Attempt | None) -> None:
-        """A coroutine ends: its slot is free, and a new one continues with the buffer."""
+        """Free the slot of an asyncio task that ends, and start waiting jobs.
+
+        Args:
+            attempt: the attempt that used the slot. If it was abandoned, its slot is free already.
+                None: the asyncio task was taking jobs from the buffer.
+        """
         self._shared.pulse.job = None
         if attempt is None:
             self._taking -= 1
@@ -241,20 +263,20 @@ class Runner:
         self.freed.set()
 
     def _free(self, attempt: Attempt) -> None:
-        """An attempt has its outcome: its slot is free, or its share of a batch's."""
+        """Free the slot of an attempt. The last attempt of a batch frees the slot of the batch."""
         if attempt.leave_slot is None:
             self._running -= 1
         else:
             attempt.leave_slot()
 
     def _leave_slot(self) -> None:
-        """A job waits for its batch, and no longer has a slot of its own."""
+        """Free the own slot of a job that has joined a batch."""
         self._running -= 1
         self._dispatch()
         self.freed.set()
 
     def _prepare(self, job: Job, began: float) -> Prepared | None:
-        """Return the started handler of a job, before its first step; None if the job ends here."""
+        """Return the coroutine of a job before its first step; None if no handler is to start."""
         task, end = self._preparation.look_up(job, began)
         if task is not None and end is None:
             attempts = self.attempts
@@ -282,7 +304,7 @@ class Runner:
         began: float,
         me: asyncio.Task[Any],
     ) -> Attempt:
-        """A handler waits for something: this coroutine stays with it, and a new one takes over."""
+        """Create the attempt of a handler that waits; start other jobs if there are free slots."""
         self._shared.pulse.job = None
         timeout_s = timeout_s_of(job, task)
         attempt = Attempt(job, task, coro, context, began, timeout_s, me)
@@ -292,13 +314,13 @@ class Runner:
         events.job_started(job)
         self._taking -= 1
         self._starting_max = STARTING_MAX
-        # Usually all slots are used, and there is nothing to dispatch.
+        # The check saves a call, because usually no slot is free.
         if self._buffer and self._has_slot():
             self._dispatch()
         return attempt
 
     def _resumed(self, attempt: Attempt, happened: AttemptEnd) -> None:
-        """A handler that waited has ended."""
+        """Record the outcome of an attempt that has ended, unless it was recorded already."""
         job = attempt.job
         if attempt.abandoned:
             self.attempts.abandoned.pop(job.id, None)
@@ -357,17 +379,21 @@ class Runner:
     # Used by other services.
 
     def resize(self, limit: int) -> None:
-        """Change the limit; attempts above it go on to their end."""
+        """Change the limit. Running attempts continue even if they exceed a lower limit."""
         self.limit = limit
         self._dispatch()
         self.freed.set()
 
     def tick(self, now: float) -> None:
-        """Every 50 ms (`now`: time.monotonic()): timeouts, abandoning, waits that are too long."""
+        """Enforce timeouts, and release jobs that have waited in the buffer for too long.
+
+        Args:
+            now: time.monotonic().
+        """
         for attempt in self.attempts.cancel_overdue(now, self._shared.cancel_s):
             self.abandon(attempt)
         for coroutine in [each for each in self._starting if each.done()]:
-            # Cancelled before its first step, by a handler that cancels tasks it does not own.
+            # A handler has cancelled this asyncio task of the runner before its first step.
             self._starting.discard(coroutine)
             self._coroutine_ended(None)
         if self._buffer or self._batches.ready:
@@ -376,9 +402,10 @@ class Runner:
             self.release_waiting()
 
     def abandon(self, attempt: Attempt) -> None:
-        """Record the outcome of an attempt that ignores its cancellation, and free its slot.
+        """Record the outcome of an attempt without waiting for its end, and free its slot.
 
-        An attempt that can be killed is killed; any other is abandoned.
+        If a process of its own runs the attempt, the process is killed. Any other attempt can
+        continue to run, and counts as abandoned.
         """
         attempt.abandoned = True
         self.attempts.running.pop(attempt.job.id, None)
@@ -396,20 +423,24 @@ class Runner:
         self.freed.set()
 
     def close(self) -> int:
-        """Start nothing more: release waiting jobs, now and later; return how many wait now."""
+        """Release all jobs that have not started, and from now on all that are added.
+
+        Returns:
+            The number of jobs that waited.
+        """
         self._closed = True
         return self.release_waiting() + self._batches.release_waiting()
 
     def release_waiting(self) -> int:
-        """Release claimed jobs that have not started; return how many."""
+        """Release the jobs of the buffer; return how many."""
         given = len(self._buffer)
         while self._buffer:
             self.release(self._buffer.popleft())
         return given
 
     def take_unstarted(self) -> list[Job]:
-        """Take away all claimed jobs that have not started; can be called from another thread."""
-        # The thread that pops a job has it, and no other: the runner will not start it any more.
+        """Remove all jobs from the buffer and return them. Any thread can call this."""
+        # popleft() is atomic, so a job is either returned here or started, never both.
         taken = []
         with suppress(IndexError):
             while True:
@@ -417,7 +448,7 @@ class Runner:
         return taken
 
     def cancel_job(self, job_id: int, reason: str) -> None:
-        """Cancel this job on request, if it is here."""
+        """Cancel a running or buffered job of this runner whose cancellation was requested."""
         now = time.monotonic()
         attempt = self.attempts.running.get(job_id)
         if attempt is not None:
@@ -429,7 +460,7 @@ class Runner:
             self._record(job, None, None, CancelRequested(reason), now)
 
     def abandon_all(self) -> None:
-        """Abandon everything that still runs."""
+        """Abandon all running attempts."""
         for attempt in self.attempts:
             self.abandon(attempt)
 
@@ -445,39 +476,39 @@ class Runner:
 
     @property
     def idle(self) -> bool:
-        """Whether no job waits and none runs."""
+        """Whether no job waits or runs; abandoned attempts do not count."""
         return not (self._buffer or self._running or self.attempts.running)
 
     @property
     def waiting(self) -> int:
-        """The number of claimed jobs that have not started."""
+        """The number of jobs in the buffer."""
         return len(self._buffer)
 
     @property
     def free(self) -> int:
-        """The number of free slots."""
+        """The number of jobs to claim for the free slots; negative if too many wait already."""
         free = (self.limit - self._used_slots - len(self._batches.ready)) * self._jobs_per_slot
         gathered = self._batches.gathered if self._jobs_per_slot > 1 else 0
         return free - gathered - len(self._buffer)
 
     @property
     def suspect_slots(self) -> int:
-        """The number of suspects that can start at once."""
+        """The number of suspects that can start now."""
         suspect_waits = bool(self._buffer) and self._buffer[0].crashes > 0
         own = self._used_slots <= self.limit and not (suspect_waits or self._batches.suspect_first)
         return max(self.free, int(own))
 
     @property
     def _used_slots(self) -> int:
-        """The number of used slots, of `limit`."""
+        """The number of used slots, including that of a suspect beyond the limit."""
         return self._running + self._batches.used_slots
 
     def has_job(self, job_id: int) -> bool:
-        """Return whether a job is here, waiting or running."""
+        """Return whether a job is in the buffer, or runs and was not abandoned."""
         return job_id in self.attempts.running or any(job.id == job_id for job in self._buffer)
 
     def job_ids(self) -> Iterable[int]:
-        """Return the ids of all jobs that are here."""
+        """Yield the ids of the jobs for which has_job() returns True."""
         yield from self.attempts.running
         for job in self._buffer:
             yield job.id
@@ -486,9 +517,9 @@ class Runner:
 def _jobs_per_slot(queue: str, registry: Registry) -> int:
     """Return how many jobs to claim per free slot.
 
-    If the queue has only batch tasks, it is the size of a batch. In other queues, batches are
-    collected from smaller claims, so that jobs of other tasks are not claimed by the hundred for a
-    few slots.
+    If all tasks of the queue are batch tasks, the number is the size of the largest batch.
+    Otherwise the number is 1: a larger claim would also take hundreds of jobs of the other tasks,
+    although few of them have a slot.
     """
     tasks = [task for task in registry if task.queue == queue]
     if any(task.kind is not HandlerKind.BATCH for task in tasks):

@@ -1,4 +1,4 @@
-"""Plain functions: each runs in a thread of the worker's pool, and may have to wait for one."""
+"""Handlers that are plain functions: each call runs in a thread of the worker's pool."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from taskd.worker.running.handler_call import HandlerCall
 
 
 class ThreadSlots(asyncio.Semaphore):
-    """The free threads for plain functions, and who has the others.
+    """Counts the free threads for plain functions, and the running calls of each task.
 
-    The main loop writes it, and the lease thread reads it.
+    The main loop changes the counts, and the lease thread calls `taken`.
 
     Args:
         threads: number of threads.
@@ -31,18 +31,18 @@ class ThreadSlots(asyncio.Semaphore):
         self._tasks: Counter[str] = Counter()
 
     def begin(self, task: str) -> None:
-        """A call of this task has its thread."""
+        """Record that a call of this task begins in its thread."""
         self._began = time.monotonic()
         self._tasks[task] += 1
 
     def end(self, task: str) -> None:
-        """A call has ended."""
+        """Record that a call of this task has ended."""
         self._tasks[task] -= 1
         if not self._tasks[task]:
             del self._tasks[task]
 
     def taken(self) -> ThreadsTaken | None:
-        """Return who has the threads, if none is free."""
+        """Return which tasks use the threads; None if a thread is free."""
         if not self.locked():
             return None
         since_s = round(time.monotonic() - self._began, 1)
@@ -53,7 +53,7 @@ class ThreadCall(HandlerCall):
     """A plain function that runs in the thread pool.
 
     Args:
-        task: the name of its task.
+        task: the name of the task.
         call: the function with its arguments.
     """
 
@@ -64,18 +64,19 @@ class ThreadCall(HandlerCall):
         self._task, self._call, self._pool, self._slots = task, call, pool, slots
 
     async def run(self) -> Any:
-        """Run it; return its result.
+        """Run the function in a thread, and return its result.
 
-        A thread cannot be cancelled, so this does not end before the function: otherwise the job
-        could run elsewhere while it still runs here. An attempt that takes too long is abandoned.
+        A thread cannot be cancelled. So this method waits for the end of the function even if the
+        attempt is cancelled: otherwise the job could run elsewhere while the function still runs
+        here. If that takes too long, the runner abandons the attempt.
         """
         self.wait()
         async with self._slots:
             self.begin()
             self._slots.begin(self._task)
             try:
-                # In the job's own context: what a function sets does not reach the thread's next
-                # job.
+                # In a copy of the contextvars of the attempt: values that the function sets do not
+                # reach the next job in the thread.
                 inside = copy_context().run
                 future = asyncio.get_running_loop().run_in_executor(
                     self._pool, inside, self._guarded
@@ -93,5 +94,5 @@ class ThreadCall(HandlerCall):
     def _guarded(self) -> Returned | Raised:
         try:
             return Returned(self._call())
-        except BaseException as error:  # noqa: BLE001 - StopIteration cannot cross a future
+        except BaseException as error:  # noqa: BLE001 - a future cannot raise StopIteration
             return Raised(error)

@@ -2,8 +2,8 @@
 
 The parent of the span is the producer's span, so that all attempts of a job, and the jobs that
 their handlers enqueue, belong to one trace. The attempt's span also links to the producer's span,
-as OpenTelemetry's conventions for messages ask of consumers. Spans are made only if the app has set
-a tracer provider before its worker starts; otherwise attempts run no tracing code.
+as OpenTelemetry's conventions for messages demand of consumers. Attempts have spans only if the app
+has set a tracer provider before its worker starts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ATTEMPT_ENDS = {
     "job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed", "job.released",
     "job.interrupted", "job.abandoned",
 }  # fmt: skip
-# How long a stop waits for the export of spans.
+# How long a stopping worker waits for the export of spans.
 FLUSH_S = 2.0
 Around = Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
 
@@ -50,10 +50,10 @@ class Traces:
         self._unsubscribe = events.subscribe(self._on_event)
 
     async def close(self) -> None:
-        """Stop handling ends of attempts; end the open spans without an outcome.
+        """End the open spans without an outcome, and send all spans that wait for their export.
 
-        Sends the spans that wait for export: a process that still has threads of handlers exits
-        without flushing them.
+        The app's SDK sends them at the exit of the process, but a process in which threads still
+        run handlers exits without that.
         """
         self._unsubscribe()
         for span in self._spans.values():
@@ -80,7 +80,7 @@ class Traces:
     ) -> Any:
         job = ctx.job
         span = self._trace.INVALID_SPAN
-        # Parts of the app's SDK, such as a sampler, can raise: that must not fail a job.
+        # Parts of the app's SDK, such as a sampler, can raise an error, which must not fail a job.
         with suppress(Exception):
             span = self._begin(job)
         try:
@@ -110,24 +110,28 @@ class Traces:
                 "taskd.wait_s": job.wait_s,
             },
         )
-        # The token is not reset: the context belongs to the attempt and ends with it.
+        # Never detached, because the current context belongs to this attempt alone.
         self._context.attach(self._trace.set_span_in_context(span, parent))
         return span
 
     def _parent(self, job: Job) -> Any:
-        """Return the context that a job carries; an empty one if it carries none."""
+        """Return the trace context in a job's metadata; an empty context if there is none."""
         if job.metadata is None:
             return self._context.Context()
         return _context_of(job.metadata, self._propagators)
 
     @staticmethod
     def _record_exception(span: Any, job: Job, task: Task[..., Any], error: BaseException) -> None:
-        """Record a handler's exception, with hidden values removed. A verdict is no error."""
+        """Add a handler's exception to the span, without the values of redacted arguments.
+
+        Verdicts and cancellations are not added, nor is HandlerRaised, whose original is in another
+        process.
+        """
         if not span.is_recording() or isinstance(error, Verdict | HandlerRaised):
             return
         described = describe(error, policy.hider([job], task))
         if described.type in {"CancelledError", "GeneratorExit"}:
-            return  # it was cancelled, and its outcome says why
+            return
         span.add_event(
             "exception",
             {
@@ -138,12 +142,11 @@ class Traces:
         )
 
     def _on_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """End the span of an attempt, with the fields of its event."""
+        """End the span of an attempt when the event of its end is emitted."""
         span = self._spans.pop(fields["job_id"], None) if name in ATTEMPT_ENDS else None
         if span is not None:
-            with suppress(
-                Exception
-            ):  # span processors can raise, which must not disturb the outcome
+            # Span processors of the app can raise an error, which must not affect the outcome.
+            with suppress(Exception):
                 self._end(span, name, fields)
 
     @staticmethod
@@ -159,7 +162,7 @@ class Traces:
 
 
 def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
-    """Read the trace context in a job's metadata, which can be any value."""
+    """Return the trace context in a job's metadata; an empty one if they hold no valid context."""
     from opentelemetry import context
 
     found = context.Context()
@@ -172,22 +175,22 @@ def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
 
 
 def begin() -> Traces | None:
-    """Return the traces of a worker that starts; None: the app has set no provider."""
+    """Return the traces of a worker that starts; None: the app has set no tracer provider."""
     found = tracer()
     return None if found is None else Traces(found)
 
 
 async def _flush(flush: Callable[[int], Any]) -> None:
-    """Wait a limited time for a flush, which can block."""
+    """Call `flush`, which can block, in a thread; wait for at most FLUSH_S."""
     loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
     def send() -> None:
         with suppress(Exception):
             flush(int(FLUSH_S * 1000))
-        with suppress(RuntimeError):  # the loop may have ended
+        with suppress(RuntimeError):  # the loop may have been closed meanwhile
             loop.call_soon_threadsafe(sent.set)
 
-    # A thread of its own: no pool must wait for an exporter that hangs.
+    # Not in a pool, whose shutdown would wait for an exporter that hangs.
     threading.Thread(target=send, name="taskd-flush", daemon=True).start()
     with suppress(TimeoutError):
         async with asyncio.timeout(FLUSH_S):
@@ -195,13 +198,13 @@ async def _flush(flush: Callable[[int], Any]) -> None:
 
 
 class Firing:
-    """The span of one tick of a schedule: the root of the trace of the jobs that it makes.
+    """The span of one tick of a schedule: the root of the trace of the jobs that it enqueues.
 
     Args:
-        schedule: the name of the schedule; None makes no span.
+        schedule: the name of the schedule; None: make no span.
 
     Attributes:
-        metadata: the metadata for the jobs, as JSON text; None without a span.
+        metadata: the metadata for the jobs, as JSON text; None if there is no span.
     """
 
     def __init__(self, schedule: str | None) -> None:
@@ -228,21 +231,21 @@ class Firing:
         self.metadata = msgspec.json.encode(carried).decode()
 
     def end(self, jobs: int) -> None:
-        """End the span, with the number of jobs; an open span is not exported."""
+        """End the span with the number of enqueued jobs; without this, it is not exported."""
         if self._span is not None:
             self._span.set_attribute("messaging.batch.message_count", jobs)
             self._span.end()
 
 
 def with_trace_context(job: Job) -> Job:
-    """Return a copy of the job for a handler's process, with the current trace context."""
+    """Return the job for a handler's process, with the current trace context as its metadata."""
     if tracer() is None:
         return job
     return msgspec.structs.replace(job, metadata=msgspec.json.encode(carrier()).decode())
 
 
 def restore_trace_context(job: Job) -> None:
-    """In a handler's process: make the trace context of the job current."""
+    """Make the trace context of the job current; called in a handler's process."""
     if tracer() is None or job.metadata is None:
         return
     from opentelemetry import context

@@ -1,9 +1,10 @@
 """Handlers with transaction=: their work on `ctx.conn` and the completion commit together.
 
-If the lease was lost or the job has another fence, the completion finds no row, and nothing
-commits. If the connection breaks at the commit, the acker's write of the outcome shows what
-happened: while the transaction is undecided it locks the row; after its commit the row is gone;
-otherwise the job is still running.
+If the job no longer belongs to the attempt, the completion matches no row, and the transaction is
+rolled back. If the connection breaks during the COMMIT, the acker writes a failure. While the
+transaction is undecided, this write waits for the lock of the row. If the transaction was
+committed, the row has left taskd.job, and the write changes nothing. Otherwise the row is still
+`running`, and the write changes it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.service import Backoff
 
-# After a conflict with another transaction, at random so that the two do not meet again.
+# The bounds of the random delay before a retry after a conflict with another transaction. With a
+# fixed delay, the two transactions could conflict again.
 CONFLICT_DELAY_S = (0.05, 0.5)
+
+
+DO_NOT_COMPLETE = (
+    "taskd completes the job of a handler with transaction= when the handler returns: do not call "
+    "ctx.complete()"
+)
 
 
 class TransactionEnded(Exception):
@@ -38,20 +46,20 @@ class TransactionAttemptContext(AttemptContext):
     conn: Any
 
     async def complete(self, conn: Any, result: Any = None) -> NoReturn:
-        """Raise an error: taskd completes the job when the handler has returned.
+        """Raise an error, because taskd completes the job when the handler has returned.
 
         Raises:
             TypeError: always.
         """
-        raise TypeError("with transaction= the job is completed when its handler returns")
+        raise TypeError(DO_NOT_COMPLETE)
 
     def complete_sync(self, conn: Any, result: Any = None) -> NoReturn:
-        """Raise an error, as complete() does.
+        """Raise the same error as complete().
 
         Raises:
             TypeError: always.
         """
-        raise TypeError("with transaction= the job is completed when its handler returns")
+        raise TypeError(DO_NOT_COMPLETE)
 
 
 class TransactionCall(HandlerCall):
@@ -73,24 +81,27 @@ class TransactionCall(HandlerCall):
         self._handle = handle
 
     async def run(self) -> Any:
-        """Run it; return its committed result."""
+        """Run the handler in a transaction, commit, and return the result of the handler.
+
+        If the connection breaks during the COMMIT, `committed` of the context stays False.
+        """
         self.wait()
-        await asyncio.sleep(0)  # until it belongs to its attempt
+        await asyncio.sleep(0)  # now the runner calls belongs_to(), which sets the attempt
         transaction = await self._begun()
         self._context.conn = transaction.conn
         self.begin()
         try:
             value = await self._handle()
             if issubclass(type(value), Verdict):
-                raise value  # noqa: TRY301 - what it decides is not done, and rolls back
+                raise value  # noqa: TRY301 - a returned verdict also rolls back
         except BaseException as error:
             transaction.roll_back()
             self._raise_conflict(error)
             raise
         ending = _own(self._end(transaction, value), "transaction-end")
         while not ending.done():
-            # A COMMIT that was sent is awaited even if the attempt is cancelled; the statement has
-            # a timeout.
+            # Not even a cancellation of the attempt ends this wait: the COMMIT may have been sent.
+            # The statements have timeouts.
             try:
                 await asyncio.wait({ending})
             except asyncio.CancelledError:
@@ -103,7 +114,7 @@ class TransactionCall(HandlerCall):
         return value
 
     async def _begun(self) -> Transaction:
-        """Begin a transaction, as soon as there is a slot and a database."""
+        """Wait for a free slot of the pool and for PostgreSQL, and begin a transaction."""
         assert self.attempt is not None
         backoff = Backoff()
         while True:
@@ -113,12 +124,12 @@ class TransactionCall(HandlerCall):
             try:
                 return await asyncio.shield(opening)
             except asyncio.CancelledError:
-                # No caller waits for this connection, which can take its time.
+                # If the transaction begins in spite of the cancellation, _not_needed rolls back.
                 opening.cancel()
                 opening.add_done_callback(_not_needed)
                 raise
             except StoreUnavailable:
-                # It has not begun: after a while its job is released to another worker.
+                # The attempt still waits for a slot. After SLOT_WAIT_S its job is released.
                 await asyncio.sleep(backoff.next_s())
 
     async def _end(self, transaction: Transaction, value: Any) -> None:
@@ -138,10 +149,12 @@ class TransactionCall(HandlerCall):
             raise
 
     def _raise_conflict(self, error: BaseException) -> None:
-        """Retry soon if other transactions changed the same rows, unless the task has a rule.
+        """Raise Retry if the error is a serialization failure or a deadlock.
+
+        A rule in the task's `on_error` for the class of the error takes precedence.
 
         Raises:
-            Retry: it is such a failure.
+            Retry: after a delay within CONFLICT_DELAY_S.
         """
         seen: BaseException | None = error
         while seen is not None and not is_conflict(seen):
@@ -153,12 +166,13 @@ class TransactionCall(HandlerCall):
 def _check_open(transaction: Transaction) -> None:
     if not transaction.is_open:
         raise TransactionEnded(
-            "the transaction of ctx.conn is over: the handler has ended it, or its connection broke"
+            "the transaction of ctx.conn is over: the handler ended the transaction, or its "
+            "connection broke. Do not commit or roll back on ctx.conn"
         )
 
 
 def _own(coroutine: Any, name: str) -> asyncio.Task[Any]:
-    # Not through the loop's task factory: it is no task of the handler.
+    # Not through the loop's task factory, which records tasks as those of handlers.
     return asyncio.Task(coroutine, loop=asyncio.get_running_loop(), name=name)
 
 
