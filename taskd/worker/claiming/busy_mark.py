@@ -4,31 +4,34 @@ A transaction that notifies holds a lock of the whole database cluster until its
 so a NOTIFY for every job slows all producers down. A busy worker therefore marks its queue, and a
 producer that reads the mark does not notify. A consumer is in one of three states:
 
-- quiet: there is no mark, every job is notified, and the consumer sleeps until a notification.
-- marked: the mark is set and renewed every second, and the consumer claims every few milliseconds.
-  This state begins when the consumer no longer sleeps, or when notifying producers wait for each
-  other.
-- must poll: the mark was cleared, but open transactions may have read it and will not notify. The
-  consumer polls until they have ended, claims once more, and is quiet.
+- asleep: this worker has set no mark, and the consumer sleeps until a notification arrives.
+- marked: this worker renews its mark every second, and the consumer claims every few milliseconds.
+  The consumer enters this state when it no longer finds time to sleep, or when producers wait for
+  each other's NOTIFY.
+- must poll: the mark was cleared, but producers with open transactions may have read the mark, and
+  will not notify. The consumer polls until those transactions have ended, claims once more, and may
+  sleep.
 
-A transaction draws its xid when it inserts a job, before it reads the mark. The mark is a sequence,
-so every transaction reads its present value. Hence a transaction that has read the mark has a lower
-xid than one drawn after the mark was cleared. When all snapshots of the database begin above that
-xid, those transactions have ended, and a claim that starts then sees their jobs.
+How the consumer knows those transactions: each draws its xid when it inserts a job, and reads the
+mark afterwards. The mark is a sequence, so a transaction reads its present value, whatever its
+snapshot. So each transaction that has read the mark has a lower xid than an xid that is drawn after
+the mark was cleared. When all transactions with lower xids have ended, a claim sees their jobs.
 
-Producers also do not notify a queue without workers. So a worker must poll in the same way as soon
-as it listens, and again when it was declared dead and has registered under a new id.
+Producers also do not notify a queue that no live worker serves. So a consumer must poll in the same
+way after the worker has begun to listen, and after it has registered under a new id because it was
+declared dead.
 
-A queue has one mark, which belongs to the worker that wrote it last; another worker cannot clear
-it. One polling worker is enough. It notifies the others when its claims are full. A worker whose
-claims are not full yields to the mark of another worker and sleeps.
+The mark belongs to the worker that set it last, and no other live worker clears it. One polling
+worker per queue is enough: while its claims are full, it wakes the other workers. A worker whose
+claims are not full leaves the mark of another worker in place, and its consumer sleeps.
 
-A worker that cannot claim (full of slow jobs, quiet, or stopping) clears its mark, and notifies the
-other workers instead of polling. The mark of a dead worker expires after two seconds, or when the
-worker is declared dead. The worker that declares it dead, or the idle pollers, find jobs that were
-enqueued meanwhile.
+A worker that cannot claim (all slots have slow jobs, a signal has switched claiming off, or the
+worker stops) clears its mark, and wakes the other workers instead of polling. The mark of a worker
+that crashed expires after two seconds, or is cleared when the worker is declared dead. Jobs that
+were enqueued meanwhile are found by the worker that declares it dead, and by idle pollers.
 
-The mark is never necessary: if the database refuses a statement about it, producers notify.
+The mark is only an optimization: if PostgreSQL refuses the statement that sets it, producers
+notify.
 """
 
 from __future__ import annotations
@@ -44,38 +47,42 @@ from taskd.store.connections.error_translation import is_outage
 from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease.state import Lease
 
-# A consumer that has not slept for this long receives notifications faster than it claims.
+# A consumer that has not slept for this long sets the mark.
 MARK_AFTER_S = 0.1
-# Ten clients that wait for each other's commits send some 1,000 notifications per second, and the
-# worker still sleeps between two of them. So a consumer that claims often checks how many producers
-# wait. If many jobs arrive, it checks each time it counts them.
+# A consumer that still sleeps sets the mark if producers wait for the lock of NOTIFY: ten clients
+# that wait for each other's commits reach only some 1,000 notifications per second. The consumer
+# counts its claims and jobs every COUNT_EVERY_S. If it claims often, it counts the waiting
+# producers every CHECK_PRODUCERS_EVERY_S; if it also gets many jobs, every COUNT_EVERY_S.
 OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
 COUNT_EVERY_S, CHECK_PRODUCERS_EVERY_S = 0.05, 0.2
 WAITING_PRODUCERS_MIN = 3
+# A mark that is not renewed expires after this time.
 MARK_S = 2.0
 # A statement whose connection broke may still run on the server for this long.
 WRITTEN_LATER_S = 3.0
 RENEW_EVERY_S = 1.0
-# How long a polling consumer waits after a claim that found fewer jobs than it asked for.
+# How long a consumer with a mark waits after a claim that found fewer jobs than it asked for.
 GAP_S = 0.005
-# A consumer that makes no claim for this long clears its mark. It exceeds the 50 ms of work that a
-# consumer claims ahead.
+# A consumer that makes no claim for this long clears its mark. This is longer than the work that a
+# consumer usually claims ahead (PREFETCH_S).
 CLAIM_AT_LEAST_EVERY_S = 0.06
-# If claims find fewer than FEW_JOBS jobs for FEW_FOR_S, notifications are cheap, and faster than
-# polling.
+# A consumer whose claims find fewer than FEW_JOBS jobs on average for FEW_FOR_S clears its mark: so
+# few notifications cost little, and are faster than polling.
 FEW_JOBS = 4.0
 FEW_FOR_S = 0.1
-# A queue is marked at most this often, so that a load near the threshold does not flap.
+# The least time between two marks, so that a load near a threshold does not set and clear the mark
+# all the time.
 MARK_AT_MOST_EVERY_S = 1.0
-# After the database refused the mark, by an error that will not end by itself.
+# The least time between two marks, and between two lines of the log, after PostgreSQL refused a
+# statement about the mark for a reason that will not end by itself.
 REFUSED_EVERY_S = 60.0
-# How often to notify the other workers: the interval for each of them, and the longest interval for
-# a worker that polls alone.
+# A consumer that cannot keep up wakes the other workers of the queue. The interval is CALL_EVERY_S
+# for each of them; if no other worker has marked the queue, CALL_ALONE_EVERY_S_MAX at most.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
-# Each wait between two polls is longer than the one before by this factor. Doubling the waits would
-# find jobs of a long transaction later.
+# The first and the longest wait between two polls after the mark was cleared, and the factor by
+# which the wait grows. Doubled waits would find the jobs of long transactions later.
 POLL_AFTER_S, POLL_AFTER_S_MAX, POLL_GROWTH = 0.002, 1.0, 1.25
-# A stopping worker waits for open transactions no longer than this; other workers poll.
+# A stopping worker waits for open transactions no longer than this. Other workers poll as well.
 END_S = 1.0
 
 
@@ -83,13 +90,13 @@ class BusyMark:
     """The busy mark of one queue, driven by its consumer. Times are time.monotonic().
 
     Args:
-        lane: the lane of the claims, so that marks and claims are sent in one order.
-        on_change: called when the state changes. While the queue is marked, jobs that become due
-            later are not notified either.
+        lane: the lane of the claims, so that statements about the mark run in order with claims.
+        on_change: called when `marked` or `must_poll` changes. While one of them is True, producers
+            may not notify for jobs that are due later either.
 
     Attributes:
-        marked: the mark is set.
-        must_poll: notifications may be missing, so the consumer must poll.
+        marked: whether this worker has set the mark, as far as it knows.
+        must_poll: whether notifications may be missing, so that the consumer must poll.
     """
 
     def __init__(self, lane: Lane, queue: str, lease: Lease, on_change: Callable[[], None]) -> None:
@@ -97,14 +104,16 @@ class BusyMark:
         self.must_poll = False
         self._lane, self._queue, self._lease = lane, queue, lease
         self._on_change = on_change
-        # The worker id whose mark may be set, also by a statement whose reply was lost.
+        # The worker id under which the mark may be set; None: the mark was cleared.
         self._marked_by: int | None = None
-        self._marked_last_by: int | None = (
-            None  # the last worker id that set the mark, even if it was cleared since
-        )
+        # The same, even if the mark was cleared since.
+        self._marked_last_by: int | None = None
         self._renew_at = 0.0
-        # Until then the mark may be set: uncleared, or, after a lost reply, even if cleared.
-        self._expires_at = self._written_until = 0.0
+        # When the last mark expires if it is not cleared.
+        self._expires_at = 0.0
+        # Until when a cleared mark may be set, by a statement that was sent before and got no
+        # reply.
+        self._written_until = 0.0
         self._reported_at = -REFUSED_EVERY_S
         self._others, self._alone = 0, False
         self._call_at = 0.0
@@ -119,14 +128,16 @@ class BusyMark:
         self._must_notify = False
         self._poll_after_s, self._poll_at = POLL_AFTER_S, 0.0
 
-    # Reports from the consumer.
+    # Events that the consumer reports.
 
     def notifications_missed(self) -> None:
-        """Poll until no notification can be missing: the listener reconnected, or a worker died.
+        """Poll until all jobs are found for which no notification arrived.
 
-        The database server may have changed, and the new one may still have a cleared mark.
+        This is necessary when the listener has connected, when another worker was declared dead,
+        and when this worker has a new id.
         """
         if not self.marked:
+            # Another server may answer after a failover, on which a cleared mark is set again.
             self._marked_by = self._marked_by or self._marked_last_by
             self._start_polling()
 
@@ -135,7 +146,7 @@ class BusyMark:
         self._awake_since = time.monotonic()
 
     def claimed(self, jobs: int, batch: int) -> None:
-        """Record a claim that read everything, or as much as it wanted."""
+        """Record that a claim of up to `batch` jobs returned `jobs` jobs."""
         self._claimed_at = time.monotonic()
         self._claims += 1
         self._jobs += jobs
@@ -145,7 +156,7 @@ class BusyMark:
         if self.must_poll and self._ended and jobs < batch:
             self._stop_polling()
 
-    # Questions of the consumer.
+    # State that the consumer reads.
 
     @property
     def wants_all(self) -> bool:
@@ -153,22 +164,25 @@ class BusyMark:
         return self.must_poll and self._ended
 
     def pause_s(self, sleep_s: float) -> float:
-        """Return how long to wait for a notification; a quiet consumer waits `sleep_s`."""
+        """Return how long to wait for a notification; this is `sleep_s` if polls are not needed."""
         if self.marked:
             return GAP_S
         if self.must_poll:
             return min(sleep_s, self._next_poll_s())
         return sleep_s
 
-    # Actions for the consumer.
+    # Statements that the consumer awaits.
 
     async def before_claim(self, *, full: bool, refusing: bool = False) -> None:
-        """Before the next claim, set, renew or clear the mark, and check open transactions.
+        """Set, renew or clear the mark, check open transactions, and wake the other workers.
+
+        Each of these happens only if it is necessary now. The consumer calls this before each
+        claim.
 
         Args:
             full: the last claim returned as many jobs as it asked for.
-            refusing: claims leave out jobs that another worker can run. That worker must be
-                notified of them, so the queue is not marked.
+            refusing: claims leave out jobs that only another worker can run. That worker needs
+                notifications, so the queue is not marked.
         """
         now = time.monotonic()
         if self.marked:
@@ -196,7 +210,10 @@ class BusyMark:
             await self._notify_workers()
 
     async def cannot_claim(self) -> None:
-        """Clear the mark and notify the other workers: no claim is made for a while."""
+        """Clear the mark and wake the other workers, if no claim was made for a while.
+
+        The consumer calls this repeatedly while it cannot claim.
+        """
         now = time.monotonic()
         if now - self._claimed_at < CLAIM_AT_LEAST_EVERY_S:
             return
@@ -207,13 +224,17 @@ class BusyMark:
         if self.must_poll and now >= self._poll_at:
             self._poll_at = now + self._next_poll_s()
             await self._check_transactions()
-            # At each call, because producers did not notify for jobs that were committed since the
-            # last one. If polling begins anew during the call, `_ended` is False again.
+            # Repeated until `_ended`, because open transactions commit jobs without a notification.
+            # If polling began anew during the call, `_ended` is False.
             if await self._notify_workers() and self._ended:
                 self._stop_polling()
 
     async def end(self) -> None:
-        """Clear the mark, as no claim will be made any more."""
+        """Clear the mark of a consumer that stops.
+
+        If jobs without a notification may be committed after that, wake the other workers until
+        this is no longer possible, for END_S at most.
+        """
         if self.marked:
             await self._clear()
         ends = time.monotonic() + END_S
@@ -225,7 +246,11 @@ class BusyMark:
             await asyncio.sleep(self._next_poll_s())
 
     async def _delays_producers(self, now: float) -> bool:
-        """Return whether notifying producers wait for each other."""
+        """Return whether producers wait for each other's NOTIFY.
+
+        Returns:
+            False also if the consumer need not count them now, or PostgreSQL does not answer.
+        """
         counted_s = now - self._counted_since
         if counted_s < COUNT_EVERY_S:
             return False
@@ -242,7 +267,15 @@ class BusyMark:
             return False
 
     async def _mark(self, now: float, *, yields: bool) -> bool:
-        """Set or renew the mark; return whether this worker polls the queue."""
+        """Set or renew the mark.
+
+        Args:
+            yields: leave the mark of another worker in place.
+
+        Returns:
+            Whether the mark of this worker is set. If the reply was lost, it may be set, and the
+            result is True.
+        """
         self._marked_by = self._marked_last_by = self._lease.worker_id
         self._must_notify = True
         self._renew_at, self._expires_at = now + RENEW_EVERY_S, now + MARK_S + WRITTEN_LATER_S
@@ -252,12 +285,12 @@ class BusyMark:
             )
         except TaskdError as error:
             if is_outage(error):
-                # A session that was cut off may still set the mark; then the mark expires.
+                # The server may still run the statement; the mark that it sets then expires.
                 self._written_until = time.monotonic() + WRITTEN_LATER_S + MARK_S
                 return True
             self._not_before = now + REFUSED_EVERY_S
             self._report(error)
-            # A sequence keeps what a failed statement has written to it.
+            # The mark may be set, because PostgreSQL does not roll back changes of sequences.
             if not self.marked:
                 self._start_polling()
             return False
@@ -279,25 +312,25 @@ class BusyMark:
             if self._marked_by is not None:
                 if not await self._cleared(self._marked_by):
                     return
-                # If polling began anew meanwhile, the mark may be on another server.
+                # If polling began anew meanwhile, another server may have the mark.
                 if polls_begun == self._polls_begun:
                     self._marked_by = None
             xid = self._xid or await store.draw_xid(self._lane)
             ended = await store.transactions_ended(self._lane, xid)
         except TaskdError as error:
             self._report(error)
-            # Another server can answer next, whose xids are lower.
+            # Another server may answer next, on which this xid was not drawn yet.
             self._xid = None
             return
-        # If polling began anew meanwhile, it needs an xid of its own.
+        # If polling began anew meanwhile, it needs a new xid.
         if polls_begun == self._polls_begun:
             self._xid, self._ended = xid, ended
 
     async def _cleared(self, worker_id: int) -> bool:
-        """Clear the mark; return whether it is clear and stays so, or has expired.
+        """Clear the mark; return whether no mark under this worker id is set from now on.
 
         Raises:
-            TaskdError: the database does not answer.
+            TaskdError: the database does not answer. Other errors are logged.
         """
         try:
             await store.clear_busy_mark(self._lane, self._queue, worker_id)
@@ -317,7 +350,10 @@ class BusyMark:
         return True
 
     def _report(self, error: TaskdError) -> None:
-        """Log a refusal, at most once a minute. Outages are logged elsewhere."""
+        """Log that PostgreSQL refused a statement, every REFUSED_EVERY_S at most.
+
+        Outages are not logged here: claims fail as well, and the consumer logs that.
+        """
         now = time.monotonic()
         if is_outage(error) or now - self._reported_at < REFUSED_EVERY_S:
             return

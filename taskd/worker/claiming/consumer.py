@@ -25,31 +25,32 @@ from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Backoff, Wakeup
 
-# 2,000: with 1,000 jobs per claim and per ack, a fifth of two cores stayed idle. A second lane for
-# claims did not help.
+# 2,000: with 1,000 jobs per claim and per ack, a fifth of two cores stayed idle.
 BATCH_MAX = 2000
-# Claim as many jobs ahead as can start within this time at the measured rate. That is hundreds of
-# fast jobs, but only one slow job per free slot, so that no worker holds jobs while another is
-# idle.
+# If attempts take less than this time, claim so many jobs ahead that the slots have work for this
+# time. Slow jobs are not claimed ahead, so that no worker holds jobs while another is idle.
 PREFETCH_S = 0.05
-# Claim further ahead, up to PREFETCH_S_MAX, if four claims take longer than PREFETCH_S. The next
-# claim is sent when half of the buffer is left, and that half must last until the reply.
+# If CLAIMS_AHEAD claims take longer than PREFETCH_S, claim ahead for that longer time, up to
+# PREFETCH_S_MAX. The next claim is sent when half of these jobs are left, and this half must last
+# until the reply.
 CLAIMS_AHEAD = 4
 PREFETCH_S_MAX = 0.2
+# The rate of attempts is measured over at least this time.
 RATE_WINDOW_S = 0.005
-# The first interval of the idle poller after a claim or a notification. It is short, because an
-# empty claim proves little: it skips rows that others have locked. The interval doubles with each
-# empty poll.
+# The first interval of the idle poller after a claim that found jobs, or after a notification. The
+# interval doubles with each poll that finds nothing. The first one is short, because a claim skips
+# rows that other transactions have locked, and so can miss jobs.
 POLL_UNSURE_S = 1.0
 # The least time between two claims, after a claim that found fewer jobs than it asked for.
 # Otherwise each of 700 notifications per second would cause its own claim.
 CLAIM_EVERY_S = 0.001
-# The least time between two claims grows by this much for each job of recent claims: above 1,400
-# jobs per second, claims become fewer and larger.
+# If recent claims found jobs, the least time between two claims is this much for each of these jobs
+# (GAP_S at most). So above 1,400 jobs per second, claims become fewer and larger.
 PER_JOB_S = 0.0007
 # Every worker of a queue receives each notification, and only one finds the job. Any user who can
-# connect can also notify without end. After two notified claims in a row that found nothing the
-# next claim waits, each time twice as long.
+# connect can also send notifications without end. So after EMPTY_CLAIMS_MAX claims in a row that
+# followed a notification and found nothing, the consumer pauses before the next claim, each time
+# twice as long.
 EMPTY_CLAIMS_MAX = 2
 EMPTY_PAUSE_S, EMPTY_PAUSE_S_MAX = 0.002, 0.04
 
@@ -58,18 +59,20 @@ class Consumer:
     """Service: claims the jobs of one queue.
 
     Args:
-        claims: the lane of all consumers' claims.
+        claims: the lane for claims, which all consumers of the worker share.
         backlog_claims: the lane for a claim that follows a full claim, so that a queue with a
             backlog does not delay the others. A worker with one queue passes the same lane twice.
         poller: polls the queue while the consumer sleeps.
-        on_claim_lost: called when the reply to a claim was lost; the claim may have been committed.
-        on_empty_claim: called when a notified claim found no job; the job may be due later.
-        on_change: called when the busy mark is set or cleared (busy_mark.py).
+        on_claim_lost: called when a claim has failed or was cancelled. PostgreSQL may have
+            committed the claim, although the consumer received no rows.
+        on_empty_claim: called when a claim that followed a notification found no job. The
+            notification may have announced a job that is due later.
+        on_change: called when the state of the busy mark changes (busy_mark.py).
 
     Attributes:
-        claim_failed: the last claim failed.
-        turned_at: when the last round of run() began (time.monotonic); None while the consumer
-            sleeps.
+        claim_failed: whether PostgreSQL was unavailable for the last claim.
+        turned_at: when the last iteration of the loop in run() began (time.monotonic); None while
+            the consumer sleeps.
     """
 
     def __init__(
@@ -111,14 +114,14 @@ class Consumer:
         self._measured = (time.perf_counter(), 0, 0.0)
         self._batch_max = BATCH_MAX
         self._read_position = ReadPosition()
-        # Whether an operator has limited the queue: then a slot of the queue may become free when a
-        # job of this worker ends, and the consumer must claim again.
+        # Whether an operator has limited the queue. If so, the end of a job of this worker can
+        # allow the queue another job, and the consumer must claim again.
         self._limited = False
         self._opens_s: float | None = None
         self._refused = RefusedJobs("claim")
 
     async def run(self) -> None:
-        """Claim while there are jobs and slots; else wait for a notification, a poll or a slot."""
+        """Claim jobs until stopped, and wait while there are no jobs or no free slots."""
         self._poll_s, empty_claims, full, notified = POLL_UNSURE_S, 0, False, False
         self.busy_mark.slept()
         while not self._stopping:
@@ -131,7 +134,7 @@ class Consumer:
             refusing = bool(self._shared.elsewhere.refused(self.runner.queue))
             await self.busy_mark.before_claim(full=full, refusing=refusing)
             if self.quiet:
-                continue  # set while before_claim() waited
+                continue  # `quiet` was set while before_claim() waited
             jobs = await self._claim(batch, self._backlog_claims if full else self._claims)
             full = len(jobs) == batch
             empty_claims = empty_claims + 1 if notified and not jobs else 0
@@ -151,14 +154,14 @@ class Consumer:
         await self.busy_mark.end()
 
     def stop(self) -> None:
-        """Stop claiming. The claim in flight is awaited, and its jobs are released."""
+        """Stop claiming. run() still waits for the claim in flight."""
         self._stopping = True
         self._stopped.set()
         self.wakeup.set()
         self.runner.freed.set()
 
     def notifications_missed(self) -> None:
-        """Poll until all jobs are found that were enqueued without a notification."""
+        """Poll until all jobs are found for which no notification arrived."""
         self.busy_mark.notifications_missed()
         self.wakeup.set()
 
@@ -169,12 +172,12 @@ class Consumer:
             self.wakeup.set()
 
     def written(self) -> None:
-        """Wake up if the queue is limited: outcomes were written, so a slot may be free."""
+        """Claim again if the queue is limited, because outcomes of this worker were written."""
         if self._limited:
             self.wakeup.set()
 
     async def _next_batch(self) -> int:
-        """Return how many jobs to claim; 0 after a short wait if claiming is not possible now."""
+        """Return how many jobs to claim; 0 or less, after a short wait, if none can be claimed."""
         if self.quiet or not self._shared.lease.trusted:
             await self.wakeup.wait(0.2)
             self.wakeup.clear()
@@ -189,10 +192,12 @@ class Consumer:
         return batch
 
     async def _wait_for_work(self) -> bool:
-        """Wait for a notification or the next poll; return whether a notification arrived.
+        """Wait until the consumer is woken, or must claim without being woken.
 
-        A wake-up by the idle poller does not count as a notification: otherwise the interval
-        between empty polls would be reset, and not doubled.
+        Returns:
+            False if the idle poller woke the consumer, or the time was over; True if a notification
+            or another service did. The idle poller's wake-ups do not count, because a True resets
+            the interval between polls, which doubles otherwise.
         """
         if not self.busy_mark.marked:
             await self._space_claims()
@@ -233,19 +238,18 @@ class Consumer:
         """Return how many jobs to claim now."""
         self._measure()
         waiting = self.runner.waiting
-        # If a hundred slow jobs end together, the measured rate alone would look like that of fast
-        # jobs.
+        # If a hundred slow jobs end together, the measured rate alone is that of fast jobs.
         rate = min(self._rate, self.runner.limit / max(self._mean_slot_s, 1e-6))
         ahead_s = min(max(PREFETCH_S, CLAIMS_AHEAD * self._claim_s), PREFETCH_S_MAX)
         ahead = int(rate * ahead_s) if self._mean_slot_s < PREFETCH_S else 0
-        # Refill when half empty: a claim for each job that ends would cost a round trip each.
+        # Claim when half is left: a claim for each job that ends would cost a round trip per job.
         self.runner.low = ahead // 2
         if waiting > self.runner.low:
             ahead = 0
         return min(self._batch_max, max(self.runner.free, ahead - waiting))
 
     def _measure(self) -> None:
-        """Measure how many attempts end per second, and how long an attempt uses its slot."""
+        """Measure how many attempts end per second, and how long an attempt takes on average."""
         now, ended, slot_s = time.perf_counter(), self.runner.ended, self.runner.slot_s
         since, ended_then, waited_then_s = self._measured
         if now - since < RATE_WINDOW_S:
@@ -258,27 +262,24 @@ class Consumer:
         self._measured = (now, ended, slot_s)
 
     async def _claim(self, batch: int, lane: Lane) -> list[Job]:
-        """Claim jobs, hand them to the runner, and return them."""
+        """Claim jobs for the runner, and return them; none if PostgreSQL is unavailable."""
         began = self._began = time.monotonic()
         read = ALL if self.busy_mark.wants_all or self._limited else self._read_position.next(began)
         try:
             jobs = await self._claim_jobs(batch, read, lane)
         except StoreUnavailable as error:
             if isinstance(error, HeldUp | Silence):
-                # 2,000 jobs with arguments of 256 KB may be too much for one statement.
+                # One statement may not be able to claim 2,000 jobs with large arguments in time.
                 self._batch_max = max(1, batch // 2)
             if not self.claim_failed:
                 self.claim_failed = True
                 events.claims_delayed(self.runner.queue, str(error))
-            # The claim may have been committed; the reconciler looks for rows that were never
-            # received.
             self._on_claim_lost()
             await self._stopped.wait(self._backoff.next_s())
             self.busy_mark.slept()
             return []
         except BaseException:
-            # A handler may cancel any asyncio task, also this one: the claim may have run, and its
-            # rows were not received.
+            # Such as a cancellation: a handler can cancel any asyncio task.
             self._on_claim_lost()
             raise
         took_s = time.monotonic() - began
@@ -286,8 +287,7 @@ class Consumer:
             self._claim_s = took_s
             self._take(jobs)
             if len(jobs) < batch:
-                # A batch that is not full means no backlog: let the jobs start before the
-                # bookkeeping below.
+                # There is no backlog, so latency counts: let the jobs start first.
                 await asyncio.sleep(0)
         self._backoff.reset()
         self.claim_failed = False
@@ -329,7 +329,7 @@ class Consumer:
         self.runner.add(jobs)
 
     def _without(self, paused: frozenset[str], jobs: list[Job]) -> list[Job]:
-        """Return the jobs whose task is not paused; release the others."""
+        """Release the jobs whose task is paused; return the others."""
         parked = [job for job in jobs if job.task in paused]
         if not parked:
             return jobs

@@ -1,4 +1,7 @@
-"""The listener: receives the notifications of all queues. A lost NOTIFY only costs latency."""
+"""The listener: receives the notifications of all queues of the worker.
+
+A lost notification costs only latency, because the idle poller finds the job.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from taskd.store.connections.listening import Channels, Pooled
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.service import Backoff, Wakeup, jittered_s
 
-# With jitter and the timeout of the reply, a silent connection is found within 15 s.
+# With the jitter and the timeout of the reply, a dead connection is detected within 15 s.
 PROBE_EVERY_S = 8.0
 
 
@@ -20,11 +23,16 @@ class Listener:
     """Service: listens on the channels of the worker's queues.
 
     Args:
-        consumers: by queue. A notification wakes the consumer of its queue; a new connection makes
-            all of them poll, as jobs enqueued before the LISTEN were not notified.
-        on_notification: called at each notification, and at each new connection.
-        on_call: called with the payload of a notification to all workers (operator_settings.py).
-        on_connected: called at each new connection, perhaps to another server.
+        consumers: the consumers by queue. A notification wakes the consumer of its queue. After a
+            new connection all consumers poll, because the listener did not receive notifications
+            before its LISTEN.
+        on_notification: called at each notification of a queue, and at each new connection.
+        on_call: called with the payload of each notification on the channel of all workers
+            (operator_settings.py).
+        on_connected: called at each new connection, which may be to another server.
+
+    Attributes:
+        connected: set while the listener listens.
     """
 
     name = "listener"
@@ -49,7 +57,7 @@ class Listener:
         )
 
     async def run(self) -> None:
-        """Listen, probe the connection, and reconnect."""
+        """Listen, probe and reconnect; end if the connection leads through a pooler."""
         while not self._stopping:
             delay_s = 0.0
             try:

@@ -1,8 +1,8 @@
-"""The idle poller: looks for jobs that were not notified, in all sleeping queues at once.
+"""The idle poller: finds jobs whose notification did not arrive.
 
 Notifications can be lost, and a pooler passes none on, so polling never stops. If each consumer
-polled for itself, most of those claims would be empty. One statement polls all sleeping queues, and
-the poller wakes the consumers that have something to claim.
+polled by claims, most of these claims would be empty. Instead, one statement polls the queues of
+all sleeping consumers, and the poller wakes the consumers that have jobs to claim.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
 from taskd.worker.service import Loop, Wakeup, jittered_s
 
-# A poll is slow when dead index entries precede the queued jobs (read_position.py). The pause after
-# a poll is this many times its duration.
+# The pause after a poll is at least this many times the duration of the poll, up to `poll_s`. Polls
+# are slow while dead index entries precede the queued jobs (read_position.py).
 LOOK_SHARE = 20
 
 
 @dataclass(slots=True, eq=False)
 class Sleeper:
-    """A consumer that waits for a notification.
+    """A consumer that sleeps until a notification.
 
     Attributes:
-        poll_s: the interval of its polls; doubles with each empty one.
-        due_at: time.monotonic() by which it must be polled.
-        woken: the idle poller has woken it, because there are or may be jobs to claim.
+        wakeup: wakes the consumer.
+        poll_s: the present interval between polls of its queue; it doubles with each empty poll.
+        due_at: when its queue must be polled next (time.monotonic).
+        woken: the idle poller has woken the consumer, because there are or may be jobs to claim.
     """
 
     wakeup: Wakeup
@@ -37,10 +38,10 @@ class Sleeper:
 
 
 class IdlePoller(Loop):
-    """Service: polls all sleepers when the first one is due.
+    """Service: polls the queues of all sleepers when the first of them is due.
 
     Args:
-        poll_s: the longest interval between two polls.
+        poll_s: the longest interval between two polls, in seconds, before jitter.
     """
 
     name = "idle-poller"
@@ -52,13 +53,13 @@ class IdlePoller(Loop):
         self._next_check_at = self._not_before = 0.0
 
     def later(self, poll_s: float) -> float:
-        """Return the interval that follows an empty poll after `poll_s`."""
+        """Return the interval after an empty poll; `poll_s` is the interval before it."""
         return min(poll_s * 2, self.every_s)
 
     def add(self, queue: str, wakeup: Wakeup, poll_s: float) -> Sleeper:
-        """Poll the queue until remove(): its consumer goes to sleep.
+        """Begin to poll the queue, because its consumer goes to sleep.
 
-        Not a context manager, which would cost 12 us per wake-up.
+        This and remove() are no context manager, which would cost 12 us per wake-up.
         """
         sleeper = Sleeper(wakeup, poll_s, time.monotonic() + jittered_s(poll_s))
         self._sleepers[queue] = sleeper
@@ -67,11 +68,11 @@ class IdlePoller(Loop):
         return sleeper
 
     def remove(self, queue: str) -> None:
-        """Stop polling the queue: its consumer is awake."""
+        """Stop polling the queue, because its consumer is awake."""
         self._sleepers.pop(queue, None)
 
     async def tick(self) -> float:
-        """Poll if a sleeper is due; return the seconds until the next one is."""
+        """Poll if a sleeper is due; return the seconds until the next sleeper is due."""
         if self._due_at() <= time.monotonic():
             await self._poll()
         self._next_check_at = self._due_at()
@@ -89,13 +90,13 @@ class IdlePoller(Loop):
         try:
             found = await jobs.poll(self._lane, sleeping)
         except TaskdError as error:
-            # The poll failed: let each consumer claim for itself.
+            # Without a result, wake all consumers, so that each claims for itself.
             found, failed = set(sleeping), error
         now = time.monotonic()
         self._not_before = now + min(LOOK_SHARE * (now - began), self.every_s)
         for queue, sleeper in sleeping.items():
             if self._sleepers.get(queue) is not sleeper:
-                continue  # it has woken meanwhile
+                continue  # its consumer has woken meanwhile
             if queue in found:
                 sleeper.woken = True
                 sleeper.wakeup.set()

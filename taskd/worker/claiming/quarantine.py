@@ -1,14 +1,16 @@
 """The quarantine: starts suspects (possible poison pills) in small groups.
 
-A suspect was running when its worker crashed, so it may have killed the worker. A job that kills at
-once does so within `OUTLIVED_S` of its start; so a group is over when each of its jobs has ended or
-has run for that long, and the next one is twice as large. A crash is charged to the last group only
-(rescue_jobs in sql/queries/lease.sql). Its jobs are then isolated: each starts as a group of its
-own, after all others, and fails if that group kills its worker, too.
+A suspect was running when its worker crashed, so the suspect may have killed the worker. Most jobs
+that kill their worker do so within `OUTLIVED_S` of their start. So a group is over when each of its
+jobs has ended or has run for that long, and the next group can be twice as large. If the worker
+crashes, the crash is charged to the suspects of the last group, and not to those of earlier groups
+(rescue_jobs in sql/queries/lease.sql). The suspects of that group are then isolated: each starts as
+a group of its own, after all others. If the worker crashes then, the crash is charged to the
+isolated suspect alone, which fails at its third crash.
 
-A job that kills its worker later than that is charged together with all suspects that ran. After
-the third such crash these are isolated, and each keeps the others waiting until it has ended or run
-for `PROVEN_S`.
+A job that kills its worker later is charged together with all suspects that run then. After three
+charged crashes, a suspect is isolated, and delays other isolated suspects until it has ended or has
+run for `PROVEN_S`.
 """
 
 from __future__ import annotations
@@ -28,24 +30,29 @@ from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
-# The promoter wakes the quarantine when a suspect is due, and the runner when one has ended.
+# The interval without a wake-up. The promoter wakes the quarantine when a suspect is due, and the
+# runner wakes it when the outcome of a suspect was recorded.
 LOOK_EVERY_S = 30.0
+# The interval while the worker must not claim, and after a failed claim.
 NOT_NOW_S = 0.2
+# The interval while a queue has no free slot for a suspect, or isolated suspects must wait.
 NO_SLOT_S = 1.0
-# A job that kills at once has done so by then. Groups of 32 start 1,000 suspects within 9 s, and
-# leave at most 31 innocent jobs to be started one at a time.
+# A suspect that has run for this long does not kill its worker immediately. Groups of 32 start
+# 1,000 suspects within 9 s, and a crash isolates at most 31 innocent ones.
 OUTLIVED_S = 0.2
 GROUP_MAX = 32
-# Isolated suspects start when no other suspect is younger: a crash must not be that of another.
+# An isolated suspect starts only when every running suspect that is not isolated has run for this
+# long, so that none of them is a likely cause of the next crash.
 SETTLED_S = 2.0
-# A suspect that was near so many crashes keeps isolated ones waiting for 30 s, others for 2 s.
+# A suspect with this many crashes is a likely cause. Its start delays isolated suspects by PROVEN_S
+# and other groups by DISPLACED_S.
 UNPROVEN_CRASHES = 3
 PROVEN_S = 30.0
 DISPLACED_S = 2.0
 
 
 class Member(NamedTuple):
-    """A suspect that was started here."""
+    """A suspect that this worker has started."""
 
     runner: Runner
     job: Job
@@ -53,17 +60,17 @@ class Member(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the suspect has neither ended nor been abandoned."""
         return self.runner.has_job(self.job.id)
 
     @property
     def unproven(self) -> bool:
-        """Whether it was near so many crashes that it may well be the cause."""
+        """Whether the suspect was charged with so many crashes that it is a likely cause."""
         return self.job.crashes >= UNPROVEN_CRASHES
 
     @property
     def settled_at(self) -> float:
-        """When a crash is probably not its own any more."""
+        """When the suspect has run long enough to be an unlikely cause (time.monotonic)."""
         return self.started_at + (PROVEN_S if self.unproven else SETTLED_S)
 
 
@@ -71,8 +78,13 @@ class Quarantine(Loop):
     """Service: claims the next group of suspects once the last group is over.
 
     Args:
-        paused: the paused tasks, whose suspects are not claimed.
-        on_claim_lost: called when the reply to a claim was lost; the claim may have been committed.
+        tasks: names of the tasks that this worker can run.
+        paused: returns the names of the paused tasks, whose suspects are not claimed.
+        on_claim_lost: called when a claim has failed or was cancelled. PostgreSQL may have
+            committed the claim, although the quarantine received no rows.
+
+    Attributes:
+        quiet: whether claiming is switched off.
     """
 
     name = "quarantine"
@@ -91,9 +103,9 @@ class Quarantine(Loop):
         self._claims, self._lease, self._on_claim_lost = claims, lease, on_claim_lost
         self._runners, self._tasks, self._paused = runners, list(tasks), paused
         self._group: list[Member] = []
-        # How many suspects the group had, and how many the next one may have.
+        # The size with which the group started, and the largest size of the next group.
         self._group_size, self._width = 0, 1
-        # Running suspects that can still be the cause of a crash, though their group is over.
+        # Running suspects for whose `settled_at` isolated suspects wait.
         self._settling: list[Member] = []
         self._refused = RefusedJobs("claim")
         self.quiet = False
@@ -112,13 +124,14 @@ class Quarantine(Loop):
             return NOT_NOW_S
         slots = {queue: each.suspect_slots for queue, each in self._runners.items()}
         slots = {queue: free for queue, free in slots.items() if free > 0}
-        # A single suspect stays in its group until another one is due.
+        # The row of the worker names a single suspect as the last group until another group starts
+        # or the suspect has run for PROVEN_S.
         over = self._group_size > 1 or age_s >= PROVEN_S
         if slots and await self._start(slots, self._width, isolated=False, clear=over):
             self._settling += self._group
             self._width = min(2 * self._width, GROUP_MAX)
             return OUTLIVED_S
-        # An isolated suspect must not start while a crash could be that of another one.
+        # An isolated suspect must not start while another suspect is a likely cause of a crash.
         wait_s = max((each.settled_at - now for each in self._settling), default=0.0)
         if wait_s > 0:
             return min(wait_s, NO_SLOT_S)
@@ -133,11 +146,23 @@ class Quarantine(Loop):
     async def _start(
         self, slots: Mapping[str, int], batch: int, *, isolated: bool, clear: bool
     ) -> bool:
-        """Claim and start a group; return whether there was one."""
+        """Claim and start a group.
+
+        Args:
+            slots: the number of suspects that each queue can start.
+            batch: the largest size of the group.
+            isolated: claim isolated suspects, or only others.
+            clear: the row of the worker must no longer name the last group, even if no suspect is
+                claimed.
+
+        Returns:
+            Whether a suspect was claimed.
+        """
         claimed: list[Job] = []
 
         async def claim(among: Among) -> None:
-            # The worker's row names the last group only.
+            # After a refused claim this is called for several ranges of ids. Only one of them can
+            # be claimed from, because the row of the worker names one group.
             if not claimed:
                 claimed.extend(
                     await jobs.claim_suspects(
@@ -156,7 +181,7 @@ class Quarantine(Loop):
         try:
             await self._refused.run(claim)
         except BaseException:
-            self._on_claim_lost()  # the claim may have run, and its rows were not received
+            self._on_claim_lost()
             raise
         by_queue: dict[str, list[Job]] = {}
         for job in claimed:
@@ -172,7 +197,7 @@ class Quarantine(Loop):
         return bool(claimed)
 
     def _not_paused(self, runner: Runner, group: Sequence[Job]) -> list[Job]:
-        """Release the jobs whose task was paused after the claim was sent; return the others."""
+        """Release jobs whose task was paused after the claim was sent; return the others."""
         paused = [job for job in group if job.task in self._paused()]
         for job in paused:
             events.jobs_parked(job.task, job.queue, 1)

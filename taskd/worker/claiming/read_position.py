@@ -1,15 +1,15 @@
 """The read position: where in the index the next claim of a queue begins to read.
 
-A claim reads the index of queued jobs from its start. While a transaction holds an old snapshot (a
-dump, a report, a forgotten session), PostgreSQL cannot clean up the entries of jobs that were
-claimed since, and each claim reads through all of them again. So while claims are slow, they begin
-behind the last job that was claimed here.
+Usually a claim reads the index of queued jobs from its start. While a transaction holds an old
+snapshot (a dump, a report, a forgotten session), PostgreSQL cannot remove the index entries of jobs
+that were claimed since then, and each claim reads through all of these entries again. So while
+claims are slow, a claim begins to read after the last job that this consumer has claimed.
 
-Two scans read the entries before that position: one reads more urgent priorities, the other reads
-all of them. Each takes at most a twentieth of the time: it runs every 50 ms or, if it takes longer
-than 2.5 ms, after a pause of 20 times its duration, but at least every ten seconds. A job that is
-inserted before the position (a more urgent, released or rescued job, or one of a transaction that
-began earlier) waits for such a scan.
+A job that is inserted before that position waits for one of two kinds of scans: an urgent scan
+reads the higher priorities from the start of the index, a full scan reads the whole index. Such
+jobs are more urgent ones, released ones, and those of transactions that began earlier. The pause
+between two scans of a kind is 50 ms, or 20 times the duration of a scan if that is longer, but ten
+seconds at most.
 """
 
 from __future__ import annotations
@@ -19,51 +19,53 @@ from collections.abc import Sequence
 from taskd.core.jobs.job import Job
 from taskd.store.jobs.jobs import ALL, PRIORITY_MIN, Read
 
-# A claim is slow if it takes three times as long as usual and longer than this. Only several slow
-# claims in a row count: a single one may have waited for the disk, but dead entries slow down every
-# claim.
+# A claim is slow if it takes SLOW_TIMES times as long as usual, and longer than SLOW_S. Only
+# several slow claims in a row show that dead index entries slow down every claim: a single slow
+# claim may have waited for the disk.
 SLOW_TIMES = 3.0
 SLOW_S = 0.01
 SLOW_IN_A_ROW = 3
-# The usual duration may double in a minute: then the machine is slow, not the index.
+# If claims get slower, their usual duration follows, but at most doubles in this time. Durations
+# that grow so slowly come from the load of the machine, and not from dead index entries.
 USUAL_DOUBLES_S = 60.0
+# The pause after a scan is this many times the duration of the scan, within the two bounds below.
 SCAN_SHARE = 20
 SCAN_EVERY_S = 0.05
 SCAN_AT_LEAST_EVERY_S = 10.0
 
 
 class _Scan:
-    """A scan that takes a bounded share of the time."""
+    """When the next scan of a kind is due."""
 
     def __init__(self) -> None:
         self._took_before_s = 0.0
         self.due_at = 0.0
 
     def done(self, now: float, took_s: float) -> None:
-        # The shorter of the last two durations counts: a single scan may have waited for a lock or
-        # for the network.
+        # The shorter of the last two durations counts, because a single scan may have waited for a
+        # lock or for the network.
         cost_s, self._took_before_s = min(took_s, self._took_before_s), took_s
         pause_s = max(SCAN_EVERY_S, SCAN_SHARE * cost_s)
         self.due_at = now + min(pause_s, SCAN_AT_LEAST_EVERY_S)
 
 
 class ReadPosition:
-    """Decides, from the duration of claims, where the next one begins. Times are time.monotonic().
+    """Decides, by the duration of claims, what the next claim reads. Times are time.monotonic().
 
     Attributes:
-        held: whether claims begin after the last claimed job now.
+        held: whether claims begin to read after the last claimed job, except for scans.
     """
 
     def __init__(self) -> None:
         self.held = False
         self._last: Job | None = None
         self._full, self._urgent = _Scan(), _Scan()
-        # The usual duration of a claim per share of work: for the claim itself, and for each job.
+        # The usual duration of a claim per unit of work (see _is_slow), and when it was computed.
         self._usual_s, self._usual_at = 1.0, 0.0
         self._slow = 0
 
     def next(self, now: float) -> Read:
-        """Return what the next claim must read."""
+        """Return which part of the index the next claim reads."""
         if not self.held or self._last is None or now >= self._full.due_at:
             return ALL
         if now >= self._urgent.due_at and self._last.priority > PRIORITY_MIN:
@@ -71,7 +73,7 @@ class ReadPosition:
         return Read.after(self._last)
 
     def claimed(self, read: Read, jobs: Sequence[Job], now: float, took_s: float) -> None:
-        """Record the jobs of a claim, most urgent first, and its duration."""
+        """Record the jobs of a claim, in the order of the index, and its duration."""
         if read.only_urgent:
             self._urgent.done(now, took_s)
         elif jobs:
@@ -82,14 +84,14 @@ class ReadPosition:
             self._full.done(now, took_s)
 
     def at_most(self, wait_s: float, now: float) -> float:
-        """Shorten a wait for notifications so that it ends when the next full scan is due."""
+        """Return the wait for a notification, shortened so that the next full scan is in time."""
         return min(wait_s, max(self._full.due_at - now, 0.0)) if self.held else wait_s
 
     def _is_slow(self, now: float, took_s: float, jobs: int) -> bool:
-        """Return whether a claim took much longer than usual for that number of jobs."""
-        # The fixed cost of a claim counts as a hundred jobs.
+        """Return whether a claim took much longer than usual for its number of jobs."""
+        # The unit of work is one job. The fixed cost of a claim counts as a hundred jobs.
         share_s = took_s / (100 + jobs)
-        # After 17 hours without a claim the power would overflow.
+        # Without the bound, the power would overflow after 17 hours without a claim.
         doublings = min((now - self._usual_at) / USUAL_DOUBLES_S, 64.0)
         drifted_s = self._usual_s * 2**doublings
         self._usual_s, self._usual_at = min(share_s, drifted_s), now

@@ -1,9 +1,9 @@
-"""Jobs that the database refuses to change, such as by a trigger of the user, and all others.
+"""Change all jobs except those that PostgreSQL refuses to change, as by a trigger of the user.
 
-A statement that changes many jobs fails as a whole if one of them is refused, whatever the error.
-The error does not say which one, so the statement is run on halves of the range of ids, until the
-refused job is alone. The others have been changed by then, and the refused job is left out for a
-minute.
+A statement that changes many jobs fails as a whole if PostgreSQL refuses one of them. The error
+does not say which one. So the statement is run on halves of the range of ids, again and again,
+until a range has only the refused job. The other jobs have been changed by then, and the refused
+job is left out for a minute.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ T = TypeVar("T")
 
 # How long a refused job is left out.
 ASIDE_S = 60.0
-# With more than this, the search would take too long; the rest waits until these are tried again.
+# If this many jobs are left out, the search ends, because it would take too long. Jobs in ranges
+# that were not searched are changed by a later run.
 ASIDE_MAX = 1000
-# Ids begin with 1: a statement that is refused among no jobs is not refused because of one.
+# A range without jobs, because ids begin with 1. If the statement also fails for this range, no
+# single job is the reason.
 NO_JOB = Among(0, 0)
 
 
 class RefusedJobs:
-    """Runs one kind of statement on all jobs but those that it is refused for.
+    """Runs one kind of statement on all jobs except those that PostgreSQL refuses.
 
     Args:
         action: what the statement does with a job, for the log.
@@ -44,10 +46,16 @@ class RefusedJobs:
         return bool(self._until)
 
     async def run(self, change: Callable[[Among], Awaitable[T]]) -> list[T]:
-        """Run the statement; return its answer, or the answers for parts of the jobs.
+        """Run the statement once or, if PostgreSQL refuses a job, on parts of the jobs.
+
+        Args:
+            change: runs the statement on the jobs that it is given.
+
+        Returns:
+            The answers of all runs that succeeded.
 
         Raises:
-            TaskdError: the statement failed for a reason that lies in no single job.
+            TaskdError: the statement failed for a reason that is in no single job.
         """
         if self._until:
             now = time.monotonic()
@@ -65,10 +73,14 @@ class RefusedJobs:
     async def batches(
         self, change: Callable[[Among], Awaitable[T]], is_full: Callable[[T], bool]
     ) -> AsyncIterator[T]:
-        """Run a statement that changes a batch of jobs until no batch is full; yield its answers.
+        """Run the statement until it no longer changes a full batch; yield its answers.
+
+        Args:
+            change: runs the statement on at most one batch of the jobs that it is given.
+            is_full: returns whether an answer is that of a full batch.
 
         Raises:
-            TaskdError: as run().
+            TaskdError: for the same reason as run().
         """
         more = True
         while more:
@@ -88,7 +100,7 @@ class RefusedJobs:
         error: TaskdError,
         answers: list[T],
     ) -> None:
-        """Run the statement on both halves of a range for which it was refused."""
+        """Run the statement on both halves of a range for which PostgreSQL refused it."""
         if len(self._until) >= ASIDE_MAX:
             return
         if up_to_id - after_id == 1:
