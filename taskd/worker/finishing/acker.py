@@ -1,9 +1,12 @@
 """The acker: collects outcomes and writes them in batches over a connection of its own.
 
-Outcomes that arrive while a statement is in flight form the next batch, so an idle worker writes at
-once and a busy one writes full batches. Small batches are at least 5 ms apart; otherwise at 700
-jobs per second each outcome would be a commit of its own. The acker never drops an outcome while
-the process lives: it retries until the database accepts it.
+Outcomes that arrive while a statement is in flight form the next batch. So an idle worker writes
+each outcome immediately, and a busy worker writes large batches. Batches start at least 5 ms apart;
+otherwise, at 700 jobs per second, each outcome would have a commit of its own.
+
+The acker keeps each outcome until PostgreSQL has accepted it, or has shown that the job no longer
+belongs to this claim. If PostgreSQL refuses a value of an outcome, the acker writes the outcome
+with an error in place of the value.
 """
 
 from __future__ import annotations
@@ -37,28 +40,29 @@ from taskd.worker.service import Backoff, Wakeup
 # As large as a claim (consumer.py).
 BATCH_MAX = 2000
 WRITE_EVERY_S = 0.005
-# Bytes of results and errors per batch: far less than a statement can write within its timeout.
+# Size of the results and errors in a batch: far less than a statement can write within its timeout.
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-# How long outcomes are set aside if their rows are locked or their values were refused.
+# How long outcomes are set aside if their rows are locked or PostgreSQL has refused them.
 ASIDE_S = 1.0
-# Beyond this number of unwritten outcomes the consumers stop claiming.
+# From this number of unwritten outcomes on, the consumers claim no jobs.
 BACKLOG_MAX = 2 * BATCH_MAX
 
 # A batch that got no reply this many times is sent in halves.
 SILENCES_MAX = 2
 
-# Statements that only read are repeated until they are answered.
+# The statements that only read. They are repeated until PostgreSQL answers, and never halved.
 READS = (store.locked, store.check_acks)
 _BY_ID = attrgetter("id")
 
 
 class Acker:
-    """Service: writes outcomes. `done` and `outcome` never wait.
+    """Service: writes outcomes. `done` and `outcome` add them without waiting.
 
     Attributes:
-        on_written: called when outcomes were written.
-        on_lost: called with each outcome that cannot be written any more, because another worker
-            has the job or the job does not exist, unless it was added with a callback.
+        on_written: functions to call when outcomes were written.
+        on_lost: functions to call with each outcome that can no longer be written, because the job
+            no longer belongs to its claim or does not exist. An outcome that was added with a
+            callback is passed to that callback instead.
         tried_at: when the acker last sent a statement (time.monotonic).
     """
 
@@ -70,7 +74,7 @@ class Acker:
         self._acks: list[Ack] = []
         self._callbacks: dict[int, Callable[[bool | None], None]] = {}
         self._in_flight: list[Any] = []
-        # Jobs whose refused outcomes were logged.
+        # Ids of the jobs for which a refusal was logged.
         self._refused: set[int] = set()
         self._aside: list[Job | Ack] = []
         self._aside_until = 0.0
@@ -87,7 +91,7 @@ class Acker:
         self.on_lost: list[Callable[[Job | Ack], None]] = []
 
     def done(self, job: Job) -> None:
-        """Add a plain success without a result; the hot path."""
+        """Add a success without a result. This is the hot path."""
         self._done.append(job)
         self._wakeup.set()
 
@@ -95,8 +99,8 @@ class Acker:
         """Add any other outcome.
 
         Args:
-            on_written: gets True if the running row accepted the outcome, False if an earlier one
-                was written, None if the job was lost.
+            on_written: called with True if this outcome was written; with False if an earlier
+                outcome of the same claim was written instead; with None if the job was lost.
         """
         if on_written is not None:
             self._callbacks[ack.id] = on_written
@@ -109,24 +113,27 @@ class Acker:
         return len(self._done) + len(self._acks) + len(self._in_flight) + len(self._aside)
 
     def has_room(self) -> bool:
-        """Return whether consumers may claim: after an outage the outcomes are written first."""
+        """Return whether consumers may claim: not in an outage, nor if the backlog is too large."""
         return self.backlog < BACKLOG_MAX and self._outage_began is None
 
     async def room(self, timeout_s: float) -> None:
-        """Wait until consumers may claim, at most `timeout_s`."""
-        # Clear first: a wake-up that was set before would end the wait at once, and a caller in a
-        # loop would then block the event loop.
+        """Wait until consumers may claim, but at most `timeout_s`."""
+        # An event that was set before would end the wait immediately, and a caller in a loop would
+        # block the event loop.
         if not self.has_room():
             self._room.clear()
         await self._room.wait(timeout_s)
 
     def unwritten(self) -> Iterable[int]:
-        """Return the ids of the jobs whose outcomes are unwritten."""
+        """Yield the ids of the jobs whose outcomes are unwritten."""
         for group in (self._done, self._acks, self._in_flight, self._aside):
             yield from map(_BY_ID, group)
 
     def outcomes(self) -> tuple[list[Job], list[Ack]]:
-        """Return all unwritten outcomes; safe to call while the loop is blocked."""
+        """Return all unwritten outcomes: successes without a result, and others.
+
+        A thread can call this while the event loop is blocked.
+        """
         held = [*self._in_flight, *self._aside]
         done = self._done + [each for each in held if isinstance(each, Job)]
         return done, self._acks + [each for each in held if isinstance(each, Ack)]
@@ -152,20 +159,24 @@ class Acker:
                 await self._wakeup.wait(ASIDE_S if self._aside else None)
 
     def stop(self) -> None:
-        """Request the end of the service once everything is written."""
+        """Request the end of the service: run() ends when all outcomes are written."""
         self._stopping = True
         self._stopped.set()
         self._wakeup.set()
 
     async def _space_writes(self) -> None:
-        """Wait until it is time for the next write."""
+        """Wait until the last write began WRITE_EVERY_S ago, or a stop is requested."""
         wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()
         if wait_s > 0:
             await self._stopped.wait(wait_s)
         self._wrote_at = time.monotonic()
 
     def _put_back(self) -> None:
-        """Queue the batch in flight again after a crash of this service; guards allow repeats."""
+        """Add the batch that was in flight when this service crashed.
+
+        PostgreSQL may have written the batch. Another write then changes nothing, because the
+        statements are guarded.
+        """
         for each in self._in_flight:
             if isinstance(each, Ack):
                 self._acks.append(each)
@@ -182,7 +193,7 @@ class Acker:
         return batch
 
     async def _write(self, write: Any, batch: list[Any]) -> None:
-        # In the same order everywhere, so that two batches cannot wait for each other's rows.
+        # All batches have the same order, so that two batches cannot wait for each other's rows.
         batch.sort(key=_BY_ID)
         self._in_flight = batch
         for worker_id, group in by_worker(batch):
@@ -195,10 +206,11 @@ class Acker:
         self._in_flight = []
 
     async def _write_what_can_be(self, write: Any, worker_id: int, group: list[Any]) -> None:
-        """Write a group; find locked or refused outcomes by halving the group, and set them aside.
+        """Write a group in halves if necessary, and set aside outcomes that cannot be written now.
 
-        One locked row or one refused value must not prevent other outcomes from being written. A
-        group that is too large for one statement may also be written in halves.
+        Such outcomes are those with locked rows, and those that PostgreSQL refuses. They must not
+        prevent the others from being written. Halves also help if the group is too large for one
+        statement.
         """
         try:
             await write(worker_id, group)
@@ -225,14 +237,17 @@ class Acker:
                 await self._write_what_can_be(write, worker_id, half)
 
     def _report_refusal(self, outcomes: list[Job | Ack], error: TaskdError) -> None:
-        """Log outcomes that stay refused until an operator removes the cause, once for each job."""
+        """Log that PostgreSQL refuses outcomes as a whole, once for each job.
+
+        The acker tries again until an operator has removed the cause, such as a trigger.
+        """
         for each in outcomes:
             if each.id not in self._refused:
                 self._refused.add(each.id)
                 events.job_outcome_refused(each.id, str(error))
 
     def _set_aside(self, outcomes: list[Job | Ack]) -> None:
-        """Delay these outcomes, so that the others are written."""
+        """Set these outcomes aside for a later write."""
         if not self._aside:
             self._aside_until = time.monotonic() + ASIDE_S
         self._aside.extend(outcomes)
@@ -240,7 +255,7 @@ class Acker:
         self._in_flight = [each for each in self._in_flight if each.id not in ids]
 
     async def _write_aside(self) -> None:
-        """Write outcomes that were set aside and are not locked, in batches of their own."""
+        """Write the outcomes that were set aside and whose rows are not locked now."""
         self._aside_until = time.monotonic() + ASIDE_S
         locked = set(await self._persist(store.locked, [each.id for each in self._aside]))
         for kind, write in ((Job, self._write_done_group), (Ack, self._write_acks_group)):
@@ -269,7 +284,13 @@ class Acker:
             self._callbacks.pop(job_id)(job_id in moved)
 
     async def _unexplained(self, worker_id: int, group: list[Any]) -> list[Any]:
-        """Report outcomes whose jobs were lost; return those that must be sent again."""
+        """Find out why outcomes of this group changed no row.
+
+        Log those whose jobs were lost, and pass them to the callbacks.
+
+        Returns:
+            The outcomes that must be sent again, because the job still runs under their claim.
+        """
         ids, fences = [each.id for each in group], [each.fence for each in group]
         statuses = await self._persist(store.check_acks, worker_id, ids, fences)
         for each in group:
@@ -291,10 +312,12 @@ class Acker:
                 callback(outcome)
 
     async def _persist(self, write: Any, *args: Any) -> Any:
-        """Run a statement until the database has answered it.
+        """Run a statement, and repeat it while PostgreSQL is unavailable.
 
         Raises:
-            TaskdError: the statement failed because of these rows; fewer may work.
+            HeldUp: the statement has exceeded its timeout, or got no reply SILENCES_MAX times. Not
+                raised for statements in READS.
+            TaskdError: PostgreSQL refused the statement.
         """
         silences = 0
         while True:
@@ -307,7 +330,7 @@ class Acker:
                     raise
             except StoreUnavailable as error:
                 self._unanswered(error)
-                # On a slow connection, a batch of this size may not be sent within the timeout.
+                # The connection may be too slow to send a batch of this size within the timeout.
                 silences += isinstance(error, Silence)
                 if silences >= SILENCES_MAX and write not in READS:
                     raise HeldUp(str(error)) from error
@@ -334,10 +357,10 @@ class Acker:
 
 
 def _apart(group: list[Any]) -> list[list[Any]]:
-    """Divide the group into parts with one outcome for each job, as a statement needs.
+    """Divide the group into parts that each have at most one outcome per job.
 
-    If a job has several outcomes, of several claims, the guard of the statement finds the right
-    one.
+    The statements need this. A job has several outcomes if this worker has claimed it several
+    times; only the outcome of the last claim passes the guard of the statement.
     """
     if len({each.id for each in group}) == len(group):
         return [group]
@@ -350,9 +373,10 @@ def _apart(group: list[Any]) -> list[list[Any]]:
 
 
 def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
-    """Return the outcome with the same next state, and with an error in place of refused values.
+    """Return the outcome with an error in place of its values, one of which was refused.
 
-    A job of a pipeline fails, because its next stage is among the refused values.
+    If the handler has chosen the next stage of a pipeline, this choice is lost, and the job fails.
+    Otherwise the state stays.
     """
     events.job_outcome_refused(refused.id, first_line(error))
     if isinstance(refused, Job):
@@ -363,13 +387,13 @@ def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
         state=JobState.FAILED if lost else refused.state,
         next=None,
         result=None,
-        reason="its outcome could not be stored" if lost or refused.reason is not None else None,
+        reason="the outcome could not be stored" if lost or refused.reason is not None else None,
         error=Failure("UnstorableOutcome", first_line(error)).to_json(),
     )
 
 
 def by_worker(batch: list[Any]) -> list[tuple[int, list[Any]]]:
-    """Group by worker id. There is nearly always one: a worker declared dead gets a new id."""
+    """Group outcomes by worker id. A worker has several ids only after it was declared dead."""
     first = batch[0].worker_id
     if all(each.worker_id == first for each in batch):
         return [(first, batch)]

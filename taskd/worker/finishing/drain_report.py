@@ -1,4 +1,4 @@
-"""The drain report: how a worker ended and what it left behind."""
+"""The drain report: how a worker ended, and which jobs it did not finish."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ class DrainReport:
     """The drain report.
 
     Attributes:
-        why: the name of a signal, `empty`, or the error that ended the worker.
-        running: attempts that ran when the drain began.
-        released: claimed jobs that were released without being started.
-        left: for `--until-empty`: the jobs that stay in the queues, by reason.
-        abandoned: attempts that were abandoned and still run; `jobs` counts all that ever were.
-        gave_up: the worker stopped because a service kept crashing.
-        outgrown: the worker stopped because the schema works with newer code only.
-        unwritten: outcomes that the database did not accept any more.
+        why: why the worker stopped: the name of a signal, `empty`, or another reason or error.
+        running: number of attempts that ran when the drain began.
+        released: number of claimed jobs that the drain released before they started.
+        abandoned: number of abandoned attempts that still ran at the end. `jobs` counts all
+            attempts that were ever abandoned.
+        unwritten: number of outcomes that were not written.
+        gave_up: whether the worker stopped because a service kept crashing.
+        outgrown: whether the worker stopped because the schema works with newer code only.
+        drain_s: the duration of the drain.
+        jobs: the number of attempts by how they ended, since the start of the worker.
+        left: for `--until-empty`, the number of jobs that stay in the queues, by reason; else None.
     """
 
     why: str = ""
@@ -36,10 +39,11 @@ class DrainReport:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the process.
+        """The exit code of the process; the first of these that applies.
 
-        0: drained; 1: gave up, or a job failed with `--until-empty`; 75: attempts were abandoned or
-        outcomes are unwritten; 78: the schema needs newer code, so a restart is of no use.
+        78: the schema needs newer code, so a restart would not help. 75: abandoned attempts still
+        ran, or outcomes were not written. 1: the worker gave up, or a job failed with
+        `--until-empty`. 0: the worker has drained.
         """
         if self.outgrown:
             return 78
@@ -58,10 +62,10 @@ class DrainReport:
         self.outgrown = self.outgrown or other.outgrown
         self.drain_s = max(self.drain_s, other.drain_s)
         self.jobs = {what: count + other.jobs.get(what, 0) for what, count in self.jobs.items()}
-        # The same for all processes; the last one has the latest counts.
+        # All processes count the jobs of the same queues; the last report is the newest.
         self.left = self.left if other.left is None else other.left
 
     def log_fields(self) -> dict[str, Any]:
-        """Return the fields for the log, without zeros."""
+        """Return the fields for the log: `jobs`, and those that are neither zero nor empty."""
         fields = {name: value for name, value in asdict(self).items() if value or name == "jobs"}
         return fields | {"jobs": {what: count for what, count in self.jobs.items() if count}}

@@ -41,17 +41,17 @@ GIVEN_BACK = RunsElsewhere | TaskUnknown | IdTaken | ArgsNewer | TaskPaused
 
 
 class NotCommitted(Exception):
-    """A handler completed its job in a transaction that it then did not commit."""
+    """A handler completed its job in a transaction that was not committed."""
 
 
 class OutcomeRecorder:
     """Records the end of every attempt of this worker.
 
     Attributes:
-        counts: the number of attempts by how they ended, with the keys of COUNTED. `lost`: they
-            ended their jobs, but the outcomes could not be written, because other workers have the
-            jobs or the jobs do not exist any more.
-        streaks: the tasks whose attempts all fail.
+        counts: the number of attempts by how they ended, with the keys of COUNTED. `lost`: the
+            outcome would have ended the job, but was not written, because the job belongs to
+            another claim or does not exist any more.
+        streaks: counts the failures of each task since its last success.
     """
 
     def __init__(self, acker: Acker) -> None:
@@ -68,10 +68,10 @@ class OutcomeRecorder:
         began: float,
         value: Any,
     ) -> None:
-        """Record that a handler returned; a plain None is the hot path.
+        """Record that a handler returned. A job that returns None is on the hot path.
 
-        A job of a workflow can be a stage of a pipeline, so the policy decides what follows its
-        None.
+        Jobs of workflows are not: one can be a stage of a pipeline, and only the statement for
+        other outcomes starts the next stage.
         """
         if value is None and job.workflow_id is None and (context is None or not context.completed):
             self.counts["done"] += 1
@@ -89,9 +89,9 @@ class OutcomeRecorder:
         happened: AttemptEnd,
         began: float,
     ) -> None:
-        """Decide the outcome, queue its ack, count and log it."""
+        """Decide the outcome of an attempt, queue its ack, count it, and log it."""
         if context is not None and (
-            # Errors of middleware after the commit do not change the outcome.
+            # After the commit, an error of middleware does not change the outcome.
             context.committed or (context.completed and isinstance(happened, Returned))
         ):
             self._completed(job, task, context, time.monotonic() - began)
@@ -99,11 +99,12 @@ class OutcomeRecorder:
         try:
             ack = policy.decide(job, task, happened)
         except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
-            text = f"its outcome could not be described: {type(error).__name__}"
+            text = f"the outcome could not be described: {type(error).__name__}"
             ack = policy.decide(job, task, Raised(RuntimeError(text)))
         self._acker.outcome(ack)
         if isinstance(happened, GIVEN_BACK):
-            self.counts["released"] += 1  # Consumer and Runner log one line for many jobs
+            # Not logged here, but once for many jobs, or not at all.
+            self.counts["released"] += 1
         else:
             why = happened.why if isinstance(happened, Interrupted) else "stop"
             self._report(job, ack, time.monotonic() - began, why)
@@ -111,11 +112,11 @@ class OutcomeRecorder:
     def _completed(
         self, job: Job, task: Task[..., Any] | None, context: AttemptContext, duration_s: float
     ) -> None:
-        """Record a job that was completed in a transaction.
+        """Record the outcome of a job that was completed in a transaction.
 
-        Unless the transaction is known to have committed, write a failure. This write waits while
-        the transaction is undecided. It changes the row if the job still runs, and changes nothing
-        if the transaction has committed.
+        Unless the transaction is known to have committed, queue a failure. The write of the failure
+        waits while the transaction is open. The failure changes the row if the transaction was
+        rolled back, and changes nothing if it was committed.
         """
         if context.committed:
             self._report(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
@@ -131,14 +132,14 @@ class OutcomeRecorder:
         self._acker.outcome(ack, on_written)
 
     def _lost(self, outcome: Job | Ack) -> None:
-        """Correct the counts: the outcome was counted when its attempt ended."""
+        """Count a lost outcome as lost instead of by its state."""
         state = JobState.DONE if isinstance(outcome, Job) else outcome.state
         if state in FINISHED:
             self.counts[state.value] -= 1
             self.counts["lost"] += 1
 
     def _report(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
-        """Count the outcome and log it; `why` is the reason of an interruption."""
+        """Count the outcome, and log it; `why` is the reason if the attempt was interrupted."""
         counts = self.counts
         match ack.state:
             case _ if ack.interrupted:
