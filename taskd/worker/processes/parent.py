@@ -1,13 +1,12 @@
 """Several worker processes under one parent: `taskd run --processes 4`.
 
-The parent runs no job. It starts its children, replaces crashed ones, forwards signals, and reports
-for all of them: the children report their state to the parent in systemd's own protocol
-(sd_notify.py), and the parent reports the sum to systemd. A terminal sends Ctrl-C to its whole
-foreground process group. Each child has a session of its own, so it receives the signal only once,
-from the parent.
+The parent runs no job. It starts its children, replaces crashed ones, forwards signals to them, and
+reports for all of them: the children send their states to the parent by the protocol of sd_notify,
+and the parent reports the sum to systemd (sd_notify.py). Each child has a session of its own:
+otherwise, the terminal would send it each Ctrl-C, which the parent forwards as well.
 
-The first child starts alone, and the others follow when it is ready: an error in the settings or
-the app is logged once.
+The first child starts alone, and the others start when it is ready. So an error in the settings or
+the app is logged only once.
 """
 
 from __future__ import annotations
@@ -34,19 +33,23 @@ from taskd.worker.status import WorkerStatus
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED, ProcessIndex, longest_stop_s
 from taskd.worker.supervisor import Supervisor
 
-# Until a crashed child is replaced: doubling, and short again after a minute of life.
+# The delay before a crashed child is replaced. The delay doubles with each crash, and is reset if
+# the child has lived for STEADY_S.
 DELAY_S = 1.0
 DELAY_S_MAX = 30.0
 STEADY_S = 60.0
 
+# How long the parent's own services can take to stop.
 BESIDE_S = 2.0
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR2)
 
-# Exit codes that a restart does not fix: a wrong command line, a refused user, settings or schema.
+# Exit codes for errors that a restart does not fix: a wrong command line (2), a login or statement
+# that PostgreSQL refuses (77), wrong settings or a wrong schema (78).
 HOPELESS = (2, 77, 78)
-# The parent's exit code is the last of these that a child has ended with.
+# The exit code of the parent is that code of its children which is last in this list. A code that
+# is not in the list counts as 1.
 WORST_LAST = (0, 1, 69, EXIT_ABANDONED, *HOPELESS)
 
 
@@ -55,16 +58,18 @@ def _badness(code: int) -> int:
 
 
 class Child:
-    """One process, and what it has reported.
+    """A worker process, and what it has reported.
 
     Attributes:
-        received: whether it has reported anything; then its signal handlers are installed.
-        ready: whether it listens and claims, and is not reading its settings again.
-        begun: whether it was ready once.
-        ticked: whether it has ticked since the parent last notified its own watchdog; None: it has
-            never ticked.
-        report: its drain report, which proves an orderly end.
-        stats_client: asks it for metrics; None: not wanted.
+        received: whether the parent has received a message of the child. The child sends the first
+            one after it has installed its signal handlers.
+        ready: whether the child claims jobs, and is not reading its settings again.
+        begun: whether the child was ready once.
+        ticked: whether the child has sent WATCHDOG since the parent last did so; None: the child
+            has not sent WATCHDOG yet.
+        report: the drain report of the child, which shows that the child has not crashed; None:
+            not received.
+        stats_client: requests the counters of the child; None: the parent serves no HTTP.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class Child:
         self._owed: list[signal.Signals] = []
 
     def receive(self, fields: dict[str, str]) -> None:
-        """Handle a datagram."""
+        """Handle the variables of a message from the child."""
         self._heard_at = time.monotonic()
         if not self.received:
             self.received = True
@@ -98,17 +103,25 @@ class Child:
             self.report = DrainReport(**json.loads(fields["X_TASKD_REPORT"]))
 
     def signal(self, number: signal.Signals) -> None:
-        """Forward a signal; one that would kill the child waits until it has handlers."""
+        """Forward a signal to the child.
+
+        If the child has no signal handlers yet, it is ended by a stop signal, and gets any other
+        signal later.
+        """
         if not self.received and number not in STOPPING:
             self._owed.append(number)
             return
         if not self.received:
-            number = signal.SIGTERM  # it has claimed nothing, and can simply end
+            number = signal.SIGTERM  # the child has claimed nothing, so it need not drain
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     def condition(self) -> Condition:
-        """Return its state; a ready child reports once a second, unless its loop is blocked."""
+        """Return the condition of the child.
+
+        A child that was ready sends WATCHDOG regularly, so silence means that its event loop is
+        blocked.
+        """
         me = f"process {self.number} (pid {self.process.pid}): "
         silent_s = time.monotonic() - self._heard_at
         stuck = self.status.stuck
@@ -119,7 +132,7 @@ class Child:
 
     @property
     def age_s(self) -> float:
-        """Return the seconds since its start."""
+        """Return the seconds since the start of the child."""
         return time.monotonic() - self._began
 
 
@@ -127,15 +140,15 @@ class Processes:
     """The parent.
 
     Args:
-        settings: `processes` is the number of children; the other settings concern the children.
-        command: the command line of a child; its environment is that of this process, and its
-            ProcessIndex.
-        notify: the parent's own supervisor.
-        reload: called on SIGHUP; returns the present settings.
+        settings: the settings of the parent; `processes` is the number of children.
+        command: the command line of a child. The parent adds variables to its environment.
+        notify: the supervisor of the parent.
+        reload: called on SIGHUP; reads the settings again and returns them, or raises ConfigError.
 
     Attributes:
-        report: the sum of the children's reports, once run() has returned.
-        beside: services that run from before the start until the last child has ended.
+        report: the sum of the drain reports of the children; complete when run() has returned.
+        beside: services of the parent, which start before the first child, and stop after the last
+            child has ended.
     """
 
     def __init__(
@@ -160,7 +173,7 @@ class Processes:
         self._stats = settings.http != "off"
 
     def condition(self) -> Condition:
-        """Return the condition for probes: that of the first child with a problem."""
+        """Return the condition for probes, with the texts of the first children that have one."""
         conditions = [child.condition() for child in self._children.values()]
         stuck = next((each.stuck for each in conditions if each.stuck), "")
         if self._stop_requested.is_set():
@@ -175,7 +188,7 @@ class Processes:
         return Condition(stuck, unready)
 
     async def statuses(self) -> list[WorkerStatus]:
-        """Return the children's counters; children that do not answer are left out."""
+        """Return the statuses of the children; children that do not answer are left out."""
         clients = [
             child.stats_client
             for child in self._children.values()
@@ -186,7 +199,11 @@ class Processes:
         return sorted(found, key=lambda each: each.process)
 
     async def run(self, database: Database) -> int:
-        """Run the children until they are stopped or done; return the exit code."""
+        """Run the children until all of them have ended; return the exit code.
+
+        Raises:
+            TaskdError: PostgreSQL is unavailable at the start, or its schema does not fit.
+        """
         beside = Supervisor([self.beside])
         beside.start()
         try:
@@ -227,7 +244,7 @@ class Processes:
     # The children.
 
     async def _keep(self, number: int, database: Database) -> None:
-        """Run one child; after a crash start another one, until a child has ended in order."""
+        """Run the child with this number, and replace it when it has crashed."""
         delay_s = DELAY_S
         if number > 1:
             await self._go_ahead.wait()
@@ -235,8 +252,8 @@ class Processes:
             try:
                 child = await self._spawn(number)
             except OSError as error:
-                # No memory, no process, or no interpreter: that can change, and running children
-                # must not suffer.
+                # There is no memory or no interpreter, or there are too many processes. A later
+                # start may succeed, and the other children need not end.
                 events.worker_not_started(number, error, delay_s)
                 if not self._begun:
                     self._codes.add(1)
@@ -244,11 +261,11 @@ class Processes:
                     return
             else:
                 code = await child.process.wait()
-                self._listen()  # its last message may not have been read yet
+                self._listen()  # read the last messages of the child
                 del self._children[child.process.pid]
                 if child.stats_client is not None:
                     child.stats_client.close()
-                # The counters of a crashed child are known up to its last second.
+                # A crashed child sends no report: count what its last status says.
                 self.report.add(child.report or DrainReport(jobs=child.status.jobs))
                 if child.age_s >= STEADY_S:
                     delay_s = DELAY_S
@@ -261,7 +278,7 @@ class Processes:
             delay_s = min(delay_s * 2, DELAY_S_MAX)
 
     async def _database_fails(self, child: Child, code: int, database: Database) -> bool:
-        """Return whether a replacement did not start because of the database, which has worked."""
+        """Return whether a replacement did not start because PostgreSQL fails by now."""
         if child.begun or not self._begun or code not in HOPELESS:
             return False
         try:
@@ -271,7 +288,7 @@ class Processes:
         return False
 
     async def _bring_down(self) -> None:
-        """Drain children that a bug in this code has left running; do not kill them."""
+        """Drain the children that still run, which only an error in this code can leave."""
         self._forward(signal.SIGTERM)
         ends = [asyncio.create_task(c.process.wait(), name="end") for c in self._children.values()]
         if ends:
@@ -282,7 +299,8 @@ class Processes:
         theirs = -1 if stats_client is None else stats_client.theirs
         index = ProcessIndex(number, self._settings.processes, self._parent_pipe, theirs)
         environment = os.environ | {"NOTIFY_SOCKET": self._inbox.address} | index.environment()
-        # Probes, too, check that the loop runs.
+        # Without a watchdog of the parent, its HTTP probes still need to know whether the event
+        # loop of the child runs.
         watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._stats else None)
         if watchdog_s is not None:
             environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
@@ -307,11 +325,11 @@ class Processes:
         return child
 
     def _is_over(self, child: Child, code: int, delay_s: float, *, database_fails: bool) -> bool:
-        """Return whether an ended child is not replaced; note its exit code then."""
+        """Return whether an ended child is not replaced; if so, record its exit code."""
         report, pid = child.report, child.process.pid
         if self._stop_requested.is_set():
             if report is None and child.begun:
-                # Killed, or crashed: what it ran counts as abandoned.
+                # The child crashed or was killed during the stop, so its attempts are abandoned.
                 self._codes.add(EXIT_ABANDONED)
                 events.worker_crashed(child.number, pid, code, 0.0)
             elif report is not None:
@@ -320,10 +338,10 @@ class Processes:
             self._codes.add(report.exit_code)  # --until-empty
         elif report is not None and report.outgrown:
             self._codes.add(report.exit_code)
-            self._stop(report.why)  # the others have seen the same, and drain
+            self._stop(report.why)  # the other children stop for the same reason
         elif not child.begun and not database_fails and (code in HOPELESS or not self._begun):
-            # A worker without a parent would have exited with this code. The child has logged the
-            # reason.
+            # The parent exits with the same code as this child, which has logged the reason unless
+            # a signal killed it.
             if code < 0:
                 events.worker_crashed(child.number, pid, code, 0.0)
             self._codes.add(max(code, 1))
@@ -345,7 +363,8 @@ class Processes:
         if any(child.begun for child in living):
             self._begun = True
             self._go_ahead.set()
-        # Later, a crashed child does not delay the reload of the others.
+        # After a reload, only the living children must be ready: a crashed child would delay the
+        # report.
         ready = sum(child.ready for child in living)
         needed = len(living) if self._was_ready else self._settings.processes
         if not self._reported_ready and ready >= needed:
@@ -378,7 +397,7 @@ class Processes:
             child.signal(number)
 
     def _reload_settings(self) -> None:
-        with suppress(ConfigError):  # the children log it
+        with suppress(ConfigError):  # the children log the error
             self._settings = self._reload()
         if self._reported_ready:
             self._reported_ready = False
@@ -387,7 +406,7 @@ class Processes:
                 child.ready = False
 
     def _stop(self, why: str) -> None:
-        """At the first call, start no further child and limit the time of the stop."""
+        """Start no further child, and kill the children that do not end in time."""
         if not self._stop_requested.is_set():
             self.report.why = why
             self._stop_requested.set()

@@ -1,8 +1,8 @@
-"""The socket over which a parent asks each worker process for its counters.
+"""The pair of sockets over which a parent requests the status of a worker process.
 
-It is a pair of connected sockets, one inherited by the child, so no other process can ask or
-answer. A request is a line, and an answer is a line of JSON. Both have the number of the request,
-so a late answer is not taken for the answer to the next request.
+The worker process inherits one end, so no other process can request or answer. A request is a line
+with a number. An answer is a line of JSON with the number of its request, so a late answer is not
+taken for the answer to the next request.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ ANSWER_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Answer(msgspec.Struct):
-    """An answer."""
+    """The status of a worker process, and the number of the request that it answers."""
 
     number: int
     status: WorkerStatus
 
 
 class StatsServer:
-    """Service of a child: answers requests until its parent has ended.
+    """Service of a child: answers the requests of its parent.
 
     Args:
-        fd: this process's end of the pair.
-        status: returns the answer.
+        fd: the file descriptor of the child's end.
+        status: returns the present status of the child.
     """
 
     name = "stats-server"
 
     def __init__(self, fd: int, status: Callable[[], WorkerStatus]) -> None:
-        # Programs that a handler starts must not inherit it.
+        # Programs that a handler starts must not inherit the socket.
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
@@ -46,7 +46,7 @@ class StatsServer:
         self._stop_requested = asyncio.Event()
 
     async def run(self) -> None:
-        """Answer every request."""
+        """Answer requests until stopped."""
         reader, writer = await asyncio.open_unix_connection(sock=self._socket.dup())
         answering = asyncio.create_task(self._answer(reader, writer), name="answers")
         stopped = asyncio.create_task(self._stop_requested.wait(), name="answers-end")
@@ -69,7 +69,7 @@ class StatsServer:
             await writer.drain()
 
     def stop(self) -> None:
-        """Stop answering."""
+        """Request the end of the service."""
         self._stop_requested.set()
 
 
@@ -77,7 +77,8 @@ class StatsClient:
     """The parent's end of the pair for one child.
 
     Attributes:
-        theirs: the child's end, to be inherited by it; then call close_theirs().
+        theirs: the file descriptor of the child's end. Pass it to the child, then call
+            close_theirs().
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ class StatsClient:
         self._theirs.close()
 
     async def ask(self) -> WorkerStatus | None:
-        """Return the child's counters; None: it does not answer in time, or has ended."""
+        """Return the status of the child; None: the child gave no valid answer within ANSWER_S."""
         try:
             async with asyncio.timeout(ANSWER_S), self._lock:
                 return await self._ask()
@@ -116,7 +117,7 @@ class StatsClient:
         return None
 
     def close(self) -> None:
-        """Close the connection after the child has ended."""
+        """Close both ends, after the child has ended or could not be started."""
         self._theirs.close()
         if self._streams is not None:
             self._streams[1].close()
