@@ -76,8 +76,9 @@ MARK_AT_MOST_EVERY_S = 1.0
 # The least time between two marks, and between two lines of the log, after PostgreSQL refused a
 # statement about the mark for a reason that will not end by itself.
 REFUSED_EVERY_S = 60.0
-# A consumer that cannot keep up wakes the other workers of the queue. The interval is CALL_EVERY_S
-# for each of them; if no other worker has marked the queue, CALL_ALONE_EVERY_S_MAX at most.
+# A consumer that cannot keep up wakes the other workers of the queue again and again. The interval
+# is CALL_EVERY_S times the number of the other workers. If none of them has marked the queue, it is
+# CALL_ALONE_EVERY_S_MAX at most.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
 # The first and the longest wait between two polls after the mark was cleared, and the factor by
 # which the wait grows. Doubled waits would find the jobs of long transactions later.

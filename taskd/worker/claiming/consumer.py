@@ -27,8 +27,8 @@ from taskd.worker.service import Backoff, Wakeup
 
 # 2,000: with 1,000 jobs per claim and per ack, a fifth of two cores stayed idle.
 BATCH_MAX = 2000
-# If attempts take less than this time, claim so many jobs ahead that the slots have work for this
-# time. Slow jobs are not claimed ahead, so that no worker holds jobs while another is idle.
+# If attempts take less than this time, claim as many jobs ahead as the slots can run in this time.
+# Slow jobs are not claimed ahead, so that no worker holds jobs while another worker is idle.
 PREFETCH_S = 0.05
 # If CLAIMS_AHEAD claims take longer than PREFETCH_S, claim ahead for that longer time, up to
 # PREFETCH_S_MAX. The next claim is sent when half of these jobs are left, and this half must last
@@ -44,8 +44,8 @@ POLL_UNSURE_S = 1.0
 # The least time between two claims, after a claim that found fewer jobs than it asked for.
 # Otherwise each of 700 notifications per second would cause its own claim.
 CLAIM_EVERY_S = 0.001
-# If recent claims found jobs, the least time between two claims is this much for each of these jobs
-# (GAP_S at most). So above 1,400 jobs per second, claims become fewer and larger.
+# The least time between two claims is also this much for each job of an average recent claim, but
+# GAP_S at most. So above 1,400 jobs per second, claims become fewer and larger.
 PER_JOB_S = 0.0007
 # Every worker of a queue receives each notification, and only one finds the job. Any user who can
 # connect can also send notifications without end. So after EMPTY_CLAIMS_MAX claims in a row that

@@ -30,15 +30,15 @@ from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
-# The interval without a wake-up. The promoter wakes the quarantine when a suspect is due, and the
-# runner wakes it when the outcome of a suspect was recorded.
+# The interval of ticks without a wake-up. The promoter wakes the quarantine when a suspect is due,
+# and a runner wakes the quarantine when it has recorded the outcome of a suspect.
 LOOK_EVERY_S = 30.0
 # The interval while the worker must not claim, and after a failed claim.
 NOT_NOW_S = 0.2
 # The interval while a queue has no free slot for a suspect, or isolated suspects must wait.
 NO_SLOT_S = 1.0
-# A suspect that has run for this long does not kill its worker immediately. Groups of 32 start
-# 1,000 suspects within 9 s, and a crash isolates at most 31 innocent ones.
+# A suspect that kills its worker immediately has done so after this time. Groups of 32 start 1,000
+# suspects within 9 s, and a crash isolates at most 31 innocent ones.
 OUTLIVED_S = 0.2
 GROUP_MAX = 32
 # An isolated suspect starts only when every running suspect that is not isolated has run for this

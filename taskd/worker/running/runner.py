@@ -50,8 +50,8 @@ from taskd.worker.running.preparation import (
 )
 from taskd.worker.service import Wakeup
 
-# If no job enters or leaves the buffer for this long, all its jobs are released for other workers:
-# the consumer has claimed more than this runner can start.
+# If the runner takes no job from the buffer for this long after the last claim, all jobs of the
+# buffer are released for other workers: the consumer has claimed too many.
 BUFFERED_S_MAX = 0.5
 # An asyncio task that runs handlers which never wait yields to the event loop after this time.
 TURN_S = 0.002
@@ -165,7 +165,7 @@ class Runner:
                 # before another job starts, because other workers may own these jobs by now.
                 if began > turn_ends:
                     pulse.job = None
-                    # While handlers never wait, only this line can set `freed`.
+                    # While handlers never wait, no asyncio task ends, which would set `freed`.
                     if len(self._buffer) <= self.low:
                         self.freed.set()
                     await asyncio.sleep(0)
@@ -183,9 +183,9 @@ class Runner:
                     try:
                         happened = await driven
                     except BaseException as error:  # noqa: BLE001 - see below
-                        # drive() returns the exceptions of the handler. Only a GeneratorExit that
-                        # a future of the handler raises closes drive() and the handler, and is
-                        # raised here.
+                        # drive() returns the exceptions of the handler, except one: if a future
+                        # that the handler awaits fails with GeneratorExit, drive() closes the
+                        # handler and raises this exception.
                         happened = Raised(error)
                     self._resumed(attempt, happened)
                     if not self._keeps_slot(attempt):
