@@ -66,19 +66,19 @@ GAP_S = 0.005
 # A consumer that makes no claim for this long clears its mark. This is longer than the work that a
 # consumer usually claims ahead (PREFETCH_S).
 CLAIM_AT_LEAST_EVERY_S = 0.06
-# A consumer whose claims find fewer than FEW_JOBS jobs on average for FEW_FOR_S clears its mark: so
-# few notifications cost little, and are faster than polling.
+# A consumer whose claims find fewer than FEW_JOBS jobs on average for FEW_FOR_S clears its mark: at
+# this rate, notifications cost little, and are faster than polling.
 FEW_JOBS = 4.0
 FEW_FOR_S = 0.1
 # The least time between two marks, so that a load near a threshold does not set and clear the mark
 # all the time.
 MARK_AT_MOST_EVERY_S = 1.0
-# The least time between two marks, and between two lines of the log, after PostgreSQL refused a
-# statement about the mark for a reason that will not end by itself.
+# How long the consumer sets no mark after PostgreSQL refused it for a reason that will not end by
+# itself. This is also the least time between two log lines about refusals.
 REFUSED_EVERY_S = 60.0
-# A consumer that cannot keep up wakes the other workers of the queue again and again. The interval
-# is CALL_EVERY_S times the number of the other workers. If none of them has marked the queue, it is
-# CALL_ALONE_EVERY_S_MAX at most.
+# A consumer that cannot keep up, or leaves jobs for other workers, wakes these repeatedly. The
+# interval is CALL_EVERY_S times the number of the other workers. If none of them has marked the
+# queue, the interval is CALL_ALONE_EVERY_S_MAX at most.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
 # The first and the longest wait between two polls after the mark was cleared, and the factor by
 # which the wait grows. Doubled waits would find the jobs of long transactions later.

@@ -158,7 +158,7 @@ class JobProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """Close the socket, and kill the process if it does not end within END_S."""
+        """Close the socket, let the process end within END_S, and kill its process group."""
         self._writer.close()
         await asyncio.wait({self._exit}, timeout=END_S)
         self.kill()
