@@ -25,6 +25,7 @@ from taskd.store.jobs import jobs
 from taskd.store.reading import testing
 from taskd.testing.rows import JobRow
 from taskd.worker import Worker
+from taskd.worker.running.returned_awaitables import finished, is_unfinished
 from taskd.worker.upkeep.rescuer import MAX_CRASHES, MAX_CRASHES_UNPROVED, RESCUE_BATCH
 
 APP = "testing"
@@ -159,19 +160,25 @@ class Run:
         @functools.wraps(task.handler)
         async def awaited(ctx: Any, **arguments: Any) -> Any:
             with self._watching(ctx.job_id):
-                return await task.handler(*([ctx] if task.takes_context else []), **arguments)
+                handler = task.handler(*([ctx] if task.takes_context else []), **arguments)
+                return await finished(handler)
 
         @functools.wraps(task.handler)
         def called(ctx: Any, **arguments: Any) -> Any:
             with self._watching(ctx.job_id):
-                return task.handler(*([ctx] if task.takes_context else []), **arguments)
+                value = task.handler(*([ctx] if task.takes_context else []), **arguments)
+            return returned(ctx, value) if is_unfinished(value) else value
+
+        async def returned(ctx: Any, value: Any) -> Any:
+            with self._watching(ctx.job_id):
+                return await finished(value)
 
         @functools.wraps(task.handler)
         async def gathered(items: list[Item[Any]]) -> Any:
             with ExitStack() as watching:
                 for item in items:
                     watching.enter_context(self._watching(item.ctx.job_id))
-                results = await task.handler(items)
+                results = await finished(task.handler(items))
             for item, each in zip(
                 items, results if isinstance(results, list) else (), strict=False
             ):

@@ -128,3 +128,11 @@ def logs_a_lot(token: str) -> None:
     thread = threading.Thread(target=log.warning, args=("in a thread",))
     thread.start()
     thread.join()
+
+
+async def _never_runs() -> None: ...
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def returns_coroutine() -> Any:
+    return _never_runs()

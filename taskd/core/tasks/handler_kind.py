@@ -49,12 +49,15 @@ def kind_of(
     if (process is True) + (batch is not None) + (transaction is not False) > 1:
         raise TypeError(f"task {name}: process, batch and transaction exclude each other")
     is_async = inspect.iscoroutinefunction(handler)
+    # A plain decorator around an `async def` can return its coroutine, or call asyncio.run(). Both
+    # work in a thread: the worker awaits a returned coroutine.
+    wraps_async = inspect.iscoroutinefunction(inspect.unwrap(handler))
     if process:
         _check_process(handler, is_async=is_async)
         return HandlerKind.PROCESS
     if batch is not None:
         _check_batch(name, batch, max_wait_s)
-        if not is_async:
+        if not wraps_async:
             raise TypeError(
                 f"task {name}: a batch handler must be `async def`; run blocking code with "
                 "`await asyncio.to_thread(...)`"
@@ -62,7 +65,7 @@ def kind_of(
         return HandlerKind.BATCH
     if transaction is not False:
         isolation_of(name, transaction)
-        if not is_async:
+        if not wraps_async:
             raise TypeError(f"task {name}: a handler with transaction= must be `async def`")
         return HandlerKind.TRANSACTION
     return HandlerKind.ASYNC if is_async else HandlerKind.THREAD

@@ -38,6 +38,7 @@ from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.observing.loop_monitor import Pulse
+from taskd.worker.running.returned_awaitables import finished, is_unfinished
 
 STACK_MAX = 8
 
@@ -237,7 +238,12 @@ def drive(
         try:
             waits_for = context.run(step, sent)
         except StopIteration as stop:
-            return RETURNED_NONE if stop.value is None else Returned(stop.value)
+            if stop.value is None:
+                return RETURNED_NONE
+            if not is_unfinished(stop.value):
+                return Returned(stop.value)
+            coro = finished(stop.value)
+            waits_for = None  # its first step is taken in the next iteration of the loop
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
             return Raised(error)
         finally:

@@ -21,6 +21,7 @@ from taskd.core.tasks.task import Task
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.attempt import Attempt, drive
 from taskd.worker.running.handler_call import HandlerCall
+from taskd.worker.running.returned_awaitables import finished
 
 
 class Member(HandlerCall):
@@ -102,7 +103,7 @@ class Batch:
         """Run the handler, and set the end of each job."""
         members = list(self.members)
         job, own = members[0].job, ContextVars()
-        coroutine = self.task.handler([member.item for member in members])
+        coroutine = finished(self.task.handler([member.item for member in members]))
         pulse.together[job.id] = [member.job for member in members]
         pulse.job = job
         try:

@@ -6,9 +6,11 @@ import copy
 from functools import partial
 from typing import Any
 
+from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.middleware import through
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
+from taskd.worker.running.returned_awaitables import finished
 
 
 def with_middleware(registry: Registry) -> Registry:
@@ -26,17 +28,21 @@ def inside(task: Task[..., Any], around: Any) -> Task[..., Any]:
     """Return a copy of the task whose attempts run inside `around`, and therefore get a context."""
     inside = copy.copy(task)
     inside.around = around
-    if not task.takes_context:
-        inside.takes_context = True
-        inside.handler = _without_context(task)
+    inside.takes_context = True
+    inside.handler = _with_context(task)
     return inside
 
 
-def _without_context(task: Task[..., Any]) -> Any:
-    handler = task.handler
+def _with_context(task: Task[..., Any]) -> Any:
+    handler, takes_context = task.handler, task.takes_context
 
-    def called(_ctx: Any, **arguments: Any) -> Any:
-        return handler(**arguments)
+    def called(ctx: Any, **arguments: Any) -> Any:
+        return handler(ctx, **arguments) if takes_context else handler(**arguments)
 
-    called.__module__, called.__qualname__ = handler.__module__, handler.__qualname__
-    return called
+    async def awaited(ctx: Any, **arguments: Any) -> Any:
+        # Middleware must not take a returned coroutine for the result of an `async def` handler.
+        return await finished(called(ctx, **arguments))
+
+    inside = awaited if task.kind is HandlerKind.ASYNC else called
+    inside.__module__, inside.__qualname__ = handler.__module__, handler.__qualname__
+    return inside

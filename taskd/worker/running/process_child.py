@@ -35,6 +35,7 @@ from taskd.core.outcomes.process_reports import Answer, MustEnd
 from taskd.core.tasks.task import Task
 from taskd.worker.observing.log_buffer import hider
 from taskd.worker.observing.log_capture import LogCapture
+from taskd.worker.running.returned_awaitables import refuse_unfinished
 from taskd.worker.running.traces import restore_trace_context
 
 PR_SET_PDEATHSIG = 1
@@ -141,6 +142,7 @@ class JobProcess:
             self._running = True
             self._send(BEGUN)
             value = task.handler(**arguments)
+            refuse_unfinished(value)
             self._running = False
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
             self._running = False

@@ -48,6 +48,7 @@ from taskd.worker.running.preparation import (
     Shared,
     timeout_s_of,
 )
+from taskd.worker.running.returned_awaitables import finished, is_unfinished
 from taskd.worker.service import Wakeup
 
 # If the runner takes no job from the buffer for this long after the last claim, all jobs of the
@@ -216,7 +217,13 @@ class Runner:
         own = ContextVars()
         self._shared.pulse.job = job
         try:
-            waits_for = own.run(coro.send, None)
+            try:
+                waits_for = own.run(coro.send, None)
+            except StopIteration as stop:
+                if stop.value is None or not is_unfinished(stop.value):
+                    raise
+                coro = finished(stop.value)
+                waits_for = own.run(coro.send, None)
         except StopIteration as stop:
             self._succeed(job, task, context, began, stop.value)
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job

@@ -14,6 +14,7 @@ from typing import Any
 from taskd.core.outcomes.attempt_ends import Raised, Returned
 from taskd.core.worker_status import ThreadsTaken
 from taskd.worker.running.handler_call import HandlerCall
+from taskd.worker.running.returned_awaitables import finished
 
 
 class ThreadSlots(asyncio.Semaphore):
@@ -89,7 +90,8 @@ class ThreadCall(HandlerCall):
         happened = future.result()
         if isinstance(happened, Raised):
             raise happened.error
-        return happened.value
+        # A plain decorator around an `async def` returns its coroutine, which needs no thread.
+        return await finished(happened.value)
 
     def _guarded(self) -> Returned | Raised:
         try:

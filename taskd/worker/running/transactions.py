@@ -20,6 +20,7 @@ from taskd.errors import StoreUnavailable
 from taskd.store.connections.transactions import Transaction, Transactions, is_conflict
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.handler_call import HandlerCall
+from taskd.worker.running.returned_awaitables import finished
 from taskd.worker.service import Backoff
 
 # The bounds of the random delay before a retry after a conflict with another transaction. With a
@@ -91,7 +92,7 @@ class TransactionCall(HandlerCall):
         self._context.conn = transaction.conn
         self.begin()
         try:
-            value = await self._handle()
+            value = await finished(self._handle())
             if issubclass(type(value), Verdict):
                 raise value  # noqa: TRY301 - a returned verdict also rolls back
         except BaseException as error:

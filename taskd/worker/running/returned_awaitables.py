@@ -1,0 +1,62 @@
+"""Results that are not results yet: a coroutine, a future, or a generator that a handler returned.
+
+A forgotten `await`, or a plain decorator around an `async def` handler, returns a coroutine of
+which nothing has run. Its job must not count as done before the coroutine has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import AsyncGenerator, Awaitable, Generator
+from typing import Any
+
+# Most results have one of these types, whose check is much cheaper than that of the others.
+_PLAIN = frozenset({bool, bytes, dict, float, int, list, str, tuple})
+_UNFINISHED = (Awaitable, Generator, AsyncGenerator, concurrent.futures.Future)
+
+
+def is_unfinished(value: Any) -> bool:
+    """Return whether a value that a handler returned stands for work that has not been done."""
+    kind = type(value)
+    return kind not in _PLAIN and issubclass(kind, _UNFINISHED)
+
+
+async def finished(value: Any) -> Any:
+    """Await a returned value, and what that returns, until a result is left.
+
+    Raises:
+        TypeError: the value is a generator, over which nothing iterates.
+    """
+    while is_unfinished(value):
+        if isinstance(value, concurrent.futures.Future):
+            value = await asyncio.wrap_future(value)
+        elif isinstance(value, Awaitable):
+            value = await value
+        else:
+            raise TypeError(
+                f"the handler returned {_described(value)}, over which nothing iterates, so its "
+                "body has not run; return its items as a list"
+            )
+    return value
+
+
+def refuse_unfinished(value: Any) -> None:
+    """Raise an error if a handler of a process returned a value that a loop would have to await.
+
+    Raises:
+        TypeError: it did.
+    """
+    if is_unfinished(value):
+        described = _described(value)
+        if asyncio.iscoroutine(value):
+            value.close()
+        raise TypeError(
+            f"the handler returned {described}, which nothing runs in a process of its own; return "
+            "the result: asyncio.run() runs a coroutine"
+        )
+
+
+def _described(value: Any) -> str:
+    name = type(value).__name__.replace("_", " ")
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
