@@ -65,7 +65,7 @@ def of_server(decide, **more):
         (server.wraparound, {"xid_age": 600_000_000}, "warning", "600,000,000"),
         (server.wraparound, {"mxid_age": 1_600_000_000}, "error", "1,600,000,000"),
         (server.notify_queue, {}, "ok", "0.0%"),
-        (server.notify_queue, {"notify_usage": 0.2}, "warning", "a listener is in a transaction"),
+        (server.notify_queue, {"notify_usage": 0.2}, "warning", "a session that listens"),
         (server.notify_queue, {"notify_usage": 0.9}, "error", "90"),
     ],
 )
@@ -128,6 +128,9 @@ def test_dead_rows_are_judged_by_when_vacuum_would_come(row, dead, vacuum):
         ({"age_s": 5.0}, "ok"),
         ({"age_s": 61.0}, "warning"),
         ({"age_s": 61.0, "waiting": 3}, "error"),
+        ({"age_s": 5.0, "waiting": 3}, "ok"),
+        ({"age_s": None}, "ok"),
+        ({"age_s": None, "waiting": 1}, "error"),
         ({"age_s": 5000.0, "mode": "ShareUpdateExclusiveLock"}, "ok"),
         ({"age_s": 61.0, "mode": "ShareUpdateExclusiveLock", "waiting": 1}, "error"),
     ],

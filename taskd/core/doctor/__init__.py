@@ -1,4 +1,4 @@
-"""Check a database and an installation: from rows to findings, in words for people.
+"""The checks of `taskd doctor`: pure functions from rows to findings, worded for people.
 
-`checks.py` lists the checks; each is a function of the rows that it needs, and returns findings.
+`checks.py` lists the checks, and the statements that return the rows of each check.
 """

@@ -1,41 +1,41 @@
-"""The checks: their names, which scripts use, what they check, and why it matters."""
+"""The checks of `taskd doctor`, in the order in which they run."""
 
 from __future__ import annotations
 
 from taskd.core.doctor import jobs, schema, server, settings, setup, storage
 from taskd.core.doctor.finding import Check
 
-# Facts about this machine, beside the rows of statements.
+# Facts that the command collects itself, without a statement.
 LOCAL = ("setup", "reach", "connection", "known_migrations", "schema_objects", "grants_text")
 _SCHEMA = ("known_migrations", "doctor_migrations")
 
 SETUP = (
     Check(
-        "settings", "Files and variables that hold settings",
-        "A setting that is not read has no effect, and nothing else shows that.",
+        "settings", "Settings in files and environment variables",
+        "A setting with a wrong name has no effect, and is easily overlooked.",
         ("setup",), setup.settings,
     ),
     Check(
-        "dsn", "Where the DSN was found",
-        "A worker and a producer on two databases never meet.",
+        "dsn", "The DSN, and where it was found",
+        "A worker sees only the jobs of its own database.",
         ("setup",), setup.dsn,
     ),
     Check(
         "embedded", "The embedded PostgreSQL, if it is in use",
-        "Without a DSN all jobs are in it.",
+        "Without a DSN, all jobs are stored there.",
         ("setup",), setup.embedded,
     ),
 )  # fmt: skip
 
 DATABASE = (
     Check(
-        "reach", "Whether the database answers",
-        "No job runs without it.",
+        "reach", "Whether taskd can connect to the database",
+        "No job runs without the database.",
         ("reach",), setup.reach,
     ),
     Check(
         "primary", "Whether the server accepts writes",
-        "A standby accepts none, so no job moves.",
+        "A standby accepts none, so no job can be enqueued or claimed.",
         ("doctor_server",), server.primary,
     ),
     Check(
@@ -44,33 +44,33 @@ DATABASE = (
         ("doctor_server",), server.version,
     ),
     Check(
-        "server_settings", "Settings of the server, the database and logins that harm",
-        "Each of them loses jobs, or delays them.",
+        "server_settings", "Harmful settings of the server, the database and logins",
+        "Each of them can lose jobs, delay them or make transactions fail.",
         ("doctor_settings", "doctor_server", "doctor_partitions"), settings.settings,
     ),
     Check(
         "encoding", "The encoding of the database",
-        "Texts in other languages cannot be stored in every encoding.",
+        "An encoding other than UTF8 lacks the characters of many languages.",
         ("doctor_server",), server.encoding,
     ),
     Check(
         "connections", "Connections in use and allowed",
-        "A worker without connections does not start, and a producer without one fails.",
+        "Without a free connection, workers do not start and producers fail.",
         ("doctor_server",), server.connections,
     ),
     Check(
         "pooler", "PgBouncer and similar poolers, and listen_dsn",
-        "Behind a pooler notifications are lost, and jobs start up to five seconds late.",
+        "A pooler loses notifications, so jobs start up to five seconds late.",
         ("connection",), server.pooler,
     ),
     Check(
         "clock", "This machine's clock compared with the database's",
-        "taskd uses the database's clock; people compare logs of two machines.",
+        "taskd uses the database's clock, but log lines have the time of this machine.",
         ("connection",), server.clock,
     ),
     Check(
-        "clock_set_back", "Stored times that are still to come: the database's clock was set back",
-        "What counts from such a time is late: retries, delayed jobs, fixed times of cron.",
+        "clock_set_back", "Stored times that are later than now: the database's clock was set back",
+        "Retries and delayed jobs that were computed from such a time start late.",
         ("doctor_clock",), server.clock_set_back,
     ),
     Check(
@@ -79,43 +79,43 @@ DATABASE = (
         ("doctor_server",), server.wraparound,
     ),
     Check(
-        "notify_queue", "How full the notification queue is, and who holds it back",
+        "notify_queue", "How full the notification queue is, and which session may hold it back",
         "When it is nearly full, producers do not notify, so jobs start seconds late.",
         ("doctor_server", "doctor_listeners"), server.notify_queue,
     ),
     Check(
-        "held_snapshots", "Transactions, prepared ones, slots and standbys that hold vacuum back",
-        "Later dead rows cannot be removed, so claims read through more and more of them.",
+        "held_snapshots", "Transactions, replication slots and standbys that hold vacuum back",
+        "Vacuum cannot remove newer dead rows, so claims skip more and more of them.",
         ("doctor_snapshots", "doctor_server"), storage.held_snapshots,
     ),
     Check(
         "table_locks", "Sessions that lock taskd's tables",
-        "Claims and acks wait for them, and autovacuum gives up its work for them.",
+        "Claims and acks wait for such locks, and autovacuum skips the table.",
         ("doctor_locks",), storage.table_locks,
     ),
     Check(
-        "dead_tuples", "Dead rows of taskd's tables",
-        "Each claim may have to skip them.",
+        "dead_tuples", "Tables of taskd with many dead rows",
+        "Claims become slow, because they have to skip dead rows.",
         ("doctor_tables",), storage.dead_tuples,
     ),
     Check(
         "autovacuum", "Whether autovacuum runs on taskd's tables",
-        "A queue makes two dead rows per job, and only vacuum removes them.",
+        "Each job leaves two or more dead rows, and only vacuum removes them.",
         ("doctor_tables", "doctor_locks"), storage.autovacuum,
     ),
     Check(
         "index_bloat", "Indexes that are far larger than their contents",
-        "What does not fit into memory is read from disk, at each claim.",
+        "If an index does not fit into memory, claims read from the disk.",
         ("doctor_indexes",), storage.index_bloat,
     ),
     Check(
         "invalid_indexes", "Indexes that are invalid",
-        "They cost writes, and no query uses them.",
+        "Writes still update most of them, but no query uses them.",
         ("doctor_indexes", "schema_objects"), storage.invalid_indexes,
     ),
     Check(
         "schema_version", "Migrations that are missing or unknown",
-        "taskd's statements fit one schema version.",
+        "The statements of a taskd version need the schema version that it knows.",
         ("doctor_migrations", "known_migrations"), schema.version,
     ),
     Check(
@@ -125,42 +125,42 @@ DATABASE = (
     ),
     Check(
         "objects", "Tables, columns, constraints, indexes, functions that are missing or changed",
-        "taskd's guarantees depend on them as they were installed.",
+        "taskd's guarantees depend on these objects.",
         ("doctor_objects", "schema_objects", *_SCHEMA), schema.objects,
     ),
     Check(
-        "sequences", "Sequences that are behind the rows which they count",
-        "New jobs would get the ids of older ones, or be refused.",
+        "sequences", "Sequences whose value is lower than the stored rows require",
+        "New jobs would get ids that are in use, or would skip checks.",
         ("doctor_sequences",), schema.sequences,
     ),
     Check(
         "extra_objects", "Indexes, triggers and other objects that users have added",
-        "Each adds work to every job.",
+        "Each of them can slow down or change what taskd's statements do.",
         ("doctor_objects", "schema_objects", *_SCHEMA), schema.extra_objects,
     ),
     Check(
         "publications", "Publications of taskd's tables, for logical replication",
-        "PostgreSQL refuses a change that it cannot publish, and a subscriber stops at one that it "
-        "cannot apply.",
+        "PostgreSQL refuses changes that it cannot publish, and a subscriber stops at a change "
+        "that it cannot apply.",
         ("doctor_publications",), schema.publications,
     ),
     Check(
         "grants", "The rights of the roles of `taskd db roles`",
-        "With too few, jobs stop; with too many, a leaked password does more harm.",
+        "Jobs stop if rights are missing; rights that are not needed help an attacker.",
         ("doctor_grants", "grants_text", *_SCHEMA), schema.grants,
     ),
     Check(
         "logins", "The logins of workers",
-        "The code of handlers can do everything that the worker's login can.",
+        "Handlers can do everything that the worker's login is allowed to do.",
         ("doctor_logins", "doctor_grants", "connection"), schema.logins,
     ),
     Check(
         "default_partition", "Finished jobs in the default partition of the history",
-        "They block the partitions of their days, and are deleted one by one.",
+        "No partition for their day can be added, and deleting rows costs more than a drop.",
         ("doctor_default",), schema.default_partition,
     ),
     Check(
-        "partitions_ahead", "Partitions for jobs that end today and tomorrow",
+        "partitions_ahead", "Partitions of the history for jobs that end today and tomorrow",
         "Jobs without a partition go to the default partition.",
         ("doctor_partitions", "doctor_retentions"), schema.partitions_ahead,
     ),
@@ -176,57 +176,57 @@ DATABASE = (
     ),
     Check(
         "unknown_tasks", "Waiting jobs whose task no worker of their queue knows",
-        "They are released again and again, and do not run.",
+        "Workers claim and release these jobs repeatedly, and do not run them.",
         ("doctor_tasks",), jobs.unknown_tasks,
     ),
     Check(
         "paused", "Pauses that keep jobs waiting, or have lasted for more than a day",
-        "Jobs wait until someone resumes the queue or the task.",
+        "The jobs wait until the pause ends.",
         ("doctor_queues", "doctor_tasks", "doctor_schedules"), jobs.paused,
     ),
     Check(
-        "full_queues", "Queues and threads that are full of attempts that do not end",
-        "Their other jobs wait until a slot is free.",
+        "full_queues", "Queues and thread pools that are full of long attempts",
+        "Other jobs wait until a slot or a thread is free.",
         ("doctor_queues", "doctor_workers", "doctor_running"), jobs.full_queues,
     ),
     Check(
-        "failing_tasks", "Tasks whose attempts all fail",
-        "Their jobs use up their attempts, and then fail for good.",
+        "failing_tasks", "Tasks whose recent attempts have all failed",
+        "A job that has used up its attempts is not retried.",
         ("doctor_workers",), jobs.failing_tasks,
     ),
     Check(
-        "blocked_loops", "Workers whose event loop is blocked by handlers",
-        "While it is blocked, no other job of this process runs, of any queue.",
+        "blocked_loops", "Workers whose event loop is blocked for long",
+        "While the event loop is blocked, the process starts and ends no job of any queue.",
         ("doctor_workers",), jobs.blocked_loops,
     ),
     Check(
-        "workers", "Workers that do not renew their lease, do not end, or differ in version",
-        "The jobs of a silent worker wait until it is declared dead.",
+        "workers", "Workers with an expired lease, workers that drain, and different versions",
+        "The running jobs of such a worker are not rescued until it is declared dead.",
         ("doctor_workers",), jobs.workers,
     ),
     Check(
-        "services", "Services of workers that fail again and again",
-        "What such a service does for jobs is not done: rescue, promotion, schedules, upkeep.",
+        "services", "Services of workers that fail repeatedly",
+        "The work of such a service is not done: rescue, promotion, schedules, upkeep.",
         ("doctor_services",), jobs.services,
     ),
     Check(
         "schedules", "Schedules that are overdue or failed",
-        "Their jobs are not made.",
+        "Such a schedule enqueues no jobs.",
         ("doctor_schedules",), jobs.schedules,
     ),
     Check(
-        "suspects", "Jobs whose worker crashed, and that wait in quarantine",
-        "They start within seconds if a worker of their queue has a free slot.",
+        "suspects", "Jobs that wait in quarantine because their worker died",
+        "Such jobs start within seconds if a worker of their queue has a free slot.",
         ("doctor_stuck",), jobs.suspects,
     ),
     Check(
-        "stuck_jobs", "Jobs that should have moved by now",
-        "Each of them breaks a promise.",
+        "stuck_jobs", "Jobs that have stayed in their state for too long",
+        "Workers normally prevent each of these cases, or end it within seconds.",
         ("doctor_stuck", "doctor_queues"), jobs.stuck_jobs,
     ),
     Check(
-        "limits", "Limits that block jobs, and depths that are not counted",
-        "A limit that is not checked stops its jobs.",
+        "limits", "Limits that block jobs without need, and outdated depths of queues",
+        "The jobs of a limit wait until a worker checks the limit.",
         ("doctor_limits",), jobs.limits,
     ),
     Check(

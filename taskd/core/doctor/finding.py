@@ -1,4 +1,4 @@
-"""Findings of a check, and their remedies."""
+"""A check, its findings with their repairs, and the formats of numbers in their texts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from enum import StrEnum
 from typing import Any
 
 Row = Mapping[str, Any]
-# Rows, by the name of the statement that fetched them.
+# The rows by the name of the statement that returned them, and the LOCAL facts of `checks`.
 Facts = Mapping[str, Sequence[Row]]
-# The most names in a message; the others are counted.
+# A message shows at most this many names, and the number of the others.
 NAMED_MAX = 5
-# Jobs are counted up to this number.
+# The statements count jobs up to this number.
 COUNTED_MAX = 10_000
 
 
 class Level(StrEnum):
-    """The level of a finding, the worst first."""
+    """The level of a finding; the worst level is the first."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -27,21 +27,21 @@ class Level(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Return the rank; 0 is the worst."""
+        """The position in the order of levels; 0 is the worst."""
         return list(Level).index(self)
 
 
-# Levels for which the command exits with 4.
+# With findings of these levels, `taskd doctor` exits with code 4.
 FAILED = (Level.ERROR, Level.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A remedy.
+    """How to repair a problem.
 
     Attributes:
-        kind: `sql`, of sql/repairs.sql; `command`, for a shell; `advice`, in words.
-        text: the name of the SQL, the command, or the words.
+        kind: `sql`: SQL of sql/repairs.sql; `command`: a shell command; `advice`: a sentence.
+        text: the name of the SQL in sql/repairs.sql, the command, or the sentence.
         args: the values for the SQL.
     """
 
@@ -51,23 +51,23 @@ class Repair:
 
 
 def sql(name: str, **args: Any) -> Repair:
-    """Return SQL of sql/repairs.sql, with its values."""
+    """Return a repair by the SQL of this name in sql/repairs.sql, with values for its variables."""
     return Repair("sql", name, args)
 
 
 def command(text: str) -> Repair:
-    """Return a command for a shell."""
+    """Return a repair by a shell command."""
     return Repair("command", text)
 
 
 def advice(text: str) -> Repair:
-    """Return advice that only a person can follow."""
+    """Return a repair in words, for a person."""
     return Repair("advice", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One finding of a check."""
+    """One fact that a check has found, with its level and its repairs."""
 
     level: Level
     text: str
@@ -75,27 +75,27 @@ class Observation:
 
 
 def ok(text: str) -> Observation:
-    """Return a passed check, with its figures."""
+    """Report that there is no problem."""
     return Observation(Level.OK, text)
 
 
 def hint(text: str, *repairs: Repair) -> Observation:
-    """Return a hint: nothing is wrong, but it could be better."""
+    """Report something that is not wrong but could be better."""
     return Observation(Level.HINT, text, repairs)
 
 
 def warning(text: str, *repairs: Repair) -> Observation:
-    """Return a warning: it harms, or will."""
+    """Report a problem that causes harm, or will."""
     return Observation(Level.WARNING, text, repairs)
 
 
 def error(text: str, *repairs: Repair) -> Observation:
-    """Return an error: jobs are late, lost or stuck because of it, or will be soon."""
+    """Report a problem because of which jobs are late, lost or stuck, or will be soon."""
     return Observation(Level.ERROR, text, repairs)
 
 
 def unknown(text: str, *repairs: Repair) -> Observation:
-    """Return a check that could not run, and why."""
+    """Report why a check, or a part of the check, could not run."""
     return Observation(Level.UNKNOWN, text, repairs)
 
 
@@ -104,11 +104,11 @@ class Check:
     """One check.
 
     Attributes:
-        name: stable, as scripts use it.
+        name: the name for the command line; it must not change, because scripts use it.
         about: the subject of the check.
-        why: why it matters, in one sentence.
-        needs: the statements whose rows it uses.
-        decide: returns its findings from these rows; none means that the check passed.
+        why: one sentence that says why the subject matters.
+        needs: the statements and the LOCAL facts of `checks` that `decide` uses.
+        decide: returns the observations from these facts; none means that the check passed.
     """
 
     name: str
@@ -123,9 +123,11 @@ class Finding:
     """The result of a check.
 
     Attributes:
-        level: the worst level of its findings.
-        found: its findings, the worst first.
-        repairs: their remedies, in the same order.
+        check: the name of the check.
+        level: the worst level of the observations.
+        found: the texts of the observations, the worst first, without OK beside a problem.
+        why: the sentence of the check that says why its subject matters.
+        repairs: the repairs of these observations, in the same order, without duplicates.
     """
 
     check: str
@@ -136,10 +138,11 @@ class Finding:
 
 
 def run_check(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding:
-    """Return the result of a check.
+    """Run a check.
 
     Args:
-        refused: why a statement returned no rows, by its name.
+        refused: the reasons why statements failed, by statement. A check that needs one of these
+            statements is not run; its level is UNKNOWN.
     """
     missing = [refused[name] for name in check.needs if name in refused]
     observations = (
@@ -147,7 +150,7 @@ def run_check(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding
     )
     observations.sort(key=lambda each: each.level.rank)
     worst = observations[0].level
-    # Beside a problem, passed parts are of no interest.
+    # Most checks report OK at their end in any case: it counts only if nothing else was found.
     shown = [each for each in observations if each.level is not Level.OK or worst is Level.OK]
     repairs = tuple(dict.fromkeys(_hashable(m) for each in shown for m in each.repairs))
     return Finding(
@@ -163,21 +166,18 @@ def _repairs(keys: Iterable[tuple[str, str, tuple[tuple[str, Any], ...]]]) -> tu
     return tuple(Repair(kind, text, dict(args)) for kind, text, args in keys)
 
 
-# Words and figures.
-
-
 def count(number: int, noun: str) -> str:
-    """Return `1 job`, `2,000 jobs`."""
+    """Format a number with its noun: `1 job`, `2,000 jobs`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def many(number: int, noun: str) -> str:
-    """Return the same for a number that is counted only up to COUNTED_MAX."""
+    """Format a number that was counted up to COUNTED_MAX: `10,000 jobs or more`."""
     return count(number, noun) + (" or more" if number >= COUNTED_MAX else "")
 
 
 def span(seconds: float) -> str:
-    """Return `12s`, `3m`, `2h 10m`, `4d 3h`."""
+    """Format a duration: `12s`, `3m`, `2h 10m`, `4d 3h`."""
     whole = max(0, round(seconds))
     for unit, size, below, part in (
         ("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1),
@@ -189,7 +189,7 @@ def span(seconds: float) -> str:
 
 
 def size(number: float) -> str:
-    """Return `8 kB`, `1.5 GB`."""
+    """Format a number of bytes, in units of 1024: `8 kB`, `1.5 GB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if number < 1024:
             return f"{number:.3g} {unit}"
@@ -198,17 +198,17 @@ def size(number: float) -> str:
 
 
 def names(items: Sequence[object]) -> str:
-    """Return the first few names, and how many more there are."""
+    """Join at most NAMED_MAX names, and add how many more there are."""
     shown = ", ".join(str(each) for each in items[:NAMED_MAX])
     more = len(items) - NAMED_MAX
     return shown + (f" and {more:,} more" if more > 0 else "")
 
 
 def only(facts: Facts, name: str) -> Row:
-    """Return the row of a statement that has one row."""
+    """Return the first row of a statement or LOCAL fact that has exactly one row."""
     return facts[name][0]
 
 
 def each_of(rows: Sequence[Row], **values: Any) -> Iterator[Row]:
-    """Return the rows with these values."""
+    """Yield the rows whose columns have these values."""
     return (row for row in rows if all(row[key] == value for key, value in values.items()))

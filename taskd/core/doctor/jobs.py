@@ -1,4 +1,4 @@
-"""Jobs, queues, workers: what should move and does not."""
+"""Checks of jobs, queues, tasks, limits, schedules and workers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from taskd.core.doctor.finding import (
 )
 from taskd.core.worker_status import BLOCKED_S_MIN, FailureStreak, decode
 
-# A deploy, or the rescue of a dead worker's jobs, takes no longer than a lease and a little.
+# Shorter delays are normal: a deployment, or the rescue of a dead worker's jobs, causes them.
 GRACE_S = 60.0
 PAUSED_S = 86_400.0
-# A queue whose handlers block the loop for this long of a minute does almost nothing else.
+# If the event loop is blocked for this many seconds of a minute, other jobs get half of its time.
 BLOCKED_ERROR_S = 30.0
+# A worker that drains is reported if it has been up for this long: its row does not tell when the
+# drain began.
 DRAINING_S = 600.0
 KEYS_S = 3600.0
 
@@ -44,14 +46,14 @@ def unserved_queues(facts: Facts) -> Iterator[Observation]:
             continue
         due = many(row["queued"] + row["due_scheduled"], "due job")
         late = span(row["oldest_s"])
-        text = f"no live worker serves the queue {row['queue']}: {due}, the oldest for {late}"
+        text = f"no live worker serves the queue {row['queue']}: {due}, the first {late} ago"
         level = error if row["oldest_s"] >= GRACE_S else hint
         yield level(text, command(f"taskd run --queue {row['queue']}"))
-    yield ok(f"{count(served, 'queue')} with due jobs, all with live workers")
+    yield ok(f"live workers claim from {count(served, 'queue')} with due jobs")
 
 
 def unknown_tasks(facts: Facts) -> Iterator[Observation]:
-    """Find jobs whose queue has workers, but none that knows their task."""
+    """Find jobs whose task is unknown to all workers of their queue."""
     for row in facts["doctor_tasks"]:
         if row["paused"]:
             continue
@@ -59,18 +61,18 @@ def unknown_tasks(facts: Facts) -> Iterator[Observation]:
             continue
         yield error(
             f"{many(row['jobs'], 'job')} of the task {row['task']} in the queue {row['queue']}: "
-            f"none of its {count(row['workers'], 'worker')} knows it"
-            + ("" if row["published"] else ", and no worker ever has"),
+            f"none of the queue's {count(row['workers'], 'worker')} knows the task"
+            + ("" if row["published"] else ", and no worker has published it"),
             advice(
                 "Start a worker with the app that has this task, or cancel the jobs: "
                 "`taskd jobs cancel --task NAME`, which asks for a confirmation."
             ),
         )
-    yield ok("workers know the tasks of all waiting jobs")
+    yield ok("no job has waited for a minute because its task is unknown")
 
 
 def paused(facts: Facts) -> Iterator[Observation]:
-    """Find pauses that keep jobs waiting, and those that someone may have forgotten to end."""
+    """Find pauses that keep due jobs waiting, and old pauses without an end."""
     for row in facts["doctor_queues"]:
         if row["paused"]:
             yield from _paused("queue", row["queue"], row, row["queued"] + row["due_scheduled"])
@@ -80,7 +82,7 @@ def paused(facts: Facts) -> Iterator[Observation]:
     for row in facts["doctor_schedules"]:
         if row["paused_s"] is not None:
             yield from _paused("schedule", row["name"], {**row, "paused_until": None}, 0)
-    yield ok("no pause keeps jobs waiting")
+    yield ok("no pause has kept due jobs waiting for a minute")
 
 
 def _paused(kind: str, name: str, row: Row, waiting: int) -> Iterator[Observation]:
@@ -94,11 +96,11 @@ def _paused(kind: str, name: str, row: Row, waiting: int) -> Iterator[Observatio
     if row["paused_until"] is None:
         yield (warning if waiting else hint)(text, resume)
     elif waiting:
-        yield hint(f"{text}; it ends at {row['paused_until']:%Y-%m-%d %H:%M} UTC", resume)
+        yield hint(f"{text}; the pause ends at {row['paused_until']:%Y-%m-%d %H:%M} UTC", resume)
 
 
 def full_queues(facts: Facts) -> Iterator[Observation]:
-    """Find queues whose slots are all taken by attempts that do not end, while jobs wait."""
+    """Find queues and thread pools that are full, and in which no attempt has started lately."""
     statuses = [
         (row, decode(row["status"]))
         for row in facts["doctor_workers"]
@@ -123,10 +125,10 @@ def full_queues(facts: Facts) -> Iterator[Observation]:
                 command(_list_running(tasks[0])),
                 advice(
                     "A thread cannot be cancelled. Restart the worker to free its threads, and "
-                    "give the calls in these handlers timeouts."
+                    "set timeouts for the network calls of these handlers."
                 ),
             )
-    yield ok("no queue waits for attempts that do not end")
+    yield ok("no queue and no thread pool has been full for a minute without a start")
 
 
 def _full(row: Row, slots: int, running: list[Row]) -> Iterator[Observation]:
@@ -149,8 +151,8 @@ def _full(row: Row, slots: int, running: list[Row]) -> Iterator[Observation]:
             text,
             command(f"taskd jobs cancel --task {task} --state running"),
             advice(
-                "It asks for a confirmation. Then give the task a timeout, `@task(timeout_s=...)`: "
-                "without one an attempt that hangs keeps its slot for ever."
+                "The command asks for a confirmation. Then set a timeout, `@task(timeout_s=...)`: "
+                "without a timeout, an attempt that hangs keeps its slot for ever."
             ),
         )
     else:
@@ -158,8 +160,8 @@ def _full(row: Row, slots: int, running: list[Row]) -> Iterator[Observation]:
             text,
             command(_list_running(running[0]["task"])),
             advice(
-                "Timeouts end these attempts. If they are not stuck, start another worker or "
-                "raise the concurrency: `taskd queues set QUEUE --concurrency N`."
+                "Their timeouts end these attempts. If the attempts are slow but not stuck, start "
+                "another worker or raise the concurrency: `taskd queues set QUEUE --concurrency N`."
             ),
         )
 
@@ -169,7 +171,7 @@ def _list_running(task: str) -> str:
 
 
 def failing_tasks(facts: Facts) -> Iterator[Observation]:
-    """Find tasks whose attempts have all failed since their last success in a process."""
+    """Find tasks with several failed attempts in a process, and no success for a minute."""
     found: dict[str, list[tuple[Row, FailureStreak]]] = {}
     for row in facts["doctor_workers"]:
         for streak in decode(row["status"]).failing if row["late_s"] <= 0 else ():
@@ -180,22 +182,22 @@ def failing_tasks(facts: Facts) -> Iterator[Observation]:
         where = [f"pid {row['pid']} on {row['host']}" for row, _ in streaks]
         quoted = shlex.quote(task)
         yield error(
-            f"all attempts of the task {task} have failed for "
+            f"all attempts of the task {task} in {names(where)} have failed for "
             f"{span(max(streak.since_s for _, streak in streaks))}: "
-            f"{sum(streak.failed for _, streak in streaks):,} in {names(where)}, the last "
-            f"{span(latest.last_s)} ago by {latest.error or 'an error without a type'}",
+            f"{count(sum(streak.failed for _, streak in streaks), 'attempt')}, the last "
+            f"{span(latest.last_s)} ago with {latest.error or 'an error of unknown type'}",
             command(f"taskd stats errors --task {quoted}"),
             command(f"taskd tasks pause {quoted}"),
             advice(
-                "The pause keeps further jobs from using up their attempts; afterwards: "
-                "`taskd jobs retry --task NAME`."
+                "The pause keeps further jobs from using up their attempts. After the cause is "
+                "removed: `taskd tasks resume NAME`, then `taskd jobs retry --task NAME`."
             ),
         )
-    yield ok("no task fails all the time")
+    yield ok("no task has failed for a minute without a success")
 
 
 def blocked_loops(facts: Facts) -> Iterator[Observation]:
-    """Find workers whose event loop is blocked by handlers, so that all their queues wait."""
+    """Find workers whose event loop is blocked for long, so that all their queues wait."""
     for row in facts["doctor_workers"]:
         blocked = decode(row["status"]).loop if row["late_s"] <= 0 else None
         if blocked is None or blocked.blocked_s < BLOCKED_S_MIN:
@@ -207,20 +209,20 @@ def blocked_loops(facts: Facts) -> Iterator[Observation]:
         )
         yield level(
             f"the event loop of the worker with pid {row['pid']} on {row['host']} has been blocked "
-            f"again and again for {span(blocked.since_s)}, for {span(blocked.blocked_s)} of the "
-            f"last minute, mostly by {by}; meanwhile no other job of its queues runs: "
+            f"repeatedly for {span(blocked.since_s)}, for {span(blocked.blocked_s)} of the last "
+            f"minute, mostly by {by}. While it is blocked, the worker starts no job of its queues: "
             f"{names(row['queues'])}",
             *repairs,
             advice(
-                "The worker's log has the place in the code: `loop.blocked`. Make the handler a "
-                "plain `def`, which runs in a thread, or give its task process=True."
+                "The event `loop.blocked` in the worker's log shows the code that blocks. Make the "
+                "handler a plain `def`, which runs in a thread, or give its task process=True."
             ),
         )
-    yield ok("no handler blocks its event loop")
+    yield ok("no event loop is blocked for long")
 
 
 def workers(facts: Facts) -> Iterator[Observation]:
-    """Find workers that do not renew their lease, do not end, or are of several versions."""
+    """Find workers with an expired lease, old workers that drain, and different versions."""
     rows = facts["doctor_workers"]
     silent = [row for row in rows if row["late_s"] > 0]
     live = [row for row in rows if row["late_s"] <= 0]
@@ -230,8 +232,8 @@ def workers(facts: Facts) -> Iterator[Observation]:
                 f"the worker with pid {row['pid']} on {row['host']} has not renewed its lease for "
                 f"{span(row['renewed_ago_s'])}, and no worker has declared it dead",
                 advice(
-                    "A live worker does so within seconds, so none is running: start one, "
-                    "`taskd run`. If that process still runs, it cannot reach the database."
+                    "A live worker would have done so within seconds. Start a worker, `taskd "
+                    "run`. If the silent process still runs, check its way to the database."
                 ),
             )
     for row in live:
@@ -247,14 +249,14 @@ def workers(facts: Facts) -> Iterator[Observation]:
 
 
 def services(facts: Facts) -> Iterator[Observation]:
-    """Find services of workers that fail again and again."""
+    """Find services of live workers that fail repeatedly."""
     for row in facts["doctor_services"]:
         yield error(
             f"in the worker with pid {row['pid']} on {row['host']}, {row['service']!r} has failed "
             f"for {span(row['for_s'])}: {row['error']}",
-            advice("The worker tries again until the cause is removed, which the error names."),
+            advice("Remove the cause that the error names. The worker retries until then."),
         )
-    yield ok("no service of a live worker fails again and again")
+    yield ok("no service of a live worker fails repeatedly")
 
 
 def schedules(facts: Facts) -> Iterator[Observation]:
@@ -264,7 +266,7 @@ def schedules(facts: Facts) -> Iterator[Observation]:
             who = f" with the login {row['query_user']}" if row["query_user"] else ""
             yield error(
                 f"the schedule {row['name']} has been overdue for {span(row['late_s'])}",
-                advice(f"Any live worker{who} fires it: start one, `taskd run`."),
+                advice(f"A live worker{who} fires the schedule: start one, `taskd run`."),
             )
         elif row["last_error"]:
             yield warning(
@@ -272,34 +274,34 @@ def schedules(facts: Facts) -> Iterator[Observation]:
                 f"{span(row['error_s'] or 0)} ago: {row['last_error']}",
                 command("taskd schedules list"),
             )
-    yield ok("no schedule is overdue")
+    yield ok("no schedule is overdue or has failed")
 
 
-# By reason: what it says, and after how many seconds that is too long.
+# What the reasons of `doctor_stuck` mean; the check `suspects` reports the reason `suspect`.
 STUCK = {
-    "lost": ("running without a live worker", GRACE_S),
-    "overtime": ("running for longer than the timeout allows", GRACE_S),
-    "expired": ("waiting past the deadline", GRACE_S),
-    "unlooked": ("waiting for a limit that no worker has checked", GRACE_S),
-    "orphan": ("waiting for other jobs without a dependency", GRACE_S),
-    "aimless": ("blocked without a reason", GRACE_S),
+    "lost": "running without a live worker",
+    "overtime": "running for longer than the timeout allows",
+    "expired": "waiting past the deadline",
+    "unlooked": "waiting for a limit that no worker has checked",
+    "orphan": "waiting for other jobs without a dependency",
+    "aimless": "blocked by neither a limit nor other jobs",
 }
 STUCK_REPAIRS = {"orphan": "cancel_orphans", "aimless": "schedule_aimless"}
 
 
 def stuck_jobs(facts: Facts) -> Iterator[Observation]:
-    """Find jobs that should have moved by now."""
+    """Find jobs that have stayed in their state for too long."""
     for row in facts["doctor_stuck"]:
-        if row["why"] not in STUCK or row["late_s"] < STUCK[row["why"]][1]:
+        if row["why"] not in STUCK or row["late_s"] < GRACE_S:
             continue
         ids = row["ids"]
         repair = command(f"taskd why {ids[0]}")
         if row["why"] in STUCK_REPAIRS:
             repair = sql(STUCK_REPAIRS[row["why"]])
         elif row["why"] != "overtime":
-            repair = advice("Any live worker handles this within seconds: start one, `taskd run`.")
+            repair = advice("A live worker corrects this within seconds: start one, `taskd run`.")
         yield error(
-            f"{many(row['jobs'], 'job')} {STUCK[row['why']][0]}, for up to {span(row['late_s'])}: "
+            f"{many(row['jobs'], 'job')} {STUCK[row['why']]}, for up to {span(row['late_s'])}: "
             f"{names(ids)}",
             repair,
         )
@@ -307,17 +309,18 @@ def stuck_jobs(facts: Facts) -> Iterator[Observation]:
         late_s = row["unpromoted_s"]
         if late_s is not None and late_s >= GRACE_S and row["workers"]:
             yield error(
-                f"{many(row['due_scheduled'], 'job')} of the queue {row['queue']} due for up to "
-                f"{span(late_s)}, and not promoted to queued",
+                f"{many(row['due_scheduled'], 'job')} of the queue {row['queue']}, due for up to "
+                f"{span(late_s)} and not promoted to queued",
                 advice(
-                    "A worker promotes due jobs every second: read its log for `service.crashed`."
+                    "Workers promote jobs within a second of their due time. Search their logs for "
+                    "`service.crashed`."
                 ),
             )
-    yield ok("none")
+    yield ok("no job is stuck")
 
 
 def suspects(facts: Facts) -> Iterator[Observation]:
-    """Find jobs whose worker died while they ran, and that wait in quarantine."""
+    """Find jobs that wait in quarantine because their worker died while they ran."""
     for row in facts["doctor_stuck"]:
         if row["why"] == "suspect" and row["late_s"] >= GRACE_S:
             yield warning(
@@ -325,44 +328,47 @@ def suspects(facts: Facts) -> Iterator[Observation]:
                 f"for up to {span(row['late_s'])}: {names(row['ids'])}",
                 command(f"taskd jobs show {row['ids'][0]}"),
             )
-    yield ok("no such job waits for long")
+    yield ok("no job has waited in quarantine for a minute")
 
 
 def limits(facts: Facts) -> Iterator[Observation]:
-    """Find limits that block jobs although there is room, and old counts."""
+    """Find limits that block jobs although they could admit them, and outdated queue depths."""
     for row in facts["doctor_limits"]:
         name = row["name"]
         if row["kind"] == "depth":
             ago = row["counted_ago_s"]
             if ago is None or ago >= GRACE_S:
-                since = f"{span(ago)} ago" if ago is not None else "never"
+                last = f"was last counted {span(ago)} ago" if ago is not None else "is not counted"
                 yield warning(
-                    f"the depth of the queue {name} was counted {since}: "
-                    f"the count is {row['allowed'] or 0:,}, but {row['counted']:,} jobs wait",
-                    advice("A live worker counts it every few seconds: start one, `taskd run`."),
+                    f"the depth of the queue {name} {last}: the stored depth is "
+                    f"{row['allowed'] or 0:,}; queued jobs: {row['counted']:,}",
+                    advice(
+                        "A live worker counts the depth every few seconds: start one, `taskd run`."
+                    ),
                 )
         elif (row["blocked_s"] or 0) < GRACE_S:
             continue
         elif not row["known"]:
             yield warning(
-                f"{many(row['blocked'], 'job')} of the limit {name} wait: its bounds are "
-                "not published",
+                f"the limit {name} blocks {many(row['blocked'], 'job')}: no worker has published "
+                "its bounds",
                 command(f"taskd limits set {name} --concurrency 10"),
             )
         elif not row["counted"] and _unopened(row):
             yield error(
-                f"{many(row['blocked'], 'job')} wait for the limit {name}, but none runs",
-                advice("A live worker admits them: start one, `taskd run`."),
+                f"the limit {name} blocks {many(row['blocked'], 'job')}, but none runs",
+                advice("A live worker admits jobs: start one, `taskd run`."),
             )
         elif row["allowed"] is not None and row["counted"] > row["allowed"] + row["blocked"]:
             yield hint(
-                f"{row['counted']:,} jobs of the limit {name} run, but it allows {row['allowed']:,}"
+                f"the limit {name} has admitted {many(row['counted'], 'job')}, but allows "
+                f"{row['allowed']:,}"
             )
-    yield ok("no limit blocks jobs for which it has room")
+    yield ok("no limit blocks jobs that it could admit")
 
 
 def _unopened(row: Row) -> bool:
-    """Return whether no check is due soon, or one is long overdue."""
+    """Return whether no worker will soon admit the jobs: no check is stored, or one is overdue."""
     late_s = row["opens_late_s"]
     return row["rate"] is None if late_s is None else bool(late_s >= GRACE_S)
 
@@ -372,8 +378,8 @@ def keys(facts: Facts) -> Iterator[Observation]:
     row = facts["doctor_keys"][0]
     if row["keys"] and row["oldest_s"] >= KEYS_S:
         yield hint(
-            f"{many(row['keys'], 'unique key')} have expired, the first "
+            f"{many(row['keys'], 'expired unique key')} not deleted, the first expired "
             f"{span(row['oldest_s'])} ago",
             sql("prune_keys"),
         )
-    yield ok("no expired key is left")
+    yield ok("no unique key expired over an hour ago and still exists")

@@ -1,4 +1,4 @@
-"""The SQL that makes an object of the schema again, or undoes a change of it."""
+"""Repairs that create missing objects of the schema, or restore the definitions of changed ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ BACKSLASHED = re.compile(r"(?<!E)'([^']*\\[^']*)'")
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One object, its definition in the words of PostgreSQL, and the SQL that creates it."""
+    """An object that this version of taskd installs.
+
+    Attributes:
+        definition: the definition as PostgreSQL prints it, on one line.
+        create: the SQL that creates the object; of a column or a constraint, the part after ADD.
+    """
 
     kind: str
     name: str
@@ -23,7 +28,7 @@ class Object:
 
     @property
     def owner(self) -> str:
-        """The table that the object belongs to."""
+        """The table that a part of a table belongs to; otherwise the object's own name."""
         return self.name.partition(".")[0]
 
     @property
@@ -33,12 +38,12 @@ class Object:
 
 
 def escaped(text: str) -> str:
-    """Return SQL whose texts mean the same without standard_conforming_strings."""
+    """Return SQL whose string literals do not depend on standard_conforming_strings."""
     return BACKSLASHED.sub(lambda found: "E'" + found[1].replace("\\", "\\\\") + "'", text)
 
 
 def make(each: Object, expected: Mapping[tuple[str, str], Object]) -> list[Repair]:
-    """Return the SQL that makes it, with what belongs to it: a table's indexes and triggers."""
+    """Return the repairs that create an object; of a table, also its indexes and triggers."""
     if each.kind in ("column", "constraint"):
         return [sql("add_to_table", table=each.owner, text=each.create)]
     texts = [each.create]
@@ -56,10 +61,10 @@ def make(each: Object, expected: Mapping[tuple[str, str], Object]) -> list[Repai
 
 
 def undo(each: Object, found: str) -> list[Repair]:
-    """Return what makes an object as it was installed; nothing, if no SQL can.
+    """Return the repairs that restore an object as it was installed; none, if no SQL can do so.
 
     Args:
-        found: its present definition.
+        found: the object's definition in the database.
     """
     table, _, part = each.name.partition(".")
     definition = escaped(each.definition)
@@ -69,7 +74,9 @@ def undo(each: Object, found: str) -> list[Repair]:
         case "view":
             return [
                 sql("create", text=_or_replace(each)),
-                advice(f"If the view has other columns: DROP VIEW taskd.{each.name} before that."),
+                advice(
+                    f"If PostgreSQL refuses to change columns: first DROP VIEW taskd.{each.name}."
+                ),
             ]
         case "index":
             return [sql("replace_index", index=each.name, text=each.create)]
@@ -88,7 +95,7 @@ def undo(each: Object, found: str) -> list[Repair]:
     return [sql(REPLACED[each.kind], table=table, part=part, text=definition)]
 
 
-# Repairs that need no more than the name and the definition.
+# The repairs, by kind of object, that need only the name and the definition.
 REPLACED = {
     "constraint": "replace_constraint",
     "identity": "set_identity",
@@ -129,7 +136,7 @@ def _set_column(each: Object, found: str) -> list[Repair]:
             sql("replace_generated_column", table=table, column=column, text=each.definition)
         )
     elif "GENERATED" not in found:
-        # A change of the type drops the default, which the new type may not accept.
+        # The repair set_type drops the default first, because it may not fit the new type.
         retyped = _type_of(found) != _type_of(each.definition)
         if retyped:
             wanted = _type_of(each.definition)
@@ -146,12 +153,12 @@ def _set_column(each: Object, found: str) -> list[Repair]:
 
 
 def _type_of(definition: str) -> str:
-    """Return the type of a column, with its collation if that is not the type's own."""
+    """Return the type in the definition of a column, with COLLATE if the definition has it."""
     return definition.partition(" DEFAULT ")[0].removesuffix(" NOT NULL")
 
 
 def _set_domain(each: Object, found: str) -> list[Repair]:
-    """Return what replaces its constraints; nothing replaces the type below a domain in use."""
+    """Return the repairs of the constraints; none if the type differs: ALTER cannot change it."""
     base, *wanted = DOMAIN_CONSTRAINT.split(each.definition)
     other_base, *there = DOMAIN_CONSTRAINT.split(found)
     if base != other_base:

@@ -1,8 +1,9 @@
 """Compare the objects of the schema in the database with those that this version installs.
 
-`sql/objects.tsv` lists the expected objects. It holds the rows that the statement `doctor_objects`
-returns for a freshly migrated database, so each definition is in the words of PostgreSQL. The SQL
-that creates a missing table or function is taken from the migrations.
+`sql/objects.tsv` lists the expected objects. The file contains the rows that the statement
+`doctor_objects` returns for a freshly migrated database, so each definition is written as
+PostgreSQL prints it. The SQL that creates a missing object is taken from the migrations, or made
+from the definition.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from taskd.core.doctor.finding import Observation, Row, advice, error, hint, ok
 from taskd.core.doctor.object_repairs import Object, escaped, make, undo
 
-# A statement ends at the first line that ends with a semicolon outside a function's body.
+# A CREATE statement; it ends at the first semicolon at the end of a line, outside of $$ bodies.
 CREATED = re.compile(
     r"^CREATE (?:OR REPLACE |UNLOGGED )?(DOMAIN|FUNCTION|SEQUENCE|TABLE|TYPE|VIEW) "
     r"(?:IF NOT EXISTS )?taskd\.(\w+)(?:\$\$.*?\$\$|[^$]|\$(?!\$))*?;$",
@@ -22,15 +23,15 @@ CREATED = re.compile(
 # In the order in which missing objects are created.
 KINDS = ("type", "domain", "sequence", "function", "table", "partition", "column", "identity",
          "constraint", "index", "view", "trigger")  # fmt: skip
-# Kinds of objects that belong to a table: `CREATE TABLE` makes them as well.
+# Kinds of objects that are created again together with a missing table.
 PARTS = ("column", "constraint", "identity", "trigger", "partition")
-# What users can add to the schema, and what it costs.
+# The effects of objects that users have added to the schema.
 COSTS = {
-    "index": "an additional index, which each enqueue, claim and ack must update",
-    "trigger": "a trigger, which runs in each statement of taskd that touches the table",
-    "rule": "a rule, which changes what taskd's statements do",
-    "constraint": "a constraint that taskd does not know",
-    "column": "a column that taskd does not know: its value is lost when a job ends",
+    "index": "writes to its table must update the index, too",
+    "trigger": "a trigger can slow down or change writes to its table",
+    "rule": "a rule changes what taskd's statements do",
+    "constraint": "PostgreSQL refuses statements of taskd that violate a constraint",
+    "column": "taskd does not copy the value of such a column when it moves a job to the history",
 }
 
 
@@ -39,7 +40,8 @@ def expected(objects: str, migrations: str) -> dict[tuple[str, str], Object]:
 
     Args:
         objects: the text of sql/objects.tsv.
-        migrations: the texts of all migrations; the last definition of a function counts.
+        migrations: the texts of all migrations. If several migrations create an object, the last
+            one counts.
     """
     made = {(m[1].lower(), m[2]): m[0] for m in CREATED.finditer(migrations)}
     positions = {key: n for n, key in enumerate(made)}
@@ -54,7 +56,7 @@ def expected(objects: str, migrations: str) -> dict[tuple[str, str], Object]:
 
 
 def _create(kind: str, name: str, definition: str) -> str:
-    """Return the SQL that creates an object, or adds it to its table, from its definition."""
+    """Return the SQL that creates an object, or for some kinds the part that follows ADD."""
     table, _, part = name.partition(".")
     match kind:
         case "index":
@@ -63,7 +65,8 @@ def _create(kind: str, name: str, definition: str) -> str:
             return text.replace("INDEX ", "INDEX IF NOT EXISTS ", 1) + ";"
         case "identity":
             return f"ALTER TABLE taskd.{table} ALTER COLUMN {part} ADD {definition} AS IDENTITY;"
-        case "sequence":  # producers read it, and may be any users
+        # Any user can be a producer, and producers read the sequences.
+        case "sequence":
             grant = f"GRANT SELECT ON SEQUENCE taskd.{name} TO PUBLIC;"
             return f"CREATE SEQUENCE taskd.{name} {definition}; {grant}"
         case "partition":
@@ -77,7 +80,7 @@ def _create(kind: str, name: str, definition: str) -> str:
 
 
 def compare(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Observation]:
-    """Find objects that are missing or differ from this version's."""
+    """Find objects that are missing, or whose definition differs from this version's."""
     found = {(row["kind"], row["name"]): on_one_line(row) for row in rows}
     lost = {
         each.owner for key, each in expected.items() if each.kind == "table" and key not in found
@@ -101,7 +104,7 @@ def compare(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Ite
 def _comes_with_its_parent(
     each: Object, expected: dict[tuple[str, str], Object], found: dict[tuple[str, str], str]
 ) -> bool:
-    """Return whether it is a partition's, and the repair of its parent repairs it as well."""
+    """Return whether a part belongs to a partition, and the repair of the parent includes it."""
     if each.kind not in ("column", "constraint") or ("partition", each.owner) not in expected:
         return False
     parent = each.owner.rpartition("_")[0]
@@ -110,7 +113,7 @@ def _comes_with_its_parent(
 
 
 def on_one_line(row: Row) -> str:
-    """Return a definition on one line."""
+    """Return the definition with each run of white space as one space, as in sql/objects.tsv."""
     return " ".join((row["definition"] or "").split())
 
 
@@ -124,7 +127,7 @@ def _altered(each: Object, found: str) -> Observation:
 
 
 def extras(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iterator[Observation]:
-    """Find additional objects, and name their cost."""
+    """Find objects that this version does not install, and name their effects."""
     tables = {name for kind, name in expected if kind == "table"}
     found = 0
     for row in rows:
@@ -133,11 +136,11 @@ def extras(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iter
         kind, name = row["kind"], row["name"]
         table = name.partition(".")[0]
         if kind in ("column", "constraint", "identity", "trigger", "rule") and table not in tables:
-            continue  # of a table that has a finding of its own
+            continue  # a part of an additional table, which is reported itself
         if kind == "index" and not any(f" ON taskd.{t} " in row["definition"] for t in tables):
             continue
         found += 1
-        yield hint(f"the {kind} taskd.{name.partition('(')[0]} is not one of taskd's" + _cost(kind))
+        yield hint(f"taskd did not install the {kind} taskd.{name.partition('(')[0]}" + _cost(kind))
     if not found:
         yield ok("the schema contains only taskd's own objects")
 

@@ -1,4 +1,4 @@
-"""The schema: its version, rights, logins, and the partitions of the history."""
+"""Checks of the schema: version, objects, rights, logins, and the partitions of the history."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ GRANT = re.compile(
 COMMENT = re.compile(r"--.*$", re.MULTILINE)
 TOP_COMMA = re.compile(r",(?![^(]*\))")
 PRIVILEGE = re.compile(r"(\w+)\s*(?:\((.*)\))?", re.DOTALL)
-# Expired for a day longer than upkeep needs.
+# The pruner drops a partition one day after it has expired; one day more is tolerated.
 EXPIRED_DAYS = 2
 MIGRATE = command("taskd db migrate")
 NO_SCHEMA = "this database has no schema taskd"
-OTHER_VERSION = "the schema has another version than this taskd: bring them together first"
+OTHER_VERSION = (
+    "the schema has another version than this taskd: run `taskd doctor schema_version` first"
+)
 
+# Kind and name of the object, column or None, privilege, role without the prefix.
 Right = tuple[str, str, str | None, str, str]
 
 
@@ -52,30 +55,35 @@ def version(facts: Facts) -> Iterator[Observation]:
     lacks = [f"{n:04d}_{known[n]['name']}" for n in sorted(known.keys() - done.keys())]
     if max(done, default=0) > newest:
         yield error(
-            f"the schema is at {max(done):04d}, and this taskd knows up to {newest:04d}",
+            f"the schema is at version {max(done):04d}, but this taskd knows no version after "
+            f"{newest:04d}",
             advice("Upgrade taskd on this machine: pip install --upgrade pgtaskd"),
         )
     elif lacks:
-        yield error(f"the schema lacks {', '.join(lacks)}", MIGRATE)
+        yield error(f"migrations are missing: {', '.join(lacks)}", MIGRATE)
     edited = [n for n in known.keys() & done.keys() if known[n]["digest"] != done[n]["digest"]]
     if edited:
         numbers = ", ".join(f"{n:04d}" for n in sorted(edited))
-        yield hint(f"migration {numbers} was applied with other SQL than this taskd has")
-    yield ok(f"it is at {newest:04d}, as this taskd expects")
+        yield hint(f"applied with other SQL than this taskd has: migration {numbers}")
+    yield ok(f"the schema is at version {newest:04d}, as this taskd expects")
 
 
 def environment(facts: Facts) -> Iterator[Observation]:
-    """Check that workers with the settings of this machine run the jobs of the database."""
+    """Check that the database belongs to the environment of this machine's settings."""
     found = next((row["name"] for row in facts["doctor_environment"]), None)
     refusal = mismatch(only(facts, "setup")["environment"], found)
     if refusal is not None:
         yield error(refusal)
     else:
-        yield ok(f"the database belongs to {found}" if found else "the database has no name")
+        yield ok(
+            f"the database and the settings belong to {found}"
+            if found
+            else "the database and the settings name no environment"
+        )
 
 
 def _unfit(facts: Facts) -> Iterator[Observation]:
-    """Return why the schema cannot be compared with this version's."""
+    """Find reasons why the schema cannot be compared with the one that this version installs."""
     known = {row["number"] for row in facts["known_migrations"]}
     done = {row["number"] for row in facts["doctor_migrations"]}
     if not done:
@@ -95,13 +103,13 @@ def objects(facts: Facts) -> Iterator[Observation]:
 
 
 def extra_objects(facts: Facts) -> Iterator[Observation]:
-    """Find objects that others have added to the schema."""
+    """Find objects that users have added to the schema."""
     unfit = list(_unfit(facts))
     yield from unfit or parts.extras(_expected(facts), facts["doctor_objects"])
 
 
 def publications(facts: Facts) -> Iterator[Observation]:
-    """Find publications that stop jobs here, or a subscriber elsewhere."""
+    """Find publications that make PostgreSQL refuse changes here, or that stop a subscriber."""
     for row in facts["doctor_publications"]:
         publication, table = row["publication"], row["table"]
         if row["why"] == "identity":
@@ -112,8 +120,8 @@ def publications(facts: Facts) -> Iterator[Observation]:
             )
         else:
             yield warning(
-                f"the publication {publication} publishes each partition of taskd.job_history by "
-                "itself: a subscriber has no table for the next one, and stops",
+                f"the publication {publication} publishes the partitions of taskd.job_history "
+                "individually: subscribers stop at the next partition, for which they lack a table",
                 sql("publish_via_root", publication=publication),
                 advice(
                     "Then copy the history again, on each subscriber: SELECT "
@@ -121,22 +129,22 @@ def publications(facts: Facts) -> Iterator[Observation]:
                     "SUBSCRIPTION ... REFRESH PUBLICATION;"
                 ),
             )
-    yield ok("no publication stops a change")
+    yield ok("no publication stops changes or subscribers")
 
 
 def sequences(facts: Facts) -> Iterator[Observation]:
-    """Find sequences that are behind the rows which they count."""
+    """Find sequences whose value is lower than the rows in the tables require."""
     for row in facts["doctor_sequences"]:
         yield error(
-            f"the sequence taskd.{row['name']} is at {row['last']}, and the newest row has "
-            f"{row['newest']}: logical replication does not copy sequences",
+            f"the sequence taskd.{row['name']} is at {row['last']}, but the rows require at least "
+            f"{row['newest']}: logical replication copies rows without sequences",
             command("taskd db check --mend"),
         )
-    yield ok("each is at its newest row")
+    yield ok("the value of each sequence fits the rows")
 
 
 def expected_grants(text: str) -> set[Right]:
-    """A right of sql/roles.sql: kind, name, column or None, privilege, role without prefix."""
+    """Return the rights that the text of sql/roles.sql grants."""
     found: set[Right] = set()
     for grant in GRANT.finditer(COMMENT.sub("", text)):
         kind, things = _things(grant[2])
@@ -168,15 +176,15 @@ def grants(facts: Facts) -> Iterator[Observation]:
     """Check that each role has the rights that it needs, and no more."""
     rows, unfit = facts["doctor_grants"], list(_unfit(facts))
     if not rows or unfit:
-        yield from unfit or [ok("the schema does not belong to roles")]
+        yield from unfit or [ok("the schema does not use the roles of `taskd db roles`")]
         return
     prefix = rows[0]["prefix"]
     again = command("taskd db roles" + ("" if prefix == "taskd" else f" --prefix {prefix}"))
     wanted = expected_grants(only(facts, "grants_text")["text"])
     given = {(r["kind"], r["name"], r["column"], r["privilege"], r["grantee"]) for r in rows}
     for roles, level, word in (
-        (wanted - given, error, "may not"),
-        (given - wanted, warning, "may"),
+        (wanted - given, error, "lacks the right to"),
+        (given - wanted, warning, "has the right to"),
     ):
         for role in sorted({each[4] for each in roles}):
             those = {each for each in roles if each[4] == role}
@@ -196,7 +204,7 @@ def _rights(rights: AbstractSet[Right]) -> str:
 
 
 def logins(facts: Facts) -> Iterator[Observation]:
-    """Check the logins of workers."""
+    """Check that the logins of connected workers have the rights of a worker, and not more."""
     prefix = next((row["prefix"] for row in facts["doctor_grants"]), None)
     role = f"{prefix}_worker" if prefix else "taskd_worker"
     own = only(facts, "connection")["embedded"]
@@ -218,7 +226,8 @@ def logins(facts: Facts) -> Iterator[Observation]:
             )
         elif row["owner"] and prefix:
             yield hint(
-                f"workers connect as {login}, a member of {prefix}_owner: it can change the schema",
+                f"workers connect as {login}, a member of {prefix}_owner: a handler can change the "
+                "schema",
                 sql("grant_role", role=role, login=login),
                 sql("revoke_role", role=f"{prefix}_owner", login=login),
             )
@@ -227,21 +236,21 @@ def logins(facts: Facts) -> Iterator[Observation]:
 
 
 def default_partition(facts: Facts) -> Iterator[Observation]:
-    """Find finished jobs without a partition."""
+    """Find finished jobs in the default partition of the history."""
     rows = facts["doctor_default"]
     if rows:
-        total, days = sum(row["rows"] for row in rows), len(rows)
+        total = sum(row["rows"] for row in rows)
         yield warning(
-            f"{many(total, 'finished job')} of {count(days, 'day')} in the default "
-            f"partition of taskd.job_history, the first of {rows[0]['day']}",
+            f"the default partition of taskd.job_history holds {many(total, 'finished job')}; the "
+            f"first expires on {rows[0]['day']}",
             sql("empty_default_partition"),
         )
     else:
-        yield ok("it is empty")
+        yield ok("the default partition is empty")
 
 
 def partitions_ahead(facts: Facts) -> Iterator[Observation]:
-    """Check that jobs which end today and tomorrow have a partition."""
+    """Check that jobs which end today or tomorrow have a partition of the history."""
     there = {row["in_days"] for row in facts["doctor_partitions"]}
     kept = [row["in_days"] for row in facts["doctor_retentions"]]
     today = [days for days in kept if days not in there]
@@ -249,19 +258,19 @@ def partitions_ahead(facts: Facts) -> Iterator[Observation]:
     make = sql("create_partitions")
     if today:
         yield error(
-            f"finished jobs that are kept for {_days(today)} have no partition",
+            f"no partition for jobs that end today and are kept for {_days(today)}",
             make,
         )
     elif tomorrow:
         yield warning(
-            f"from tomorrow on, finished jobs kept for {_days(tomorrow)} have no partition",
+            f"no partition for jobs that end tomorrow and are kept for {_days(tomorrow)}",
             make,
         )
-    yield ok(f"{count(len(there), 'partition')}, including tomorrow's")
+    yield ok(f"{count(len(there), 'partition')}, including those for jobs that end tomorrow")
 
 
 def _days(days: list[int]) -> str:
-    return " and ".join(count(each, "day") for each in days)
+    return " or ".join(count(each, "day") for each in days)
 
 
 def expired_partitions(facts: Facts) -> Iterator[Observation]:
@@ -269,8 +278,8 @@ def expired_partitions(facts: Facts) -> Iterator[Observation]:
     old = [row for row in facts["doctor_partitions"] if row["in_days"] < -EXPIRED_DAYS]
     if old:
         yield warning(
-            f"{count(len(old), 'partition')} expired and still exist, since {old[0]['day']}: "
-            "a worker drops them, unless someone reads the history all the time",
+            f"{count(len(old), 'expired partition')} not dropped, the oldest of {old[0]['day']}. "
+            "Workers drop expired partitions, unless sessions lock the history for long",
             *(sql("drop_partition", leaf=row["leaf"]) for row in old),
         )
-    yield ok("expired partitions have been dropped")
+    yield ok(f"no partition expired more than {EXPIRED_DAYS} days ago and still exists")

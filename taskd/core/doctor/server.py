@@ -1,4 +1,4 @@
-"""The server and the connection to it: version, settings, connections, clock, pooler."""
+"""Checks of the server and of the connection: version, encoding, connections, clocks, pooler."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SUPPORTED_UNTIL = {
     17: date(2029, 11, 8),
     18: date(2030, 11, 14),
 }
-# Certificates and tokens tolerate seconds, not minutes; a difference of seconds only makes logs of
-# two machines hard to compare.
+# Seconds make the logs of two machines hard to compare; minutes make certificates and tokens fail.
 SKEW_HINT_S, SKEW_WARNING_S = 5.0, 300.0
 FREE_SHARE_MIN = 0.1
-# The server begins to refuse writes at 2,100,000,000; autovacuum acts from 200,000,000 on.
+# Autovacuum freezes old rows from an age of 200,000,000 on, and the server refuses writes from
+# about 2,100,000,000 on.
 XIDS_WARNING, XIDS_ERROR = 500_000_000, 1_500_000_000
 NOTIFY_WARNING, NOTIFY_ERROR = 0.1, 0.5
 
@@ -54,26 +54,28 @@ def primary(facts: Facts) -> Iterator[Observation]:
 
 
 def version(facts: Facts) -> Iterator[Observation]:
-    """Check that taskd and the PostgreSQL project support the version."""
+    """Check that taskd and the PostgreSQL project support the server's version."""
     server = only(facts, "doctor_server")
     major, release = server["major"], f"PostgreSQL {server['version'].split()[0]}"
     ends = SUPPORTED_UNTIL.get(major)
     if major < MAJOR_OLDEST:
         yield error(
-            f"{release}; taskd needs {MAJOR_OLDEST} or newer", advice("Upgrade it with pg_upgrade.")
+            f"{release}: taskd needs {MAJOR_OLDEST} or newer",
+            advice("Upgrade the server with pg_upgrade."),
         )
     elif ends is None:
         yield hint(f"{release}: taskd was tested with {MAJOR_OLDEST} to {max(SUPPORTED_UNTIL)}")
     elif server["clock"].date() > ends:
         yield warning(
-            f"{release} has had no more fixes since {ends}", advice("Upgrade it with pg_upgrade.")
+            f"{release} has had no more fixes since {ends}",
+            advice("Upgrade the server with pg_upgrade."),
         )
     else:
         yield ok(f"{release}, supported until {ends}")
 
 
 def encoding(facts: Facts) -> Iterator[Observation]:
-    """Check that the database can hold every character."""
+    """Check that the database can store every character."""
     name = only(facts, "doctor_server")["encoding"]
     if name == "UTF8":
         yield ok("the encoding of the database is UTF8")
@@ -82,19 +84,19 @@ def encoding(facts: Facts) -> Iterator[Observation]:
         "PostgreSQL refuses names of tasks, queues and keys with letters beyond ASCII, and \\u "
         "escapes in JSON from SQL"
         if name == "SQL_ASCII"
-        else "PostgreSQL refuses jobs, results and errors with characters that it does not have"
+        else "PostgreSQL refuses jobs, results and errors with characters that this encoding lacks"
     )
     yield warning(
         f"the encoding of the database is {name}: {harm}",
         advice(
-            "The encoding of a database cannot be changed. Make a new one, `createdb --template "
-            "template0 --encoding UTF8 NAME`, and restore a dump of this one into it."
+            "The encoding of a database cannot be changed. Create a new database, `createdb "
+            "--template template0 --encoding UTF8 NAME`, and restore a dump of this one into it."
         ),
     )
 
 
 def connections(facts: Facts) -> Iterator[Observation]:
-    """Check that there are connections for the workers, and for one more."""
+    """Check that enough connections are left for another worker process."""
     server = only(facts, "doctor_server")
     usable = server["allowed"] - server["reserved"]
     free = usable - server["used"]
@@ -103,7 +105,7 @@ def connections(facts: Facts) -> Iterator[Observation]:
     )
     more = advice(
         "Raise max_connections (which needs a restart), run fewer processes, or use a pooler. "
-        "A worker process takes 7 connections, and those for transaction=."
+        "A worker process takes 7 connections, and further ones for tasks with transaction=."
     )
     if free <= 0:
         yield error(f"{figures}: none is left", more)
@@ -126,16 +128,16 @@ def connections(facts: Facts) -> Iterator[Observation]:
 
 
 def _bounded(allowed: int, used: int, who: str, repair: Repair) -> Iterator[Observation]:
-    # A worker process takes seven.
+    # A worker process takes seven connections; -1 means no limit.
     if allowed >= 0 and allowed - used < 7:
         yield warning(f"{who} {count(allowed, 'connection')}, and {used:,} are in use", repair)
 
 
 def wraparound(facts: Facts) -> Iterator[Observation]:
-    """Check the age of the oldest transaction id."""
+    """Check the age of the oldest transaction id or multixact id of the database."""
     server = only(facts, "doctor_server")
     age = max(server["xid_age"], server["mxid_age"])
-    text = f"the oldest transaction id of the database is {age:,} behind"
+    text = f"the oldest transaction id of the database is {age:,} behind the newest one"
     if age >= XIDS_WARNING:
         level = error if age >= XIDS_ERROR else warning
         yield level(f"{text}; the server accepts no more writes at 2,100,000,000", sql("freeze"))
@@ -144,20 +146,24 @@ def wraparound(facts: Facts) -> Iterator[Observation]:
 
 
 def notify_queue(facts: Facts) -> Iterator[Observation]:
-    """Find a listener that does not read, so that notifications pile up."""
+    """Check how full the notification queue is, and find the session that may hold it back."""
     used = only(facts, "doctor_server")["notify_usage"]
     if used < NOTIFY_WARNING:
         yield ok(f"{used:.1%} of the notification queue is in use")
         return
     level = error if used >= NOTIFY_ERROR else warning
-    usage = f"{used:.2%} of the notification queue is in use: a listener is in a transaction"
+    usage = (
+        f"{used:.2%} of the notification queue is in use: a session that listens is in a long "
+        "transaction"
+    )
     rows = facts["doctor_listeners"]
     if not rows:
         yield level(usage, advice("End the session that listens and is idle in a transaction."))
     for row in rows[:1]:
         who = f"pid {row['pid']} ({row['application'] or 'no name'}, {row['login']})"
         yield level(
-            f"{usage}. The oldest one is {who}, {row['state']} for {span(row['age_s'])}",
+            f"{usage}. The oldest transaction is that of {who}: it began {span(row['age_s'])} ago, "
+            f"and the session is {row['state']}",
             sql("end_session", pid=row["pid"]),
         )
 
@@ -174,15 +180,15 @@ def clock(facts: Facts) -> Iterator[Observation]:
     elif off > SKEW_HINT_S:
         yield hint(text, repair)
     else:
-        yield ok("the clocks of this machine and the database agree, within the time of an answer")
+        yield ok(f"found no difference of the two clocks above {SKEW_HINT_S:g} s")
 
 
-# What the rows of `doctor_clock` are.
+# What the kinds of rows of `doctor_clock` count.
 AHEAD = {"lease": "lease renewal", "schedule": "last tick", "job": "enqueued job"}
 
 
 def clock_set_back(facts: Facts) -> Iterator[Observation]:
-    """Find times that the database has written and that are still to come."""
+    """Find stored times that are later than now: the database's clock was set back."""
     rows = facts["doctor_clock"]
     if not rows:
         yield ok("no stored time is ahead of the database's clock")
@@ -194,27 +200,27 @@ def clock_set_back(facts: Facts) -> Iterator[Observation]:
         for row in rows
     ]
     yield (warning if back_s > SKEW_HINT_S else hint)(
-        f"the database's clock was set back, by {span(back_s)} or more: still to come are "
+        f"the database's clock was set back, by {span(back_s)} or more: later than now are "
         f"{', '.join(found)}",
         advice(
-            "Workers have corrected leases, limits and schedules. Retries and delayed jobs stay "
-            "late by that time: `taskd jobs set --help` moves them. Keep the clock right by NTP, "
-            "which slows it down and does not set it back."
+            "Workers have corrected leases, limits and schedules. Retries and delayed jobs start "
+            "late by this difference, unless you move them: `taskd jobs set --help`. Keep the "
+            "clock right by NTP, which slows a fast clock down instead of setting it back."
         ),
     )
 
 
 def pooler(facts: Facts) -> Iterator[Observation]:
-    """Find a pooler, and check whether notifications arrive."""
+    """Find a pooler in front of the server, and check whether listen_dsn avoids it."""
     connection = only(facts, "connection")
     listens, reached = connection["listen_dsn"], connection["listen"]
     through = advice(
-        "Set TASKD_LISTEN_DSN to a DSN that leads to the server itself, for the one connection "
-        "that listens."
+        "Set TASKD_LISTEN_DSN to a DSN that connects to the server directly. Each worker process "
+        "uses it for one connection."
     )
     if connection["statement_pooling"]:
         yield error(
-            "the pooler lends a session per statement, so no transaction can begin",
+            "the pooler uses another session for each statement, so transactions are impossible",
             advice("Set pool_mode = transaction (or session) for this database in PgBouncer."),
         )
     elif listens and reached == "pooled":
@@ -229,6 +235,6 @@ def pooler(facts: Facts) -> Iterator[Observation]:
             through,
         )
     elif connection["pooled"]:
-        yield ok("a pooler is in front of the server; notifications arrive over listen_dsn")
+        yield ok("a pooler is in front of the server, and listen_dsn leads past it")
     else:
-        yield ok("there is no pooler")
+        yield ok("no pooler is in front of the server")

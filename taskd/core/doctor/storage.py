@@ -1,4 +1,4 @@
-"""Vacuum, and what prevents it: snapshots, locks; dead tuples, indexes."""
+"""Checks of vacuum and of indexes: snapshots, locks, dead tuples, bloated and invalid indexes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from taskd.core.doctor.object_repairs import Object
 from taskd.core.doctor.objects import expected
 
 HELD_WARNING_S, HELD_ERROR_S = 300.0, 3600.0
-# Where the start is unknown: transactions since then. A busy queue has a hundred per second.
+# Limits for a snapshot whose start time PostgreSQL does not tell: the number of transactions since
+# it was taken. A busy queue runs about a hundred transactions per second.
 HELD_WARNING_XIDS, HELD_ERROR_XIDS = 1_000_000, 20_000_000
 LOCK_S = 60.0
+# A busy queue makes about this many dead rows per minute, and autovacuum starts once a minute.
 DEAD_MIN = 100_000
-# Vacuum is late when this many times its threshold of dead rows exist.
+# A table has many dead rows at this multiple of the number at which autovacuum is due.
 DEAD_TIMES = 10
-# A busy queue makes some 100,000 per minute, and autovacuum wakes once a minute.
+# Many dead rows are reported if the last vacuum was this long ago, or if there are this many.
 LATE_S, DEAD_MAX = 600.0, 2_000_000
 UNVACUUMED_S = 3600.0
 INDEX_BYTES_MIN = 64 * 1024 * 1024
@@ -42,7 +44,7 @@ INDEX_TIMES = 10
 
 
 def held_snapshots(facts: Facts) -> Iterator[Observation]:
-    """Find what keeps vacuum from removing recent dead rows."""
+    """Find transactions, replication slots and standbys that keep vacuum from removing rows."""
     rows = facts["doctor_snapshots"]
     hidden = only(facts, "doctor_server")["hidden"]
     for row in rows:
@@ -50,12 +52,15 @@ def held_snapshots(facts: Facts) -> Iterator[Observation]:
     blind = [row for row in rows if row["kind"] == "session" and row["age_s"] is None]
     if hidden and blind:
         yield unknown(
-            f"{count(len(blind), 'session')} of other users hold a snapshot; only members of "
-            "pg_monitor can see since when",
+            f"sessions of other users hold a snapshot: {len(blind):,}. Only members of pg_monitor "
+            "can see when these transactions began",
             sql("grant_monitoring", login=only(facts, "doctor_server")["login"]),
         )
     ages = [row["age_s"] for row in rows if row["age_s"] is not None]
-    yield ok(f"the oldest snapshot is held for {span(max(ages))}" if ages else "none is held")
+    if ages:
+        yield ok(f"the oldest transaction whose start is known began {span(max(ages))} ago")
+    else:
+        yield ok("no old snapshot holds vacuum back")
 
 
 def _held(row: Row) -> Iterator[Observation]:
@@ -65,19 +70,22 @@ def _held(row: Row) -> Iterator[Observation]:
     else:
         bad, worse = age_s >= HELD_WARNING_S, age_s >= HELD_ERROR_S
     level = error if worse else warning
-    since = f"{count(xids, 'transaction')} ago" if age_s is None else f"for {span(age_s)}"
     if bad:
-        yield level(*_holder(row, since))
+        yield level(*_holder(row))
     elif (row["catalog_xids"] or 0) >= HELD_ERROR_XIDS:
         yield warning(
-            f"the replication slot {row['name']} holds the catalogues as of "
+            f"the replication slot {row['name']} holds a snapshot of the system catalogues from "
             f"{count(row['catalog_xids'], 'transaction')} ago",
             sql("drop_slot", slot=row["name"]),
         )
 
 
-def _holder(row: Row, since: str) -> tuple[str, Repair]:
+def _holder(row: Row) -> tuple[str, Repair]:
     who = f"({row['application'] or 'no name'}, {row['login']})"
+    if row["age_s"] is None:
+        holds = f"holds a snapshot from {count(row['xids'], 'transaction')} ago"
+    else:
+        holds = f"has had a transaction open for {span(row['age_s'])}"
     match row["kind"]:
         case "session":
             began = (
@@ -86,38 +94,44 @@ def _holder(row: Row, since: str) -> tuple[str, Repair]:
                 else ""
             )
             state = row["state"] or "state unknown"
-            text = f"pid {row['pid']} {who} holds a snapshot {since}, {state}{began}"
+            text = f"pid {row['pid']} {who} {holds}, {state}{began}"
             return text, sql("end_session", pid=row["pid"])
         case "prepared":
-            text = f"the prepared transaction {row['name']} of {row['login']} is open {since}"
+            text = (
+                f"the prepared transaction {row['name']} of {row['login']} has been open for "
+                f"{span(row['age_s'])}"
+            )
             return text, sql("end_prepared", gid=row["name"])
         case "slot":
-            text = f"the {row['state']} replication slot {row['name']} holds a snapshot {since}"
+            text = f"the {row['state']} replication slot {row['name']} {holds}"
             return text, sql("drop_slot", slot=row["name"])
-    text = f"the standby {row['application']} ({row['name'] or 'local'}) holds a snapshot {since}"
+    text = f"the standby {row['application']} ({row['name'] or 'local'}) {holds}"
     return text, advice(
         "End the long query on the standby, or set hot_standby_feedback = off there."
     )
 
 
 def table_locks(facts: Facts) -> Iterator[Observation]:
-    """Find sessions that lock taskd's tables."""
-    rows = [row for row in facts["doctor_locks"] if (row["age_s"] or 0) >= LOCK_S or row["waiting"]]
-    for row in rows:
-        age_s = row["age_s"]
+    """Find old transactions that lock taskd's tables.
+
+    PostgreSQL tells when a transaction began, not when the transaction got its lock. If PostgreSQL
+    hides this time from the login, a lock is reported only if other sessions wait for the table.
+    """
+    for row in facts["doctor_locks"]:
+        age_s, waiting = row["age_s"], row["waiting"]
+        if age_s < LOCK_S if age_s is not None else not waiting:
+            continue
+        # This mode stops neither claims nor acks, only vacuum and changes of the schema.
+        if row["mode"] == "ShareUpdateExclusiveLock" and not waiting:
+            continue
         who = f"pid {row['pid']} ({row['application'] or 'no name'}, {row['login']})"
-        text = f"{who} holds {row['mode']} on taskd.{row['table']}" + (
-            f" for {span(age_s)}" if age_s is not None else ""
-        )
-        # A lock that excludes writers stops claims and acks; others only keep vacuum out.
-        if age_s is not None and age_s < LOCK_S:
-            continue
-        if row["mode"] == "ShareUpdateExclusiveLock" and not row["waiting"]:
-            continue
-        level = error if row["waiting"] else warning
-        waits = f", and {row['waiting']:,} wait" if row["waiting"] else ""
-        yield level(text + waits, sql("end_session", pid=row["pid"]))
-    yield ok("no session locks taskd's tables")
+        text = f"{who} holds {row['mode']} on taskd.{row['table']}"
+        if age_s is not None:
+            text += f" in a transaction that began {span(age_s)} ago"
+        if waiting:
+            text += f"; sessions that wait for the table: {waiting:,}"
+        yield (error if waiting else warning)(text, sql("end_session", pid=row["pid"]))
+    yield ok("found no old transaction that locks taskd's tables against writes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +142,14 @@ class _Dead:
 
     @property
     def late(self) -> bool:
-        """Many rows are dead, and vacuum has not run recently; or too many for it to remove."""
+        """The table has many dead rows and had no vacuum for LATE_S, or has DEAD_MAX dead rows."""
         row = self.row
         much = row["dead"] >= max(DEAD_MIN, DEAD_TIMES * row["due_at"])
         return bool(much and ((row["idle_s"] or 0) >= LATE_S or row["dead"] >= DEAD_MAX))
 
     @property
     def left_alone(self) -> bool:
-        """Vacuum has been due for an hour."""
+        """No vacuum ran for UNVACUUMED_S, and dead rows are twice as many as make it due."""
         row = self.row
         return bool(row["dead"] > 2 * row["due_at"] and (row["idle_s"] or 0) >= UNVACUUMED_S)
 
@@ -150,13 +164,16 @@ def dead_tuples(facts: Facts) -> Iterator[Observation]:
                 f"taskd.{row['table']} has {count(row['dead'], 'dead tuple')} beside "
                 f"{count(row['live'], 'live one')}",
                 sql("vacuum", table=row["table"]),
-                advice("Vacuum removes no row that a held snapshot can see: end that first."),
+                advice(
+                    "Vacuum cannot remove rows that an open transaction may see. First end the "
+                    "transactions that `taskd doctor held_snapshots` reports."
+                ),
             )
     yield ok(f"{count(total, 'dead tuple')} in taskd's tables")
 
 
 def autovacuum(facts: Facts) -> Iterator[Observation]:
-    """Check that autovacuum runs, and what prevents it."""
+    """Check that autovacuum is enabled for each table and has run, and find what prevents it."""
     for row in facts["doctor_tables"]:
         if not row["enabled"]:
             yield error(
@@ -165,25 +182,25 @@ def autovacuum(facts: Facts) -> Iterator[Observation]:
             )
         elif _Dead(row).left_alone:
             ago = row["vacuumed_ago_s"]
-            last = f"the last one was {span(ago)} ago" if ago is not None else "there was none yet"
+            last = f"the last vacuum was {span(ago)} ago" if ago is not None else "no vacuum yet"
             yield warning(
                 f"taskd.{row['table']} is due for vacuum at {count(row['due_at'], 'dead tuple')} "
                 f"and has {row['dead']:,}; {last}",
                 sql("vacuum", table=row["table"]),
                 *_kept_out(row, facts),
             )
-    yield ok("it runs when it is due")
+    yield ok("autovacuum is enabled for taskd's tables, and none of them waits long for it")
 
 
 def _kept_out(row: Row, facts: Facts) -> Iterator[Repair]:
     for held in each_of(facts["doctor_locks"], table=row["table"]):
         yield advice(
-            f"pid {held['pid']} holds {held['mode']}; autovacuum gives way to it each time."
+            f"pid {held['pid']} holds {held['mode']}; autovacuum skips the table meanwhile."
         )
 
 
 def index_bloat(facts: Facts) -> Iterator[Observation]:
-    """Find indexes that are far larger than their contents."""
+    """Find indexes that are far larger than the rows of their table require."""
     for row in facts["doctor_indexes"]:
         fair = INDEX_BYTES_PER_ROW * row["live"]
         if row["table"].startswith("job_history") or not row["valid"]:
@@ -195,7 +212,10 @@ def index_bloat(facts: Facts) -> Iterator[Observation]:
                 sql("reindex", index=row["name"]),
             )
     claim = [row["bytes"] for row in facts["doctor_indexes"] if row["name"] == "job_claim"]
-    yield ok(f"the index that claims read takes {size(claim[0])}" if claim else "nothing")
+    yield ok(
+        "no index is far too large"
+        + (f"; job_claim, which claims use, takes {size(claim[0])}" if claim else "")
+    )
 
 
 def invalid_indexes(facts: Facts) -> Iterator[Observation]:
@@ -206,17 +226,19 @@ def invalid_indexes(facts: Facts) -> Iterator[Observation]:
         name = row["name"]
         text = f"the index taskd.{name} on taskd.{row['table']} is invalid"
         if row["partitioned"]:
-            yield error(f"{text}: a partition lacks its part of it", *_rebuild(name, facts))
+            yield error(f"{text}: a partition has no such index", *_rebuild(name, facts))
+        # Primary keys are listed as constraints. PostgreSQL names a copy that REINDEX CONCURRENTLY
+        # has left like its original, followed by _ccnew or _ccold.
         elif ("index", name) in _expected(facts) or ("_pkey" in name and "_cc" not in name):
             yield error(text, sql("reindex", index=name))
         else:
             yield warning(
-                f"{text}: left by a failed CREATE or REINDEX CONCURRENTLY",
+                f"{text}: probably left by a failed CREATE INDEX or REINDEX CONCURRENTLY",
                 sql("drop_index", index=name),
             )
     if any(row["building"] and not row["valid"] for row in facts["doctor_indexes"]):
         yield hint("an index is being built now")
-    yield ok(f"all {len(facts['doctor_indexes']):,} are valid")
+    yield ok(f"all {len(facts['doctor_indexes']):,} indexes are valid")
 
 
 def _expected(facts: Facts) -> dict[tuple[str, str], Object]:
