@@ -406,7 +406,7 @@ async def test_a_job_whose_thread_never_ends_uses_its_attempts_up(desk: Desk) ->
     try:
         (row,) = await desk.settled(job)
         assert (row["state"], row["attempt"]) == ("failed", 2)
-        assert row["reason"].startswith("StillRuns: an earlier attempt of it was abandoned")
+        assert row["reason"].startswith("StillRuns: an abandoned attempt of this job")
         await worker.end()
     finally:
         release.set()

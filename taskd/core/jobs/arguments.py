@@ -16,7 +16,7 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
     """Return the JSON text of arguments by name, for a task whose signature is not known here.
 
     Raises:
-        InvalidArgs: they are not a mapping of names, or have no JSON form.
+        InvalidArgs: the arguments are not a mapping by name, or have no JSON form.
     """
     try:
         payload = msgspec.json.encode(args, enc_hook=to_json_type)
@@ -30,7 +30,7 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
         raise InvalidArgs(f"task {task}: NaN and infinities have no JSON form")
     if not payload.startswith(b"{"):
         kind = type(args).__name__
-        raise InvalidArgs(f"task {task}: the arguments are a mapping by name, not a {kind}")
+        raise InvalidArgs(f"task {task}: the arguments must be a mapping by name, not a {kind}")
     return payload.decode()
 
 

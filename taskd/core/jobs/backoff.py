@@ -7,16 +7,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# The longest delay; 2 ** attempt overflows long before 1,000 attempts.
 DELAY_S_MAX = 30 * 86400.0
+# A job can have 1,000 attempts, and 2.0 ** 1024 overflows.
+EXPONENT_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """`base_s`, multiplied by `factor` for each attempt, at most `cap_s`, with jitter.
+    """`base_s` after the first attempt, `factor` times as long after each further one.
 
-    With jitter, the delay is multiplied by a random number between 1 - `jitter` and 1, so that jobs
-    that failed together are not retried together.
+    A delay is at most `cap_s`. It is multiplied by a random number between 1 - `jitter` and 1, so
+    that jobs that failed together are not retried together.
     """
 
     base_s: float = 10.0
@@ -25,44 +26,48 @@ class Exponential:
     jitter: float = 0.25
 
     def delay_s(self, attempt: int) -> float:
-        """Return the seconds to wait after attempt number `attempt` (from 1) failed."""
-        exponent = min(attempt - 1, 64)
+        """Return the delay in seconds after attempt number `attempt`; the first has number 1."""
+        exponent = min(attempt - 1, EXPONENT_MAX)
         return _jittered(min(self.cap_s, self.base_s * self.factor**exponent), self.jitter)
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`step_s` times the number of the attempt, at most `cap_s`."""
+    """`step_s` times the number of the attempt, at most `cap_s`, with jitter as in Exponential."""
 
     step_s: float = 300.0
     cap_s: float = 86400.0
     jitter: float = 0.0
 
     def delay_s(self, attempt: int) -> float:
-        """Return the seconds to wait after attempt number `attempt` (from 1) failed."""
+        """Return the delay in seconds after attempt number `attempt`; the first has number 1."""
         return _jittered(min(self.cap_s, self.step_s * attempt), self.jitter)
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The same delay of `every_s` seconds after each attempt, with jitter."""
+    """A delay of `every_s` seconds after each attempt, with jitter as in Exponential."""
 
     every_s: float
     jitter: float = 0.0
 
     def delay_s(self, attempt: int) -> float:
-        """Return the seconds to wait after attempt number `attempt` (from 1) failed."""
+        """Return the delay in seconds, which is the same after each attempt."""
         return _jittered(self.every_s, self.jitter)
 
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """The delay in seconds that `function(attempt)` returns."""
+    """The delay in seconds that `function(attempt)` returns; the first attempt has number 1."""
 
     function: Callable[[int], float]
 
     def delay_s(self, attempt: int) -> float:
-        """Return the seconds to wait after attempt number `attempt` (from 1) failed."""
+        """Return the delay in seconds after attempt number `attempt`.
+
+        Raises:
+            Exception: whatever the function raises.
+        """
         return float(self.function(attempt))
 
 
@@ -72,8 +77,9 @@ DEFAULT = Exponential()
 
 
 def bounded_s(delay_s: float) -> float:
-    """Return a finite delay between 0 and 30 days."""
-    if math.isnan(delay_s):  # from a custom policy
+    """Return the delay, raised to 0 or lowered to DELAY_S_MAX if necessary."""
+    # A Custom backoff, Retry or Snooze can give NaN.
+    if math.isnan(delay_s):
         return DEFAULT.cap_s
     return min(max(delay_s, 0.0), DELAY_S_MAX)
 

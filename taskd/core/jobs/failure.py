@@ -1,4 +1,4 @@
-"""The stored error of a failed attempt: type, message and traceback, made safe and small.
+"""The stored error of a failed attempt: type, message and traceback, cleaned and shortened.
 
 An error must never prevent the acks of other jobs in the same batch. But PostgreSQL refuses U+0000
 and lone surrogates, `str(error)` itself can raise, and a chain of 2,000 causes has 393 KB of text.
@@ -17,14 +17,14 @@ MESSAGE_BYTES_MAX = 1024
 TYPE_BYTES_MAX = 200
 FRAMES_MAX = 30
 CHAIN_MAX = 5
-# Files of taskd, whose frames come before those of a handler; and files of the built-in tasks,
-# which count as handlers.
+# The folders of taskd, whose frames precede those of a handler, and of the built-in tasks, which
+# are handlers. Each ends with a slash.
 PACKAGE = str(Path(__file__).parents[2] / "_")[:-1]
 BUILT_INS = str(Path(__file__).parents[2] / "tasks" / "_")[:-1]
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The error of an attempt; its JSON takes about 4 KiB at most (8 with control characters)."""
+    """The error of an attempt; its JSON takes at most 4 KiB, or 8 KiB with control characters."""
 
     type: str
     message: str
@@ -36,11 +36,11 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
-    """Describe an exception; never raises.
+    """Describe an exception, even if its own methods raise.
 
     Args:
-        hide: removes secrets from a text. It is called before texts are shortened: it would not
-            find a secret of which only half is left.
+        hide: removes secrets from a text. It is called before texts are shortened, because it would
+            not find a shortened secret.
     """
     kind = clean(hide(kind_of(error)), TYPE_BYTES_MAX)
     message = clean(hide(_text(error)), MESSAGE_BYTES_MAX)
@@ -51,7 +51,7 @@ def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
 
 
 def kind_of(value: object) -> str:
-    """Return the name of the type of a value; never raises."""
+    """Return the name of the type of a value, even if its metaclass raises."""
     try:
         return str(type(value).__qualname__)
     except BaseException:  # noqa: BLE001 - a metaclass can raise anything
@@ -59,7 +59,7 @@ def kind_of(value: object) -> str:
 
 
 def clean(text: str, bytes_max: int) -> str:
-    """Return the text without U+0000 and lone surrogates, at most `bytes_max` bytes of UTF-8."""
+    """Replace U+0000 and lone surrogates, and cut the text to `bytes_max` bytes of UTF-8."""
     safe = text.replace("\x00", "\N{SYMBOL FOR NULL}").encode("utf-8", "backslashreplace")
     if len(safe) <= bytes_max:
         return safe.decode()
@@ -67,7 +67,7 @@ def clean(text: str, bytes_max: int) -> str:
 
 
 def _keep_ends(text: str, bytes_max: int) -> str:
-    """Return the start and a longer part of the end, which names the line that raised."""
+    """Shorten a traceback to its start and a longer part of its end, which shows the error."""
     safe = clean(text, 1 << 20)
     # The limit applies to the stored JSON, in which newlines and quotes are escaped.
     size = len(msgspec.json.encode(safe))
@@ -80,14 +80,14 @@ def _keep_ends(text: str, bytes_max: int) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        # str(error) can return an instance of a subclass of str.
+        # str(error) can return an instance of a subclass of str, with methods that raise.
         return str.__str__(str(error))
     except BaseException:  # noqa: BLE001 - the __str__ of a handler's exception can raise anything
         return "(its message could not be formatted)"
 
 
 def _trace(error: BaseException) -> str:
-    # The chain is shortened in a copy; the exception of the handler is not changed.
+    # The chain of causes is shortened in a copy, so the handler's exception is not changed.
     try:
         made = traceback.TracebackException.from_exception(
             error, limit=-FRAMES_MAX, lookup_lines=True, compact=True
@@ -101,12 +101,12 @@ def _trace(error: BaseException) -> str:
         if link is not None:
             link.__cause__ = link.__context__ = None
         return "".join(made.format())
-    except BaseException:  # noqa: BLE001 - RecursionError and worse from hostile exceptions
+    except BaseException:  # noqa: BLE001 - methods of the handler's exceptions can raise anything
         return "(its traceback could not be formatted)"
 
 
 def _cut_ours(stack: traceback.StackSummary) -> None:
-    """Remove the frames of taskd before the handler's, unless all frames are of taskd."""
+    """Remove taskd's frames before the first other frame; keep all if there is no other one."""
     theirs = (place for place, frame in enumerate(stack) if not _is_ours(frame.filename))
     del stack[: next(theirs, 0)]
 
@@ -119,5 +119,5 @@ REASON_BYTES_MAX = 500
 
 
 def clean_reason(reason: object) -> str:
-    """Return a reason that fits its column."""
+    """Return the reason as text that PostgreSQL can store, of at most REASON_BYTES_MAX bytes."""
     return clean(str(reason), REASON_BYTES_MAX)

@@ -59,7 +59,7 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (
             JobState.BLOCKED,
             JobState.QUEUED,
-        ),  # the last job that it waited for has ended; or its limit admitted it
+        ),  # the last job that it waited for has ended, or its limit has admitted it
         (
             JobState.BLOCKED,
             JobState.SCHEDULED,
@@ -102,10 +102,10 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
 
 
 def check_queue(name: str) -> str:
-    """Return the queue's name.
+    """Check the name of a queue, and return it.
 
     Raises:
-        InvalidJob: it is not 1 to 48 characters of a-z 0-9 _ . -
+        InvalidJob: the name is not 1 to 48 characters of a-z 0-9 _ . -
     """
     if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
         raise InvalidJob(
@@ -115,10 +115,11 @@ def check_queue(name: str) -> str:
 
 
 def check_task_name(name: str) -> str:
-    """Return the task's name.
+    """Check the name of a task, and return it.
 
     Raises:
-        InvalidJob: it is empty, longer than 200 bytes, or has control characters.
+        InvalidJob: the name is empty, takes over 200 bytes, or has characters that are not
+            printable.
     """
     try:
         fits = isinstance(name, str) and 1 <= len(name.encode()) <= TASK_NAME_BYTES_MAX
@@ -126,17 +127,17 @@ def check_task_name(name: str) -> str:
         fits = False
     if not fits or not name.isprintable():
         raise InvalidJob(
-            f"task name {quoted(name)}: use 1 to {TASK_NAME_BYTES_MAX} printable bytes"
+            f"task name {quoted(name)}: use printable characters, 1 to {TASK_NAME_BYTES_MAX} bytes "
+            "in UTF-8"
         )
     return name
 
 
 def check_payload(task: str, args: str) -> str:
-    """Return the JSON text of a task's arguments.
+    """Check that PostgreSQL can store the JSON text of a task's arguments, and return the text.
 
     Raises:
-        InvalidArgs: it is not a text, is larger than 256 KiB, or has U+0000 or a lone surrogate,
-            which PostgreSQL cannot store.
+        InvalidArgs: `args` is not a text, takes over 256 KiB, or has U+0000 or a lone surrogate.
     """
     if not isinstance(args, str):
         raise InvalidArgs(
@@ -167,17 +168,19 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
 
     Args:
         name: the name of the option.
-        seconds: the value of the option `instead`, which cannot be given together with it.
+        moment: the value of the option.
+        seconds: the value of the option `instead`, which excludes the option `name`.
 
     Raises:
-        InvalidJob: both options are given, the time has no time zone, or PostgreSQL cannot store
-            it.
+        InvalidJob: both options are given, the time has no time zone, or its year is not between 2
+            and 8999.
     """
     if seconds is not None:
         raise InvalidJob(f"give {name} or {instead}, not both")
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidJob(
-            f"{name} {quoted(moment)} has no time zone: use datetime.now(timezone.utc) or the like"
+            f"{name} {quoted(moment)} is not a datetime with a time zone, such as "
+            "datetime.now(timezone.utc)"
         )
     # A time near datetime's own bounds can overflow when it is converted to UTC.
     if moment.replace(tzinfo=UTC) >= RUN_AT_MAX - timedelta(days=2) or moment.year < 2:
@@ -185,7 +188,7 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
 
 
 def check_attempt_options(max_attempts: int | None, timeout_s: float | None) -> None:
-    """Check two options of a new or changed job; None: the value of the task applies.
+    """Check two options of a new or changed job; None: the option is not given.
 
     Raises:
         InvalidJob: a value is outside its limits.
@@ -202,7 +205,7 @@ def check_times(
     deadline: datetime | None,
     deadline_s: float | None,
 ) -> None:
-    """Check the due time and the deadline of a new or changed job.
+    """Check the due time and the deadline of a new or changed job; None: not given.
 
     Raises:
         InvalidJob: a value is outside its limits, or both forms of one time are given.
@@ -221,7 +224,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> str:
     """Return the JSON text of the metadata of a job.
 
     Raises:
-        InvalidJob: it is no mapping with text keys, has no JSON form, takes over 8 KiB, or has
+        InvalidJob: the metadata is not a mapping, has no JSON form, takes over 8 KiB, or has
             U+0000.
     """
     try:
@@ -231,9 +234,10 @@ def check_metadata(metadata: Mapping[str, Any]) -> str:
     if not payload.startswith(b"{"):
         raise InvalidJob(f"metadata must be a mapping by name, not a {type(metadata).__name__}")
     # Measured as PostgreSQL writes jsonb: with a space after each comma and colon.
-    if len(payload) + payload.count(b",") + payload.count(b":") > METADATA_BYTES_MAX:
+    size = len(payload) + payload.count(b",") + payload.count(b":")
+    if size > METADATA_BYTES_MAX:
         raise InvalidJob(
-            f"metadata takes {len(payload):,} bytes; the limit is {METADATA_BYTES_MAX:,}. "
+            f"metadata takes {size:,} bytes; the limit is {METADATA_BYTES_MAX:,}. "
             "Pass the data that the handler needs as arguments."
         )
     if b"\\u0000" in payload and ESCAPED_NUL.search(payload.decode()):
@@ -248,29 +252,29 @@ class NewJob:
     Attributes:
         task: the task's name.
         queue: the queue's name; None: the queue of the published task.
-        args: JSON object as text, at most 256 KiB.
-        priority: smaller numbers first, -32768 to 32767.
+        args: the arguments, as the text of a JSON object of at most 256 KiB.
+        priority: -32768 to 32767; workers claim jobs with smaller numbers first.
         run_at: when the job is due (with a time zone); excludes `delay_s`.
         delay_s: seconds from the start of the enqueueing transaction until the job is due.
         max_attempts: the most attempts, 1 to 1000; None: the option of the task applies.
         timeout_s: timeout of one attempt in seconds; None: the option of the task applies.
         checked: whether the arguments were checked against the task's signature, as `Task.job()`
             does; if not, they are checked against the published task when the job is enqueued.
-        unique: its unique key. None: no key if `checked`, otherwise the key by the published task's
-            rule.
-        no_key: True: the job gets no unique key, although its task has one.
+        unique: the unique key of the job. None: no key if `checked`, otherwise the key by the rule
+            of the published task, if it has a rule.
+        no_key: True: the job gets no unique key, even if the published task has a rule.
         deadline: no attempt starts after this time (with a time zone); a job that still waits then
             fails as `expired`. Excludes `deadline_s`.
         deadline_s: the deadline in seconds after the start of the enqueueing transaction.
-        args_version: the version of its arguments (see the task's option). None: version 1 if
+        args_version: the version of the arguments (see the task's option). None: version 1 if
             `checked`, otherwise the published task's version.
         limit: the limit that applies to the job, and the values of the limit's key.
         metadata: further values that are stored with the job, by name, such as tags or the context
             of a trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
 
     Raises:
-        InvalidJob: an option is outside its limits.
-        InvalidArgs: the arguments are too large or contain U+0000.
+        InvalidJob: an option is outside its limits, or options exclude each other.
+        InvalidArgs: check_payload() refuses the arguments.
     """
 
     task: str
@@ -322,19 +326,19 @@ class NewJob:
 
 
 class Job(msgspec.Struct, gc=False):
-    """A claimed job: its row as the claim returns it, and its queue and worker.
+    """A claimed job: the columns that the claim returns, its queue, and the worker.
 
     Attributes:
         fence: token of this attempt; every write for the attempt checks it.
-        args: JSON text. The attempt decodes it, so arguments that cannot be decoded fail only their
-            own job.
-        max_attempts: None: the option of the task applies; the same for `timeout_s`.
-        wait_s: seconds from its due time to the claim, by the database's clock.
+        args: JSON text. The attempt decodes the text, so that only the job itself fails if the text
+            cannot be decoded.
+        max_attempts, timeout_s: None: the option of the task applies.
+        wait_s: seconds from the job's due time to the claim, by the database's clock.
         due_at_s: the due time in seconds since 1970, by the database's clock.
-        workflow_id: the workflow that it is part of, if any.
-        args_version: the version of its arguments; None: the first.
-        late: whether its deadline had passed when it was claimed; None: it has no deadline.
-        metadata: JSON text; None: it has none.
+        workflow_id: the workflow that the job is part of, if any.
+        args_version: the version of the arguments; None: version 1.
+        late: whether the deadline had passed when the job was claimed; None: no deadline.
+        metadata: JSON text; None: no metadata.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Changes of waiting jobs, and filters that choose jobs."""
+"""Changes of waiting jobs, and filters that select jobs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from taskd.core.validation import check_int
 from taskd.errors import InvalidJob
 
 FINISHED_BADLY = frozenset({JobState.FAILED, JobState.CANCELLED})
-# Characters that match any text: `*`, and the placeholders that `taskd stats errors` writes.
+# In Filter.error, these match any text: `*`, and the placeholders that `taskd stats errors` prints.
 WILD = "*#…"
 
 
 class ChangeOutcome(StrEnum):
-    """The outcome of a change for one job."""
+    """Whether a job was changed, or why not."""
 
     CHANGED = "changed"
-    # Not changed: the job is running.
     RUNNING = "running"
     FINISHED = "finished"
+    # No job has this id.
     UNKNOWN = "unknown"
 
 
@@ -57,20 +57,20 @@ class Change:
     """New values for waiting jobs; None leaves a value as it is.
 
     Attributes:
-        priority: smaller numbers first.
-        run_at: when the job is due, which can be sooner or later than before; excludes `delay_s`.
-        delay_s: seconds from now until the job is due; 0: it is due now.
-        args: all arguments, in place of the present ones.
+        priority: -32768 to 32767; workers claim jobs with smaller numbers first.
+        run_at: when the job is due, sooner or later than before; excludes `delay_s`.
+        delay_s: seconds from now until the job is due; 0: the job is due now.
+        args: all arguments, in place of the present ones; excludes `update_args`.
         update_args: new values of some arguments; the others stay.
         queue: the new queue.
         max_attempts: 1 to 1000.
         timeout_s: timeout of one attempt in seconds.
         deadline: no attempt starts after this moment; excludes `deadline_s`.
         deadline_s: the deadline, in seconds from now.
-        no_deadline: remove the deadline.
+        no_deadline: remove the deadline; excludes `deadline` and `deadline_s`.
 
     Raises:
-        InvalidJob: a value is outside its limits.
+        InvalidJob: a value is outside its limits, or two values exclude each other.
     """
 
     priority: int | None = None
@@ -99,23 +99,24 @@ class Change:
 
     @property
     def empty(self) -> bool:
-        """Return whether no new value is given."""
+        """Whether no new value is given."""
         return self == Change()
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter for jobs; attributes that are not given match all jobs.
+    """A filter for jobs; an attribute that is not given matches all jobs.
 
     Attributes:
         queue: the queue of the job.
-        task: the name of its task.
+        task: the name of the job's task.
         states: the job is in one of these states.
-        error: a part of its last error or reason, in upper or lower case; `*` matches any text, and
-            so do `#` and `…`, which `taskd stats errors` writes.
-        older_than_s: the job was enqueued (if live) or finished more than this many seconds ago.
-        since_s: the job was enqueued (if live) or finished within this many seconds.
-        args: some of its arguments, with these values.
+        error: a part of the job's last error or reason, in any case of letters; `*`, `#` and `…`
+            match any text. `taskd stats errors` prints `#` and `…` for parts that differ.
+        older_than_s: a finished job ended, and a live job was enqueued, more than this many seconds
+            ago.
+        since_s: a finished job ended, and a live job was enqueued, within this many seconds.
+        args: the job has these values of these arguments.
     """
 
     queue: str | None = None
@@ -128,7 +129,7 @@ class Filter:
 
     @property
     def error_pattern(self) -> str | None:
-        """Return the error as a pattern for ILIKE."""
+        """The error as a pattern for ILIKE."""
         if self.error is None:
             return None
         escaped = "".join(f"\\{c}" if c in "\\%_" else c for c in self.error)
@@ -138,5 +139,5 @@ class Filter:
 
     @property
     def args_json(self) -> str | None:
-        """Return the arguments as JSON text."""
+        """The arguments as JSON text."""
         return msgspec.json.encode(self.args).decode() if self.args else None

@@ -15,10 +15,10 @@ from taskd.errors import InvalidJob
 
 CONCURRENCY_MAX = 10_000
 BURST_MAX = 10_000
-# One job in 31 years.
+# The lowest rate is one job in 31 years.
 RATE_MIN, RATE_MAX = 1e-9, 1_000_000.0
 PER_S_MAX = 30 * 86400.0
-# The promoter admits jobs at most this often (PROMOTE_AT_MOST_EVERY_S).
+# How often per second the promoter hands out tokens, at most: see PROMOTE_AT_MOST_EVERY_S.
 HANDED_OUT_PER_S = 20
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
@@ -37,18 +37,18 @@ class LimitOf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit for the jobs of a task, or of all tasks that share it; exact across all workers.
+    """A limit for the jobs of a task, or of several tasks that share the limit, in all workers.
 
-    Operators can change it at any time with `taskd limits set`.
+    Operators can change the bounds at any time with `taskd limits set`.
 
     Attributes:
         concurrency: the most running jobs per key, 1 to 10,000.
         by: the argument whose value is the key, or several arguments; none: all jobs share one key.
-        concurrency_in_all: the most running jobs of all keys, 1 to 10,000.
+        concurrency_in_all: the most running jobs of all keys together, 1 to 10,000.
         rate: how many jobs per key can start within `per_s` seconds, on average.
         per_s: the period of the rate in seconds, up to 30 days.
-        burst: the most jobs that can start at once after a pause, 1 to 10,000; by default the rate
-            per second, rounded up.
+        burst: the most jobs per key that can start together after a pause, 1 to 10,000; by default
+            the rate per second, rounded up.
         name: by default the task's name; tasks whose limits have the same name share one limit.
 
     Raises:
@@ -88,12 +88,12 @@ class Limit:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Return the names of the arguments that make the key."""
+        """The names of the arguments that make the key."""
         return (self.by,) if isinstance(self.by, str) else self.by
 
     @property
     def bounds(self) -> tuple[int | None, int | None, float | None, int | None]:
-        """Return concurrency, concurrency_in_all, rate in jobs per second, and burst."""
+        """The values of concurrency, concurrency_in_all, rate in jobs per second, and burst."""
         if self.rate is None:
             return self.concurrency, self.concurrency_in_all, None, None
         rate = self.rate / self.per_s
@@ -101,7 +101,7 @@ class Limit:
 
 
 def _per_second(rate: object, per_s: float) -> float:
-    # NaN makes the caller refuse a rate that is no number, or too large for a float, with the same
+    # The caller refuses NaN, so a rate that is no number or too large for a float gets the same
     # message as any other wrong rate.
     if not isinstance(rate, int | float) or isinstance(rate, bool) or rate > RATE_MAX * PER_S_MAX:
         return math.nan
@@ -112,8 +112,9 @@ def check_burst(rate: float | None, burst: int | None) -> None:
     """Check that a rate, in jobs per second, can be reached with this burst.
 
     Raises:
-        InvalidJob: a burst is given without a rate; or the bucket holds fewer tokens than the rate
-            adds between two times at which tokens are handed out.
+        InvalidJob: a burst is given without a rate; or the burst is smaller than the number of
+            tokens that the rate adds from one time at which the promoter hands out tokens to the
+            next.
     """
     if burst is None:
         return
@@ -123,25 +124,27 @@ def check_burst(rate: float | None, burst: int | None) -> None:
         least = min(BURST_MAX, math.ceil(rate / HANDED_OUT_PER_S))
         raise InvalidJob(
             f"a burst of {burst} would limit a rate of {rate:g} to {burst * HANDED_OUT_PER_S} jobs "
-            f"per second, as tokens are handed out {HANDED_OUT_PER_S} times per second. "
+            f"per second, because workers hand out tokens {HANDED_OUT_PER_S} times per second. "
             f"Give a burst of at least {least}."
         )
 
 
 def burst_of(rate: float) -> int:
-    """Return the default burst of a rate in jobs per second."""
+    """Return the default burst for a rate in jobs per second: the rate, rounded up."""
     return min(BURST_MAX, max(1, math.ceil(rate)))
 
 
 def limit_of(name: str, by: Sequence[str], args: str, defaults: Mapping[str, Any]) -> LimitOf:
-    """Return the limit of a job with these arguments, a JSON object as text.
+    """Return the limit of a job with these arguments.
 
     Args:
         by: the names of the arguments that make the key.
-        defaults: the values of arguments that `args` omits.
+        args: the arguments, as the text of a JSON object.
+        defaults: the default values of the task's arguments; an omitted argument without a
+            default counts as null.
 
     Raises:
-        InvalidJob: the arguments are not a JSON object.
+        InvalidJob: the key needs arguments, and `args` is not a JSON object.
     """
     if not by:
         return LimitOf(name, "[]")

@@ -1,8 +1,8 @@
 """Log lines of handlers: which lines are kept, and how much of each line.
 
 A handler can log a million lines, or a line of a gigabyte, and a line can contain secret arguments.
-So each line is shortened and redacted at once, by the same rules as errors. Of many lines, the
-first and the last ones are kept.
+So taskd redacts and shortens each line when it is logged, like the errors of attempts. If an
+attempt logs many lines, its first and its last lines are kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAME_BYTES_MAX = 100
 
 
 class KeepLogs(StrEnum):
-    """The attempts whose log lines are kept."""
+    """The attempts whose log lines are stored."""
 
     OFF = "off"
     FAILED = "failed"
@@ -40,7 +40,7 @@ def keep_logs_of(task: str, value: str | None) -> KeepLogs | None:
     """Return the checked option `keep_logs` of a task; None: the setting of the worker applies.
 
     Raises:
-        ValueError: it is not a valid option.
+        ValueError: `value` is not a value of KeepLogs.
     """
     if value is None:
         return None
@@ -53,14 +53,15 @@ def keep_logs_of(task: str, value: str | None) -> KeepLogs | None:
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line, as it is stored.
+    """A log line as it is stored.
 
     Attributes:
-        at: when it was logged, by the clock of the worker's host.
+        at: when the line was logged, by the clock of the worker's host, as ISO 8601 in UTC; empty
+            if the line could not be formatted.
         level: `debug`, `info`, `warning` or `error`.
-        logger: the logger's name, if it has one.
+        logger: the logger's name, or an empty text.
         fields: further fields, as text.
-        traceback: the traceback of the exception that was logged with the line.
+        traceback: the end of the traceback of the exception that was logged with the line.
     """
 
     at: str
@@ -72,14 +73,15 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LogEvent(msgspec.Struct, frozen=True):
-    """One line, as the handler logged it.
+    """A log line as the handler logged it.
 
     Attributes:
-        at_s: when it was logged, in seconds since 1970.
+        at_s: when the line was logged, in seconds since 1970.
         level: `debug`, `info`, `warning` or `error`.
-        logger: the logger's name, if it has one.
+        text: the message; an object other than a text is formatted with str().
+        logger: the logger's name, or an empty text.
         fields: further fields.
-        error: the exception that was logged with it.
+        error: the exception that was logged with the line.
     """
 
     at_s: float
@@ -91,7 +93,10 @@ class LogEvent(msgspec.Struct, frozen=True):
 
 
 def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
-    """Return a line as JSON of at most 4 KiB; never raises.
+    """Return a line as JSON of at most 4 KiB.
+
+    If formatting a logged object raises an Exception, the line says so instead. Other
+    BaseExceptions are passed on: MustEnd, which ends a handler in a process, can be raised here.
 
     Args:
         hide: removes secrets from a text; it is called before texts are shortened.
@@ -111,11 +116,12 @@ def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
             trace,
         )
         written = msgspec.json.encode(line)
-        if len(written) > LINE_BYTES_MAX:  # text that JSON escapes takes more room
+        if len(written) > LINE_BYTES_MAX:
+            # Only a short text fits in any case: JSON writes a control character in six bytes.
             line = Line(line.at, event.level, clean(line.text, TEXT_BYTES_MAX // 6))
             written = msgspec.json.encode(line)
-    except Exception:  # noqa: BLE001 - the __str__ of a logged object can raise anything
-        return msgspec.json.encode(Line("", event.level, "(this line could not be read)"))
+    except Exception:  # noqa: BLE001 - the __str__ of a logged object can raise any of them
+        return msgspec.json.encode(Line("", event.level, "(this line could not be formatted)"))
     return written
 
 
@@ -129,26 +135,30 @@ def _trace(error: BaseException) -> str:
 
 
 def _tail(text: str) -> str:
-    """Return the last bytes of a traceback, which name the error."""
+    """Return the end of a traceback, which contains the error's type and message."""
     safe = clean(text, 1 << 20)
     cut = safe.encode()[-TRACEBACK_BYTES_MAX:].decode("utf-8", "ignore")
     return cut if len(cut) == len(safe) else "…" + cut
 
 
 class Lines:
-    """The kept lines of one attempt: the first and the last ones, and how many were omitted."""
+    """The kept lines of one attempt.
+
+    Attributes:
+        left_out: number of lines that were dropped between the first and the last ones.
+    """
 
     __slots__ = ("_bytes", "_first", "_first_bytes", "_last", "left_out")
 
     def __init__(self) -> None:
         self._first: list[bytes] = []
-        # Made when needed: most attempts log few lines, which take less memory than an empty deque.
+        # Created when needed: the few lines of most attempts take less memory than an empty deque.
         self._last: deque[bytes] | None = None
         self._first_bytes = self._bytes = 0
         self.left_out = 0
 
     def add(self, line: bytes) -> None:
-        """Keep one more line; if there are too many, drop older ones, but none of the first."""
+        """Add a line; above the limits of the last lines, drop the oldest of these."""
         size = len(line)
         if (
             self._last is None
@@ -168,18 +178,18 @@ class Lines:
 
     @property
     def first(self) -> int:
-        """Return the number of lines before the omitted ones."""
+        """The number of first lines, which are never dropped."""
         return len(self._first)
 
     @property
     def size(self) -> int:
-        """Return the size of the lines in bytes."""
+        """The size of all kept lines in bytes."""
         return self._first_bytes + self._bytes
 
     def each(self) -> list[str]:
-        """Return each line as JSON text."""
+        """Return the kept lines, each as a JSON object."""
         return [line.decode() for line in (*self._first, *(self._last or ()))]
 
     def to_json(self) -> str:
-        """Return the lines as a JSON array."""
+        """Return the kept lines as one JSON array."""
         return "[" + b",".join((*self._first, *(self._last or ()))).decode() + "]"

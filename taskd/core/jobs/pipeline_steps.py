@@ -1,4 +1,4 @@
-"""Values that the handler of a pipeline stage returns to choose the next stage."""
+"""Return values of a pipeline stage's handler: choose the next stage, or end the run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from taskd.errors import InvalidArgs, InvalidJob
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """Returned by the handler of a stage: the next stage, and its arguments.
+    """The next stage, and its arguments: a return value of the handler of a stage.
 
     Attributes:
-        stage: the name of a stage of the pipeline, which can have run already.
+        stage: the name of any stage of the pipeline, also of one that has already run.
         args: the arguments of that stage, by name.
     """
 
@@ -31,7 +31,7 @@ class Next:
         object.__setattr__(self, "args", args)
 
     def to_json(self) -> str:
-        """Return the JSON text that the ack carries.
+        """Return the JSON text for `Ack.next`.
 
         Raises:
             InvalidArgs: the arguments have no JSON form, PostgreSQL cannot store them, or no stage
@@ -42,13 +42,13 @@ class Next:
         try:
             name = msgspec.json.encode(check_task_name(self.stage)).decode()
         except InvalidJob:
-            raise InvalidArgs(f"Next: {quoted(self.stage)} is the name of no stage") from None
+            raise InvalidArgs(f"Next: {quoted(self.stage)} cannot name a stage") from None
         return f'{{"stage":{name},"args":{args}}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Returned by the handler of a stage: the run ends here, successfully.
+    """The end of the pipeline's run, as a success: a return value of the handler of a stage.
 
     Attributes:
         result: the result of the job.
@@ -57,5 +57,5 @@ class Stop:
     result: Any = None
 
     def to_json(self) -> str:
-        """Return the JSON text that the ack carries."""
+        """Return the JSON text for `Ack.next`."""
         return '{"stop":true}'

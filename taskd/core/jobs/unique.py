@@ -1,4 +1,4 @@
-"""Unique keys: at most one job of a task holds a key, and a rule decides about further jobs."""
+"""Unique keys: at most one job of a task holds a key; rules say what happens to further jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 class KeyScope(StrEnum):
     """How long a job holds its key."""
 
-    # Until a worker claims the job for the first time. From then on a new job with this key is
+    # Until a worker claims the job for the first time. After that, a new job with this key can be
     # enqueued.
     WAITING = "waiting"
     # Until the job has finished; it keeps the key while it waits for a retry.
@@ -54,7 +54,11 @@ class ReadsResults(Protocol):
     """The methods of a client that `Enqueued` uses."""
 
     async def result(self, job_id: int, timeout_s: float | None) -> Any:
-        """Return the result of the job's handler; an Enqueued names the job better than an int."""
+        """Return the result of the job's handler.
+
+        Args:
+            job_id: an int, or an Enqueued, which names one job even if its id was given twice.
+        """
 
     def result_sync(self, job_id: int, timeout_s: float | None) -> Any:
         """Return the result of the job's handler, in code without an event loop."""
@@ -71,10 +75,10 @@ class Enqueued(int):
             unique key with a version also `follows` (the new job runs when the holder has ended) or
             `ignored` (the version is not newer).
         enqueued_us: when the transaction that enqueued the job began, in microseconds since 1970,
-            by the database's clock; None for a job that holds the key. Together with the id it
-            names one job, even if the sequence of ids goes back, as after a switch-over by logical
-            replication.
-        client: the client that enqueued the job and can wait for its result.
+            by the database's clock; None for a job that holds the key. The id and `enqueued_us`
+            name one job, even if an id is used twice, because a switch-over by logical replication
+            has set the sequence of ids back.
+        client: the client that enqueued the job and can wait for its result; None in a copy.
     """
 
     outcome: str = "enqueued"
@@ -88,10 +92,11 @@ class Enqueued(int):
             timeout_s: seconds to wait; None: wait without a limit.
 
         Raises:
-            JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
-            JobNotFound: its transaction was not committed, or the job is no longer stored.
-            TimeoutError: the job has not ended in time. It is not cancelled.
-            RuntimeError: this value does not come from a client: it was copied or unpickled.
+            JobFailed: the job has failed; see `reason` and `error` of the exception.
+            JobCancelled: the job was cancelled; see `reason` of the exception.
+            JobNotFound: the job's transaction was not committed, or the job is no longer stored.
+            TimeoutError: the job has not ended within `timeout_s`. The job is not cancelled.
+            RuntimeError: this value has no client, because it was copied or unpickled.
         """
         return await self._client().result(self, timeout_s)
 
@@ -99,14 +104,15 @@ class Enqueued(int):
         """Wait like result(), for code without an event loop.
 
         Raises:
-            RuntimeError: called in an event loop, which it would block.
+            RuntimeError: an event loop runs in this thread, which the wait would block; or as for
+                result(). The other exceptions are those of result(), too.
         """
         return self._client().result_sync(self, timeout_s)
 
     def _client(self) -> ReadsResults:
         if self.client is None:
             raise RuntimeError(
-                f"job {int(self)} was not enqueued by a client here: use client.result(id)"
+                f"this copy of the id of job {int(self)} has no client: use client.result(id)"
             )
         return self.client
 
@@ -153,20 +159,21 @@ class Unique:
     Attributes:
         key: 1 to 200 bytes of text.
         by: names of arguments, instead of `key`; the key is the JSON list of their values. 1 and
-            1.0 make the same key; a list of over 200 bytes is hashed.
+            1.0 make the same key; a list of over 200 bytes or with control characters is hashed.
         scope: how long the job holds the key; a value of KeyScope.
         for_s: hold the key for at least this many seconds, even if the job has ended; at most a
             year.
         on_conflict: what happens if another job holds the key; a value of OnConflict.
         debounce_max_s: with `debounce`, the latest due time that a new job can set, in seconds
             after the job that holds the key was enqueued.
-        version: the version of the data that the job works on; the newest one wins. It cannot be
-            combined with `scope`, `for_s` and `on_conflict`. Until 30 days after the last version
-            of a key was enqueued, a version that is not newer is ignored.
+        version: the version of the data that the job works on; the newest version wins. A version
+            cannot be combined with `scope`, `for_s` and `on_conflict`. Until 30 days after the
+            last version of a key was enqueued, a version that is not newer is ignored.
         version_by: the name of the argument that contains the version; it needs `by`.
 
     Raises:
-        InvalidJob: a value is outside its limits, or not exactly one of key and by is given.
+        InvalidJob: a value is outside its limits, values exclude each other, or not exactly one of
+            `key` and `by` is given.
     """
 
     key: str = ""
@@ -204,11 +211,14 @@ class Unique:
             raise InvalidJob("version_by needs by")
         rules = (self.scope, self.for_s, self.on_conflict) != (KeyScope.LIVE, None, OnConflict.SKIP)
         if rules and (self.version is not None or self.version_by):
-            raise InvalidJob("a version excludes other rules: the newer version wins")
+            raise InvalidJob(
+                "a version cannot be combined with scope, for_s or on_conflict: the newest version "
+                "wins"
+            )
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Return the names of the arguments that make the key and the version."""
+        """The names of the arguments that make the key and the version."""
         return (*self.by, self.version_by) if self.version_by else self.by
 
     def of(self, args: str, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Self:
@@ -241,14 +251,14 @@ def of_rule(rule: str, args: str) -> Unique:
     """Return the unique key of a job with these arguments, by a rule that Unique.rule() returned.
 
     Raises:
-        InvalidJob: no key can be made of the arguments.
+        InvalidJob: no key or no version can be made of the arguments.
     """
     fields = msgspec.json.decode(rule, type=dict[str, Any])
     defaults = fields.pop("defaults")
     return Unique(**fields | {"by": tuple(fields["by"])}).of(args, defaults)
 
 
-# Numbers keep all their digits, as in the database, which makes the same keys.
+# Numbers keep all their digits, as in taskd.unique_key_of(), which must make the same keys.
 decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 
 
@@ -287,7 +297,7 @@ def _digits(number: Decimal) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """Return 7 for 7.0, and any other value unchanged; Unique refuses a value that is no number."""
+    """Return 7 for 7.0, and any other value unchanged; Unique then checks that it is an int."""
     if isinstance(value, Decimal) and value.adjusted() < 20 and value == int(value):
         return int(value)
     return value

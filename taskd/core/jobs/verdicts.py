@@ -6,13 +6,13 @@ from taskd.core.validation import quoted
 
 
 class Verdict(Exception):
-    """Raised by a handler to decide what happens to its job."""
+    """Raised by a handler, or chosen by a rule of `on_error`, to decide what happens to the job."""
 
 
 class Retry(Verdict):
     """Retry the job after `delay_s` seconds; None: after the delay of the task's backoff.
 
-    The attempt counts for `max_attempts`.
+    The attempt counts towards `max_attempts`.
     """
 
     def __init__(self, delay_s: float | None = None, reason: str = "") -> None:
@@ -21,7 +21,7 @@ class Retry(Verdict):
 
 
 class Snooze(Verdict):
-    """Run the job again after `delay_s` seconds; the attempt does not count for `max_attempts`."""
+    """Run the job again after `delay_s` seconds; this attempt does not count towards the limit."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"snoozed for {delay_s} s")

@@ -11,15 +11,16 @@ class Ack(msgspec.Struct, gc=False):
     """The outcome of one attempt, ready to be written.
 
     Attributes:
-        state: the new state of the job; `scheduled` and `queued` mean that it runs again.
-        delay_s: seconds until the job is due again.
-        refund: the attempt does not count for `max_attempts`.
-        interrupted: the worker ended the attempt because it stopped or lost its lease. At most ten
-            such attempts of a job are refunded.
+        state: the new state of the job; `scheduled` and `queued`: the job runs again.
+        delay_s: seconds until a scheduled job is due.
+        refund: the attempt does not count towards `max_attempts`.
+        interrupted: the worker ended the attempt because the worker stopped or lost its lease. At
+            most ten such attempts of a job are refunded.
+        reason: why the job has failed or was cancelled, or None.
         error: JSON object that is appended to the job's `errors`, or None.
-        result: JSON text of the value that the handler returned, or None.
-        next: JSON text of the next stage of a pipeline that the handler chose, or of its end.
-        parked: the job is released because its task is paused, or no live worker can run it.
+        result: JSON text of the job's result, or None.
+        next: JSON text of the pipeline stage that the handler chose, or of the end of the run.
+        parked: the job waits because its task is paused, or because no live worker can run it.
     """
 
     id: int

@@ -16,13 +16,13 @@ class Returned:
     value: Any
 
 
-# One shared object: most handlers return None, and making an object each time costs 0.6 us.
+# A shared object: most handlers return None, and creating an object for each costs 0.6 us.
 RETURNED_NONE = Returned(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The handler raised `error`, a verdict or anything else."""
+    """The handler raised `error`, which can be a verdict."""
 
     error: BaseException
 
@@ -33,7 +33,7 @@ class TimedOut:
 
     Attributes:
         abandoned: the handler ignored the cancellation and possibly still runs.
-        killed: the handler ignored the cancellation, and its process was killed.
+        killed: the handler ignored the cancellation, and the worker killed its process.
     """
 
     timeout_s: float
@@ -43,7 +43,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A stopping worker, or one that lost its lease, cancelled the attempt.
+    """The worker cancelled the attempt because it stops or has lost its lease.
 
     Attributes:
         abandoned: the handler ignored the cancellation and possibly still runs.
@@ -68,14 +68,14 @@ class NotStarted:
 
 @dataclass(frozen=True, slots=True)
 class StillRuns:
-    """The job was claimed again, but an abandoned attempt of it still runs in this process."""
+    """The job was claimed, but an abandoned earlier attempt still runs in this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdTaken:
     """The job was claimed and is released: another job with the same id runs in this process.
 
-    After a failover that lost the other job, the server has given its id to this one.
+    A failover has lost the other job, and the new primary has given its id to this job.
     """
 
 
@@ -92,14 +92,15 @@ class TaskUnknown:
 
 @dataclass(frozen=True, slots=True)
 class RunsElsewhere:
-    """Another live worker can run the job, and this one cannot: the job is released."""
+    """This worker cannot run the job, but another live worker can: the job is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecidedElsewhere:
-    """The handler ran in a process of its own, which has decided the outcome.
+    """The handler ran in a separate process, which has decided the outcome.
 
     Attributes:
+        ack: the outcome.
         decided: whether the handler chose the outcome: it returned, or raised a verdict.
     """
 
@@ -109,7 +110,7 @@ class DecidedElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class ArgsNewer:
-    """No live worker of the queue reads this version of the arguments: the job is parked.
+    """No live worker of the queue can read the version of the arguments: the job is parked.
 
     Attributes:
         delay_s: seconds until the job is due again (unknown_tasks.py).
@@ -120,7 +121,7 @@ class ArgsNewer:
 
 @dataclass(frozen=True, slots=True)
 class TaskPaused:
-    """The task is paused: the job is released, and parked until the task is resumed."""
+    """The task is paused: the job is parked until the pause ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Expired:
 
 # Ends of claimed jobs whose handler was not started.
 NeverStarted = NotStarted | RunsElsewhere | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken
-# Ends that the worker caused, and not the handler.
+# Ends that the worker caused, not the handler.
 EndedByWorker = TimedOut | Interrupted | CancelRequested | StillRuns | NeverStarted
 AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker
 
@@ -139,9 +140,10 @@ def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
     """Return the end of each job of a batch of `count` jobs.
 
     Args:
-        happened: the end of the handler. If it returned None, all jobs succeeded. If it returned a
-            list, each entry belongs to one job: an exception or a verdict counts as raised by the
-            job, anything else is the job's result. Any other end counts for all jobs.
+        happened: the end of the call of the handler. If the handler returned None, all jobs
+            succeeded. If it returned a list of `count` entries, each entry belongs to one job: an
+            exception or a verdict counts as raised by the job, anything else is the job's result.
+            If it returned anything else, all jobs get a TypeError. Any other end counts for all.
     """
     if not isinstance(happened, Returned) or happened.value is None:
         return [happened] * count

@@ -1,8 +1,9 @@
 """The policy that decides what happens to a job at the end of an attempt: `decide`.
 
-If the handler returns, its job is done; if it raises, the job is retried. A verdict, which the
-handler raises or a rule of its task chooses, overrides this. `decide` returns an `Ack`. The
-statement that writes the ack checks whether the attempt still owns the row.
+If the handler returns, the job is done. If the handler raises, the job is retried, or fails after
+its last attempt. A verdict, which the handler raises or returns or a rule of the task chooses,
+overrides this. `decide` returns an `Ack`; the statement that writes the ack checks whether the
+attempt still owns the job's row.
 """
 
 from __future__ import annotations
@@ -45,27 +46,31 @@ if TYPE_CHECKING:
     from taskd.core.tasks.task import Task
 
 RESULT_BYTES_MAX = 256 * 1024
-# The delay of a job whose task is paused. The first worker that notices the end of the pause queues
-# such jobs at once; if no worker does, they are due after this time.
+# The delay of a job whose task is paused. The first worker that notices the end of the pause makes
+# such jobs due immediately; without such a worker, they are due after this delay.
 PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
 
 
 def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
-    """Decide the outcome of an attempt. `task` is None only for jobs that were not started."""
+    """Decide the outcome of an attempt.
+
+    Args:
+        task: None: this worker does not know the task, or no handler was started.
+    """
     match happened:
         case Returned(value=value):
             return _done(job, task, value)
         case Raised(error=error):
             return _raised(job, task, error)
         case DecidedElsewhere(ack=ack):
-            # If the job was claimed again while its process ran, the job has a new fence.
+            # If the job was claimed again while its process ran, the job has a new worker or fence.
             return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
     return _ended_by_worker(job, task, happened)
 
 
 def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWorker) -> Ack:
-    """Decide the outcome of a job whose handler did not end by itself."""
+    """Decide the outcome of an attempt that the worker ended, or did not start."""
     match happened:
         case TimedOut(timeout_s=timeout_s, abandoned=abandoned, killed=killed):
             ignored = " and ignored its cancellation" if abandoned else ""
@@ -73,17 +78,17 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):
-            # The handler possibly still runs here. So the attempt counts, and the job is delayed
-            # until this process has ended.
+            # The handler possibly still runs in this process. So the attempt counts, and the job is
+            # delayed: by then this process has probably ended.
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
         case CancelRequested(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=reason)
         case StillRuns():
-            # The attempt counts: otherwise the job of a handler that never ends would be claimed
-            # again and again without limit.
-            text = "an earlier attempt of it was abandoned and still runs in this worker"
+            # The attempt counts: otherwise workers would claim the job of a handler that never ends
+            # without limit.
+            text = "an abandoned attempt of this job still runs in this worker"
             delay_s = max(
                 ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
             )
@@ -93,7 +98,7 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
 
 
 def _never_started(job: Job, happened: NeverStarted) -> Ack:
-    """Decide the outcome of a claimed job that was not started: the attempt does not count."""
+    """Decide the outcome of a claimed job that was not started. The attempt does not count."""
     match happened:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, parked=True)
@@ -110,14 +115,14 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
     """Return the number of the last attempt that the job is allowed to have.
 
-    Attempts that were charged with a crash of their worker are added to the limit. Crashes have
-    their own limit (see rescue_jobs), and many jobs of a killed worker had not started.
+    An attempt that rescue_jobs counts as a crash does not count towards `max_attempts`: crashes
+    have their own limit, and many jobs of a killed worker had not started.
     """
     return (job.max_attempts or (task.max_attempts if task else 1)) + job.crashes
 
 
 def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
-    """Return whether this attempt exceeds the limit of attempts; a first attempt never does."""
+    """Return whether this attempt is above the limit of attempts; a first attempt never is."""
     return job.attempt > 1 and job.attempt > attempts_limit(job, task)
 
 
@@ -125,7 +130,7 @@ def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
     if value is None:
         return _ack(job, JobState.DONE)
     if issubclass(type(value), Verdict):
-        # A handler that has `return Cancel(...)` means `raise Cancel(...)`.
+        # `return Cancel(...)` has the same effect as `raise Cancel(...)`.
         return _raised(job, task, value)
     if issubclass(type(value), Next | Stop):
         return _stepped(job, task, value)
@@ -143,16 +148,16 @@ def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
 
 
 def _result_json(value: Any) -> str:
-    """Return the JSON of a result, or a description of a result that cannot be stored.
+    """Return the JSON of a result, or of a note why the result cannot be stored.
 
-    A result that cannot be stored must not make the job run again: its work is done.
+    A result that cannot be stored must not make the job run again, because its work is done.
     """
     try:
         text = msgspec.json.encode(value, enc_hook=_in_json).decode()
         if len(text.encode()) > RESULT_BYTES_MAX:
             text = msgspec.json.encode({"unstored": f"result of {len(text)} bytes"}).decode()
         if "\\u0000" in text:
-            # PostgreSQL cannot store it; it is an escape only after an even number of backslashes.
+            # PostgreSQL cannot store U+0000. After an odd number of backslashes, `\u0000` is text.
             text = re.sub(r"((?<!\\)(?:\\\\)*)\\u0000", r"\1\\u2400", text)
     except BaseException as error:  # noqa: BLE001 - RecursionError, surrogates, objects whose str() raises
         kind = failure.clean(failure.kind_of(value), 200)
@@ -165,7 +170,7 @@ def _in_json(value: Any) -> int | str:
 
 
 def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
-    # Check the type: isinstance() also asks __class__, which the handler controls.
+    # Check the type: isinstance() also reads __class__, which the handler's object controls.
     is_verdict = issubclass(type(error), Verdict)
     decision = error if is_verdict else _rule(job, task, error)
     hide = hider([job], task)
@@ -196,7 +201,10 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
 
 
 def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:
-    """Return the verdict of the task's `on_error` for an exception, by its most specific class."""
+    """Return the verdict of the task's `on_error` for the exception's most specific class, if any.
+
+    A backoff becomes a Retry with its delay.
+    """
     if task is None:
         return None
     for kind in type(error).__mro__:
@@ -226,7 +234,7 @@ def _again(
 
 
 def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
-    """Return the delay of a backoff; if the function of a Custom backoff raises, the default's."""
+    """Return the delay of a backoff; if its code raises, that of the default backoff."""
     try:
         return policy.delay_s(job.attempt)
     except Exception:  # noqa: BLE001 - an error in user code must not prevent the retry
@@ -234,7 +242,10 @@ def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
 
 
 def _due_later_s(delay_s: object) -> float:
-    """Return the delay in seconds, which is above zero, so that the job becomes `scheduled`."""
+    """Return the delay as a number of seconds above zero, because the job becomes `scheduled`.
+
+    If a handler gave something that is not a number, return the default's `base_s`.
+    """
     try:
         return max(backoff.bounded_s(float(delay_s)), 0.001)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

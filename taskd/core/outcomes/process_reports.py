@@ -1,4 +1,4 @@
-"""Handlers in processes of their own: what such a process reports to its worker, and its death."""
+"""What the process of a handler with process=True reports to its worker, and how it can fail."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from taskd.core.outcomes.attempt_ends import DecidedElsewhere
 
 
 class MustEnd(BaseException):
-    """Raised in a handler with process=True that must end; a few seconds later it is killed.
+    """Raised in a handler with process=True to end it; a few seconds later its process is killed.
 
-    It is a BaseException, so `except Exception` does not catch it.
+    It is a BaseException, so that `except Exception` does not catch it.
 
     Attributes:
-        why: `timeout`; or `stop`: the worker stops, or a cancellation was requested.
+        why: `timeout`; or `stop`: the worker stops or has lost its lease, or a cancellation was
+            requested.
     """
 
     def __init__(self, why: str) -> None:
@@ -32,8 +33,10 @@ class ProcessDied(Exception):
     """The process of a handler with process=True ended during an attempt.
 
     Args:
-        code: its exit code, or the negative number of the signal that ended it.
-        hung_up: the process closed its connection to the worker, which then killed the process.
+        pid: the id of the process.
+        code: the exit code, or the negative number of the signal that ended the process.
+        hung_up: the process closed its connection to the worker, and the worker then killed the
+            process.
     """
 
     def __init__(self, pid: int, code: int, *, hung_up: bool = False) -> None:
@@ -47,10 +50,11 @@ class ProcessNotStarted(Exception):
 
 
 class HandlerRaised(Exception):
-    """What middleware sees of an exception or verdict of a handler with process=True.
+    """An exception or verdict of a handler with process=True, as its middleware sees it.
 
-    The original exception stays in its process, which has already applied the rules of `on_error`.
-    The text of this exception is the type and the message of the original.
+    The original exception stays in the process of the handler, which has already applied the rules
+    of `on_error`. The text of this exception is the type and the message of the original one, or
+    the reason of the verdict.
 
     Attributes:
         outcome: for taskd itself: the outcome of the attempt.
@@ -58,7 +62,7 @@ class HandlerRaised(Exception):
 
     def __init__(self, outcome: DecidedElsewhere) -> None:
         ack = outcome.ack
-        text = ack.reason or ("it asked to be run later" if ack.refund else ack.state)
+        text = ack.reason or ("the handler asked to run later" if ack.refund else ack.state)
         if ack.error is not None:
             failure = msgspec.json.decode(ack.error, type=Failure)
             text = f"{failure.type}: {failure.message}"
@@ -72,8 +76,8 @@ class Answer(msgspec.Struct, gc=False):
     Attributes:
         ack: the outcome.
         decided: whether the handler chose the outcome: it returned, or raised a verdict.
-        lines: the log lines of the handler as JSON, if they are kept.
-        left_out: number of omitted lines.
+        lines: the kept log lines of the handler, each as a JSON object.
+        left_out: number of log lines that were dropped.
     """
 
     ack: Ack
@@ -83,7 +87,7 @@ class Answer(msgspec.Struct, gc=False):
 
 
 def value_of(outcome: DecidedElsewhere) -> Any:
-    """Return the value that a handler returned in its process, as decoded from JSON.
+    """Return the value that the handler returned in its process, decoded from JSON.
 
     Raises:
         HandlerRaised: the handler raised an exception or a verdict.
@@ -99,7 +103,7 @@ def value_of(outcome: DecidedElsewhere) -> Any:
 
 
 def ended(code: int) -> str:
-    """Describe the exit code of a process; negative: the signal that ended it."""
+    """Describe how a process ended: by its exit code, or by the signal with number -`code`."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,9 +1,9 @@
 """Jobs that a worker releases because its code cannot run them.
 
-The worker does not know their task, or their arguments have a newer version than its code. If
-another live worker of the queue can run them, they stay queued, and this worker no longer claims
-them. If not, they are parked for a growing time, so that they do not slow down other jobs. The
-first worker of the queue that can run them queues them again.
+The worker does not know the task of such a job, or its code reads only older versions of the
+arguments. If another live worker of the queue can run the jobs, they stay queued, and this worker
+no longer claims them. Otherwise they are parked with a growing delay, so that they do not slow down
+other jobs. The first worker of the queue that can run them makes them due.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Such a job is delayed by about the time since the worker first met one. With a fixed delay of 10
-# s, the first of 100,000 such jobs would be due again before the worker had released the last one,
-# and the worker would never claim other jobs.
+# The delay of a job is about the time since the worker first released a job of the same task. With
+# a fixed delay of 10 s, the first of 100,000 such jobs would be due again before the worker had
+# released the last one, and the worker would never claim other jobs.
 DELAY_S, DELAY_S_MAX = 10.0, 300.0
-# Each claim and release of such a job costs the worker and the server some 100 us. So the jobs of a
-# task become due in groups of a claim's size, which together use a tenth of a processor at most.
+# Each claim and release of such a job costs the worker and the server about 100 us. So the jobs of
+# a task become due in groups of at most TOGETHER jobs, TOGETHER_EVERY_S apart, which use at most a
+# tenth of a processor.
 TOGETHER, TOGETHER_EVERY_S = 2000, 2.0
-# The most tasks that are remembered: producers can enqueue jobs with any name of a task.
+# Unknown remembers at most this many tasks, because producers can enqueue jobs of any task name.
 TASKS_MAX = 1000
 
 
 @dataclass(slots=True)
 class _Met:
-    """The released jobs of a task that the worker cannot run.
+    """The released jobs of one task, or of one version of its arguments.
 
     Attributes:
-        since: when the first of them was claimed.
-        back_at: when the last group of them is due again.
+        since: when the worker released the first of the jobs.
+        back_at: when the latest group of the jobs is due.
         jobs: number of jobs in that group.
     """
 
@@ -38,21 +39,26 @@ class _Met:
 
 
 class Unknown:
-    """The tasks whose jobs one worker has claimed and cannot run; times by a monotonic clock."""
+    """The tasks whose jobs no live worker can run; times are of a monotonic clock."""
 
     def __init__(self) -> None:
-        # By the name of the task, and the version of the arguments if that is the reason, else 0.
+        # By task and version of the arguments; the version is 0 if the task itself is unknown.
         self._left: dict[tuple[str, int], _Met] = {}
 
     def has_met(self, task: str, args_version: int) -> bool:
-        """Return whether a job of this task with arguments of this version was released before."""
+        """Return whether delay_s() remembers this task and version.
+
+        Args:
+            args_version: as for delay_s().
+        """
         return (task, args_version) in self._left
 
     def delay_s(self, task: str, args_version: int, now: float) -> float:
-        """Return the delay of one more of these jobs in seconds; DELAY_S_MAX at most.
+        """Return the delay of one more job of this task in seconds, at most DELAY_S_MAX.
 
         Args:
-            args_version: the version of the job's arguments, if its version is the reason; else 0.
+            args_version: the version of the job's arguments if the worker knows the task, else 0.
+            now: the present time.
         """
         if len(self._left) >= TASKS_MAX and not self.has_met(task, args_version):
             self._left.clear()
@@ -70,7 +76,7 @@ class Unknown:
 
 
 class Elsewhere:
-    """The jobs that other live workers can run and this one cannot, and those it does not claim."""
+    """Tasks whose jobs this worker cannot run, but other live workers can."""
 
     def __init__(self) -> None:
         self._can_run: Mapping[str, Mapping[str, int]] = {}
@@ -80,8 +86,8 @@ class Elsewhere:
         """Set the tasks that other workers can run.
 
         Args:
-            can_run: by queue and task, the newest version of the arguments that another live worker
-                reads, if this worker does not read that version.
+            can_run: by queue and task, the newest version of the arguments that any other live
+                worker reads; only tasks and versions that this worker cannot run.
         """
         self._can_run = can_run
         self._left = {
@@ -95,13 +101,14 @@ class Elsewhere:
         return args_version <= self._can_run.get(queue, {}).get(task, 0)
 
     def leave(self, queue: str, task: str, newest: int) -> None:
-        """From now on, leave the jobs of this task in the queue that this worker cannot run.
+        """Exclude the jobs of this task that this worker cannot run from its further claims.
 
         Args:
-            newest: the newest version of the arguments that this worker reads; 0: none.
+            newest: the newest version of the arguments that this worker reads; 0: the task is
+                unknown.
         """
         self._left.setdefault(queue, {})[task] = newest + 1
 
     def refused(self, queue: str) -> Mapping[str, int]:
-        """Return the tasks to leave out of claims, each from a version of its arguments on."""
+        """Return the tasks to exclude from claims: for each, the lowest excluded version."""
         return self._left.get(queue, {})
