@@ -118,7 +118,7 @@ def test_a_job_of_a_full_limit_names_who_has_the_places(taskd):
     )
     words, text = why(taskd, parked)
     assert words[-1] == "limit_full"
-    assert f"lets 1 job of its key run at a time. The slots have: {holder}." in text
+    assert f"lets 1 job with its key run at a time. Jobs in the slots: {holder}." in text
     assert f"next: taskd why {holder}" in text
 
 
@@ -131,7 +131,7 @@ def test_a_job_of_a_limit_without_tokens_is_reported_when_the_next_one_comes(tas
     )
     words, text = why(taskd, parked)
     assert words[-1] == "limit_closed"
-    assert "The limit send lets 1/h of its key start; the next one can start in" in text
+    assert "The limit send lets jobs with its key start at 1/h; the next one can start in" in text
 
 
 def test_a_job_behind_a_burst_that_nobody_begins_names_those(taskd):
@@ -141,8 +141,8 @@ def test_a_job_behind_a_burst_that_nobody_begins_names_those(taskd):
     taskd.sql("INSERT INTO taskd.opening (limit_name, limit_key) VALUES ('send', 'acme')")
     words, text = why(taskd, parked)
     assert words[-1] == "limit_full"
-    assert "has admitted 1 job of its key that no worker has started yet" in text
-    assert f"The slots have: {first}." in text
+    assert "has admitted 1 job with its key that no worker has started yet" in text
+    assert f"Jobs in the slots: {first}." in text
 
 
 def test_a_job_of_a_limit_that_nobody_has_published(taskd):

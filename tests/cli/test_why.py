@@ -246,11 +246,11 @@ def test_a_job_for_later_says_when(taskd, why):
     change(taskd, made, "fence = 1")
     text = why(made)[1]
     assert "- It was released, and is due again " in text
-    assert "its handler asked for that, or its worker did not know the task.\n" in text
+    assert "its handler asked for that, or its worker could not run it.\n" in text
     taskd.sql("UPDATE taskd.worker SET tasks = '{}'")
     words, text = why(made)
     assert words == ["task_unknown", "scheduled"]
-    assert ": its worker did not know the task.\n" in text
+    assert ": its worker could not run it.\n" in text
 
 
 def test_what_was_put_aside_for_its_task_does_not_name_the_time_that_it_was_given(taskd, why):
@@ -263,7 +263,7 @@ def test_what_was_put_aside_for_its_task_does_not_name_the_time_that_it_was_give
     taskd.sql("UPDATE taskd.task SET paused_at = NULL")
     words, text = why(aside)
     assert words == ["scheduled"]
-    assert "It was parked; a worker that has its task brings it back" in text
+    assert "It is parked; a worker that has its task makes it due" in text
 
 
 def test_a_retry_says_what_went_wrong(taskd, why):

@@ -188,7 +188,7 @@ def test_slots_that_are_all_taken_need_a_person_if_no_timeout_frees_them() -> No
             {"loop": {"blocked_s": 42.0, "since_s": 600.0, "task": "crunch"}},
             {},
             "loop_blocked",
-            "again and again for 10m, for 42s of the last minute, mostly by the task crunch",
+            "repeatedly for 10m, for 42s of the last minute, mostly by the task crunch",
         ),
         (
             {"threads": {"threads": 16, "since_s": 600.0, "tasks": {"hang": 16}}},

@@ -1,8 +1,8 @@
 """Group errors that differ only in details: numbers, ids, quoted text and paths.
 
 `pattern` makes `order # took #s` of `order 4711 took 3.2s`; `group` counts by task and pattern. One
-text alone does not tell whether `k12` is an id or a name such as `utf8`. Where several texts differ
-in nothing else, `group` takes it for an id.
+text alone does not tell whether `k12` is an id or a name such as `utf8`. If several texts differ
+only in such words, `group` treats the words as ids.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PASSES_MAX = 10
 # Placeholders: for a number or an id, and for other variable text.
 NUMBER, TEXT = "#", "…"
 
-# No letter precedes an opening quote, and none follows a closing one: "can't" has neither. Python
-# writes a letter before the quotes of bytes.
+# No letter precedes an opening quote, except a prefix such as that of bytes, and no letter
+# follows a closing quote. So the apostrophe in "can't" is neither.
 _QUOTED = re.compile(r"(?<!\w)[bru]?(['\"`])(?:(?!\1)[^\\]|\\.)*\1(?!\w)")
 _QUOTED_IN_PRINT = re.compile(r"([\u201c\u2018«])[^\u201d\u2019»]*([\u201d\u2019»])")
 _MAIL_ADDRESS = re.compile(r"(?<![\w.+%-])[\w.+%-]+@[\w-]+(?:\.[\w-]+)+")
@@ -35,26 +35,27 @@ _UUID = re.compile(
     r"(?<![0-9A-Za-z])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9A-Za-z])",
     re.IGNORECASE,
 )
-# An id has a digit, otherwise it is a word, and a letter, otherwise it is a number. It is
-# hexadecimal, long, or has letters between digits; and everything behind a `#` is an id. Letters
-# only before a number are a name, as in utf8; letters only behind it are a unit, as in 30ms.
+# An id contains a letter and a digit, and is hexadecimal, or long, or has letters between digits.
+# After a `#`, any word with a digit is an id. A word whose letters all precede the number is a name
+# (utf8), and a word whose letters all follow the number has a unit (30ms).
 _ID = re.compile(
     r"(?<![0-9a-z])(?:0x[0-9a-f]+|(?<=#)[a-z]*\d[0-9a-z]*"
     r"|(?=[a-z]*\d)(?=\d*[a-z])(?:[0-9a-f]{4,}|[0-9a-z]{12,}|[a-z]*\d+[a-z]+\d[0-9a-z]*))"
     r"(?![0-9a-z])",
     re.IGNORECASE,
 )
-# What may be an id, if it differs from text to text: everything behind a `#`, letters with digits,
-# and letters that hexadecimal or base32 numbers may consist of. `#ms` was a number with letters.
+# Words that can be ids if they differ from text to text: any word after a `#`, letters with digits,
+# and letters of which hexadecimal or base32 numbers can consist. `#ms` was a number with letters.
 _MAYBE_ID = re.compile(
     r"#+[0-9A-Za-z]*"
     r"|(?<!\w)(?:(?=[A-Za-z]*\d)[0-9A-Za-z]+|[a-f]{4,}|[A-F]{4,}|[A-Z]{6,})(?!\w)"
 )
-# Texts that must differ in such words alone, before these count as ids.
+# This many texts must differ only in such words before the words count as ids.
 ALIKE_MIN = 3
-# With this many ids of one length, a word of letters at their place is an id as well.
+# If a group has this many ids of one length, a word of letters of this length, in the place of the
+# ids, is an id as well.
 SAME_LENGTH_MIN = 10
-# The most groups in which such words are looked for.
+# Only this many groups, the largest, are compared with others to find such words.
 COMPARED_MAX = 20
 # A digit after a letter is part of a name, as in utf8.
 _NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?:[.,:]\d+)*")
@@ -68,7 +69,7 @@ def pattern(text: str) -> str:
     """
     lines = text.strip().splitlines() or [""]
     line = " ".join(lines[0].split())
-    # A replacement can make another one possible: a quote after a number that is now `#`.
+    # A replacement can make another one possible, such as that of a quote after a number.
     for _ in range(PASSES_MAX):
         before, line = line, _replaced(line)
         if line == before:
@@ -95,7 +96,8 @@ class Failures(msgspec.Struct, frozen=True):
 
     Attributes:
         state: `failed`; or `scheduled`, for jobs that wait for another attempt.
-        first_ago_s: seconds since the first of them failed, by the database's clock.
+        first_ago_s, last_ago_s: seconds since the first and the last of these jobs failed, by the
+            database's clock.
         job_id: the job that failed last.
     """
 
@@ -125,12 +127,12 @@ class ErrorGroup(msgspec.Struct):
 
     @property
     def jobs(self) -> int:
-        """Return the number of jobs."""
+        """The number of jobs."""
         return self.failed + self.retrying
 
 
 def group(failures: Iterable[Failures]) -> list[ErrorGroup]:
-    """Return one group per task and kind of error: the most jobs first, then the latest."""
+    """Return the groups by task and pattern, those with the most jobs first, then the latest."""
     by_task: dict[str, dict[str, list[Failures]]] = {}
     for each in failures:
         by_task.setdefault(each.task, {}).setdefault(pattern(each.text), []).append(each)
@@ -145,7 +147,7 @@ def group(failures: Iterable[Failures]) -> list[ErrorGroup]:
 
 
 def _without_ids(patterns: dict[str, list[Failures]]) -> dict[str, list[Failures]]:
-    """Merge patterns that differ only in words that may be ids."""
+    """Merge patterns that differ only in words that can be ids."""
     alike: dict[str, list[str]] = {}
     for each in patterns:
         alike.setdefault(_MAYBE_ID.sub(NUMBER, each), []).append(each)
@@ -159,14 +161,14 @@ def _without_ids(patterns: dict[str, list[Failures]]) -> dict[str, list[Failures
 
 
 def _common(patterns: list[str]) -> str:
-    """Return what these have in common; words that may be ids, and are equal in all, stay."""
+    """Return one pattern for these, with `#` for each word that can be an id and differs."""
     columns = zip(*(_MAYBE_ID.findall(each) for each in patterns), strict=True)
     words = iter([column[0] if len(set(column)) == 1 else NUMBER for column in columns])
     return _MAYBE_ID.sub(lambda _: next(words), patterns[0])
 
 
 def _without_words(patterns: dict[str, list[Failures]]) -> dict[str, list[Failures]]:
-    """Merge patterns that have a word of letters where others have ids, all of the same length."""
+    """Merge a pattern with a word of letters into one that has ids of this length in its place."""
     largest = sorted(
         (each for each in patterns if NUMBER in each), key=lambda each: -len(patterns[each])
     )

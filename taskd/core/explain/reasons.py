@@ -1,4 +1,4 @@
-"""Why a job does not run: from facts in the database to reasons, the most urgent one first.
+"""Why a job does not run: compute reasons from facts in the database.
 
 sentences.py has the words for people.
 """
@@ -16,7 +16,7 @@ from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.worker_status import BLOCKED_S_MIN, WorkerStatus
 
-# The jobs before a queued one are counted up to this number.
+# The jobs that are claimed before a queued job are counted up to this number.
 AHEAD_MAX = 10_000
 # If no job of a full queue has started for this long, its running jobs probably hang.
 STANDS_STILL_S = 60.0
@@ -26,12 +26,12 @@ class Server(msgspec.Struct, frozen=True):
     """A worker that serves or has served the job's queue.
 
     Attributes:
-        state: `live`, `late` (its lease renewal is), `draining`, `silent` (its lease has expired)
-            or `dead`.
-        knows: whether its code has the job's task.
-        running: number of jobs that it runs, of all queues.
-        died_ago_s: seconds since it ended or was declared dead.
-        status: what it has published about itself.
+        state: `live`, `late` (a lease renewal is overdue), `draining`, `silent` (the lease has
+            expired) or `dead`.
+        knows: whether the worker's code has the job's task.
+        running: number of running jobs of the worker, of all queues.
+        died_ago_s: seconds since the worker ended or was declared dead.
+        status: the status that the worker has published.
     """
 
     id: str
@@ -49,8 +49,9 @@ class SlotHolder(msgspec.Struct, frozen=True):
     """Running jobs of one task in the job's queue.
 
     Attributes:
-        endless: number of those without a timeout.
-        oldest_s, newest_s: seconds since the first and the last of them were claimed.
+        endless: number of these jobs without a timeout.
+        first_job_id: the job that was claimed first.
+        oldest_s, newest_s: seconds since the first and the last of these jobs were claimed.
     """
 
     task: str
@@ -80,10 +81,12 @@ class Parent(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True):
     """What the database says about a job; all times are by the database's clock.
 
+    In this list, `it` and `its` stand for the job.
+
     Attributes:
         max_attempts: the job's own or its task's; None: the task is not published.
         claimed_before: a worker has claimed it before.
-        due_in_s: seconds until it is due; negative: since then.
+        due_in_s: seconds until it is due; negative: it has been due for so many seconds.
         timeout_s: the timeout of one attempt, the job's own or its task's; None: no limit, or the
             task is not published.
         error_type, error_message: the error of the last failed attempt.
@@ -99,29 +102,32 @@ class Facts(msgspec.Struct, frozen=True):
             pause are as for the queue.
         paused_at: since when its queue is paused, None if it is not.
         paused_until: None: until someone resumes it.
-        limit_name: the limit of its task; `limit_*` are its bounds.
-        limit_known: the limit is published, or was set by hand.
+        limit_name: its limit, or None. `limit_concurrency`, `limit_in_all`, `limit_rate` and
+            `limit_burst` are the bounds of the limit.
+        limit_known: a worker has published the limit, or an operator has set it.
         gate: what it waits for while its limit blocks it: `parked` (a slot or token of its key),
             `next` (a slot among all keys); None: it was not checked yet.
         parked: whether it is parked: its task was paused, or no worker of its queue could run it.
         limit_holders: while it is blocked, some of the jobs that have the slots of its key.
         limit_queued: admitted jobs of its key that have not started, if the key has a rate.
         limit_opens_s: seconds until its limit checks the key again, if that is scheduled.
-        queue_max_running: the limit of its queue, as `queue_rate`.
-        queue_running: running jobs of its queue, while it is queued and the queue is limited.
+        queue_max_running, queue_rate: the limits of its queue; None: no limit.
+        queue_running: running jobs of its queue, if it is queued and the queue is limited.
         slots: number of jobs of its queue that the live workers can run at a time; None: unknown.
-        slot_holders: the running jobs of its queue by task, while it is queued.
+        slot_holders: the running jobs of its queue by task, if it is queued.
         task_kind: the kind of its task's handler; None: the task is not published.
         worker_state: the state of the worker that runs or ran it, as Server.state; None: unknown.
-        worker_lease_s: how long its claims are valid after a lease renewal; `worker_lease_until`:
-            after the last one.
+        worker_lease_s: the length of that worker's lease in seconds.
+        worker_lease_until: when that worker's lease expires, unless it is renewed.
         living: number of live workers of any queue.
-        serving: number of those that serve the queue.
-        knowing: number of those that also know the task.
-        ahead: number of jobs of its queue before it, counted up to AHEAD_MAX + 1; for a suspect,
-            the number of suspects before it; None if it is not queued.
+        serving: number of live workers that serve its queue.
+        knowing: number of live workers that serve its queue and know its task.
+        ahead: number of jobs of its queue that are claimed before it, counted up to AHEAD_MAX + 1;
+            for a suspect, the number of suspects before it; None if it is neither queued nor a
+            suspect.
         servers: some of the workers that serve or have served the queue, live ones first.
-        parents: some of the jobs that it waits for; `parents_left`: the number of all of them.
+        parents: some of the jobs that it waits for.
+        parents_left: the number of all jobs that it waits for.
     """
 
     id: int
@@ -195,20 +201,20 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Why(StrEnum):
-    """A reason why a job is not running now, or its state otherwise."""
+    """A reason why a job is not running; for a running or finished job, also its state."""
 
     FINISHED = "finished"
     RUNNING = "running"
     # Running by its state, but its worker is silent, dead or deleted.
     WORKER_LOST = "worker_lost"
     CANCEL_REQUESTED = "cancel_requested"
-    # Finished; it cannot be retried, as another job holds its unique key now.
+    # Finished; it cannot be retried, because another job holds its unique key now.
     KEY_HELD = "key_held"
     PAUSED = "paused"
     TASK_PAUSED = "task_paused"
     # Its arguments have a newer version than the published task knows.
     ARGS_NEWER = "args_newer"
-    # It will expire, or is about to.
+    # It expires if no attempt has started by its deadline.
     DEADLINE = "deadline"
     # No live worker serves its queue.
     UNSERVED = "unserved"
@@ -218,21 +224,23 @@ class Why(StrEnum):
     SCHEDULED = "scheduled"
     # Other jobs must end first.
     WAITS_FOR_JOBS = "waits_for_jobs"
-    # One of them has failed, and this job waits until that one is retried.
+    # A job that it waits for has failed or was cancelled, and must be retried first.
     WAITS_FOR_RETRY = "waits_for_retry"
     # Scheduled for another attempt.
     RETRY = "retry"
     # It is due, but no worker has promoted it to queued yet.
     DUE = "due"
-    # Its limit is full: too many jobs run, or have started recently.
+    # All slots of its limit are taken.
     LIMIT_FULL = "limit_full"
+    # The rate of its limit has no token for its key now.
     LIMIT_CLOSED = "limit_closed"
     # Its limit was never published, so its bounds are unknown.
     LIMIT_UNKNOWN = "limit_unknown"
-    # All slots of its queue are taken, or all threads, if its handler needs one.
+    # All slots of its queue are taken.
     SLOTS_TAKEN = "slots_taken"
+    # Its handler needs a thread, and all threads of a worker of its queue are taken.
     THREADS_TAKEN = "threads_taken"
-    # Handlers block the event loop of a worker that could run it.
+    # The event loop of a worker of its queue is blocked for long.
     LOOP_BLOCKED = "loop_blocked"
     # An operator has limited its queue.
     QUEUE_LIMITED = "queue_limited"
@@ -240,7 +248,7 @@ class Why(StrEnum):
 
 
 class Reason(NamedTuple):
-    """One reason; `needs_action`: it does not pass by itself, a person must act."""
+    """One reason; `needs_action`: a person must act, because it does not pass by itself."""
 
     why: Why
     needs_action: bool = False
@@ -259,7 +267,7 @@ def _running(facts: Facts) -> Iterator[Reason]:
     if facts.worker_state in ("live", "late", "draining"):
         yield Reason(Why.RUNNING)
     else:
-        # Any live worker rescues it, whatever queues it serves.
+        # Any live worker rescues the job, whatever queues the worker serves.
         yield Reason(Why.WORKER_LOST, needs_action=not facts.living)
     if facts.cancel_requested:
         yield Reason(Why.CANCEL_REQUESTED)
@@ -294,7 +302,7 @@ def _waiting(facts: Facts) -> Iterator[Reason]:
 
 
 def _busy(facts: Facts) -> Iterator[Reason]:
-    """Return what keeps the workers that could run it from starting it."""
+    """Yield the reasons why workers that could run the job do not start it."""
     holders = facts.slot_holders
     if facts.slots and sum(each.jobs for each in holders) >= facts.slots:
         stuck = idle_s(facts) >= STANDS_STILL_S and any(each.endless for each in holders)
@@ -306,7 +314,7 @@ def _busy(facts: Facts) -> Iterator[Reason]:
 
 
 def idle_s(facts: Facts) -> float:
-    """Return for how long no job of the queue has started, while all of its slots are taken."""
+    """Return how many seconds ago the latest of the queue's running jobs was claimed."""
     return min(each.newest_s for each in facts.slot_holders)
 
 
@@ -322,7 +330,7 @@ def without_threads(facts: Facts) -> list[Server]:
 
 
 def with_blocked_loop(facts: Facts) -> list[Server]:
-    """Return the live workers whose event loop handlers have blocked within the last minute."""
+    """Return the live workers whose event loop was blocked for long within the last minute."""
     return [
         each
         for each in facts.servers
@@ -335,13 +343,13 @@ def with_blocked_loop(facts: Facts) -> list[Server]:
 def _later(facts: Facts) -> Iterator[Reason]:
     if not facts.parked:
         yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
+    # A job that is parked for its paused task waits for the end of the pause, not for its due time.
     elif facts.task_paused_at is None:
-        # It is queued again when its task is resumed, whatever its due time is.
         yield Reason(Why.SCHEDULED)
 
 
 def _not_run(facts: Facts) -> Iterator[Reason]:
-    """Return why no worker could run it if it were claimed."""
+    """Yield the reasons why no worker could run the job if the job were due."""
     if not facts.serving:
         yield Reason(Why.UNSERVED, needs_action=True)
     elif not facts.knowing:

@@ -1,4 +1,7 @@
-"""Why a job does not run, in sentences with what to do next: for `taskd why` and the dashboard."""
+"""Why a job does not run, in sentences and next commands, for `taskd why` and the dashboard.
+
+In these sentences, `it` and `its` stand for the job that the reader has asked for.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ from taskd.core.tasks.registry import BUILT_IN_APP
 
 SAID_CHARS_MAX = 200
 SERVERS_NAMED_MAX = 5
-# A timeout ends an attempt at once, unless the handler prevents it.
+# A timeout ends an attempt within this time, unless the handler ignores the cancellation.
 HEED_S = 5.0
-# Sentences, and the commands to continue with.
+# Sentences about the job, and the commands to run next.
 Words = tuple[str, list[str]]
 
 
 class Explanation(NamedTuple):
-    """A reason, sentences about it, and the commands to continue with."""
+    """A reason in sentences, and the commands to run next."""
 
     reason: Reason
     text: str
@@ -39,7 +42,7 @@ class Explanation(NamedTuple):
 
 
 def explain(facts: Facts) -> Iterator[Explanation]:
-    """Return all reasons in words, those that need a person first."""
+    """Yield all reasons in words; those that need a person come first."""
     for reason in reasons(facts):
         yield Explanation(reason, *SENTENCES[reason.why](facts))
 
@@ -55,7 +58,8 @@ def _finished(facts: Facts) -> Words:
     cause = facts.reason or (_error(facts) if facts.error_type else None)
     if cause == "expired":
         deadline = moment(facts.deadline)
-        return f"It failed {ago}: its deadline, {deadline}, came before an attempt.", [retry]
+        text = f"It failed {ago}: its deadline, {deadline}, passed before an attempt could start."
+        return text, [retry]
     if cause == "crashed":
         cause = f"its worker crashed while it ran, {count(facts.crashes, 'time')}"
     attempts = count(facts.attempt, "attempt")
@@ -87,7 +91,7 @@ def _running(facts: Facts) -> Words:
 
 
 def _until(facts: Facts) -> str:
-    """Return the end of an attempt by its timeout, which starts a moment after the claim."""
+    """Say when the timeout ends the attempt; the timeout begins shortly after the claim."""
     if not facts.timeout_s or facts.started_at is None:
         return "It has no timeout." if facts.task_app else "Its timeout is not published."
     until = facts.started_at + timedelta(seconds=facts.timeout_s)
@@ -97,8 +101,8 @@ def _until(facts: Facts) -> str:
 def _late(facts: Facts) -> str:
     silence = given_up(facts.worker_renewed_ago_s, facts.worker_lease_s, facts.worker_lease_until)
     return (
-        f"But the worker is late: it {silence}. It has died, hangs, or cannot reach the database. "
-        "When its lease has expired, a live worker rescues the job."
+        f"But the worker is late: it {silence}. The worker has died, hangs, or cannot reach the "
+        "database. When the lease has expired, a live worker rescues the job."
     )
 
 
@@ -155,7 +159,7 @@ def _task_paused(facts: Facts) -> Words:
 def _args_newer(facts: Facts) -> Words:
     text = (
         f"Its arguments have version {facts.args_version}; the workers' code "
-        f"knows version {facts.task_args_version}. It waits for workers with newer code."
+        f"knows version {facts.task_args_version}. The job waits for workers with newer code."
     )
     return text, []
 
@@ -172,8 +176,8 @@ def _deadline(facts: Facts) -> Words:
 
 def _key_held(facts: Facts) -> Words:
     text = (
-        f"Job {facts.key_holder} holds its unique key now, by a window of time or as a newer "
-        "version. This job cannot be retried until the key is free."
+        f"Job {facts.key_holder} holds its unique key now. This job cannot be retried until the "
+        "key is free."
     )
     return text, [f"taskd jobs show {facts.key_holder}"]
 
@@ -200,7 +204,7 @@ def _task_unknown(facts: Facts) -> Words:
 def _suspect(facts: Facts) -> Words:
     text = (
         f"Its worker crashed while it ran, {count(facts.crashes, 'time')}, so this job may have "
-        "killed it. It waits in quarantine: a worker starts such jobs in small groups"
+        "killed the worker. It waits in quarantine: a worker starts such jobs in small groups"
     )
     if facts.ahead:
         text += f", and {_ahead(facts.ahead, 'suspect')}"
@@ -211,14 +215,12 @@ def _scheduled(facts: Facts) -> Words:
     if not facts.claimed_before:
         return f"It is scheduled for {_due(facts)}.", []
     if facts.parked and facts.knowing:
-        return "It was parked; a worker that has its task brings it back within seconds.", []
+        return "It is parked; a worker that has its task makes it due within seconds.", []
     if facts.parked:
         return "It is parked until a worker of its queue has its task.", []
     handler_asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
-    text = (
-        f"It was released, and is due again {_due(facts)}: {handler_asked}its worker did not know"
-    )
-    return f"{text} the task.", []
+    text = f"It was released, and is due again {_due(facts)}: {handler_asked}its worker could not"
+    return f"{text} run it.", []
 
 
 def _waits_for_jobs(facts: Facts) -> Words:
@@ -286,7 +288,7 @@ def _slots_taken(facts: Facts) -> Words:
     task = shlex.quote(first.task)
     commands = [f"taskd why {first.first_job_id}", f"taskd jobs list --task {task} --state running"]
     if first.endless:
-        text += " Without a timeout an attempt that hangs keeps its slot until it is cancelled."
+        text += " Without a timeout, an attempt that hangs keeps its slot until someone cancels it."
         commands.append(f"taskd jobs cancel --task {task} --state running")
     return text, commands
 
@@ -316,7 +318,7 @@ def _loop_blocked(facts: Facts) -> Words:
         assert loop is not None
         by = f"the task {first_line(loop.task)}" if loop.task else "code outside of a handler"
         texts.append(
-            f"The event loop of {_name(each.host, each.pid)} has been blocked again and again for "
+            f"The event loop of {_name(each.host, each.pid)} has been blocked repeatedly for "
             f"{span(loop.since_s)}, for {span(loop.blocked_s)} of the last minute, mostly by {by}: "
             "meanwhile no other job starts there."
         )
@@ -331,22 +333,22 @@ def _limit_full(facts: Facts) -> Words:
         text = f"The limit {limit} lets {facts.limit_in_all} jobs run in all, and they are running."
     elif facts.limit_burst is not None and (facts.limit_queued or 0) >= facts.limit_burst:
         many = count(facts.limit_queued or 0, "job")
-        text = f"The limit {limit} has admitted {many} of its key that no worker has started yet."
+        text = f"The limit {limit} has admitted {many} with its key that no worker has started yet."
     elif facts.limit_concurrency is None:
         text = f"The limit {limit} is full."
     else:
         many = count(facts.limit_concurrency, "job")
-        text = f"The limit {limit} lets {many} of its key run at a time."
+        text = f"The limit {limit} lets {many} with its key run at a time."
     holders = facts.limit_holders or ()
     if holders:
-        text += f" The slots have: {', '.join(map(str, holders[:SERVERS_NAMED_MAX]))}."
+        text += f" Jobs in the slots: {', '.join(map(str, holders[:SERVERS_NAMED_MAX]))}."
     return text, [*(f"taskd why {each}" for each in holders[:1]), "taskd limits list"]
 
 
 def _limit_closed(facts: Facts) -> Words:
     limit = first_line(facts.limit_name)
     text = (
-        f"The limit {limit} lets {rate_text(facts.limit_rate)} of its key start; "
+        f"The limit {limit} lets jobs with its key start at {rate_text(facts.limit_rate)}; "
         f"the next one can start in {span(max(facts.limit_opens_s or 0.0, 0.0))}."
     )
     return text, ["taskd limits list"]
@@ -354,8 +356,8 @@ def _limit_closed(facts: Facts) -> Words:
 
 def _limit_unknown(facts: Facts) -> Words:
     text = (
-        f"Its limit {first_line(facts.limit_name)} is not published, so it waits until a "
-        "worker that knows the task publishes the limit."
+        f"Its limit {first_line(facts.limit_name)} is not published. The job waits until a worker "
+        "that knows the task publishes the limit."
     )
     return text, [_run(facts)]
 
@@ -403,7 +405,7 @@ SENTENCES: dict[Why, Callable[[Facts], Words]] = {
 
 
 def _servers(facts: Facts, name: Callable[[Server], str]) -> str:
-    """Return who serves the queue: `2 live workers serve the queue email: ...`."""
+    """Name the live workers of the queue: `2 live workers serve the queue email: ...`."""
     live = [each for each in facts.servers if each.state in ("live", "late")][:SERVERS_NAMED_MAX]
     more = facts.serving - len(live)
     names = [name(each) for each in live] + ([f"{more:,} more"] if more else [])
@@ -449,7 +451,7 @@ def _due(facts: Facts) -> str:
 
 
 def _because(text: str | None) -> str:
-    """Return the end of a sentence: the given reason, or the full stop."""
+    """Return the end of a sentence: a colon and the reason, or the full stop."""
     return f": {first_line(text)}" if text else "."
 
 
@@ -462,7 +464,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """Return the first line of another person's text, shortened."""
+    """Return the first line of a text that users or their code wrote, shortened."""
     lines = (text or "").strip().splitlines() or [""]
     line = " ".join(lines[0].split())
     return line if len(line) <= SAID_CHARS_MAX else line[: SAID_CHARS_MAX - 1] + "…"

@@ -1,10 +1,10 @@
 """`taskd tail`: decide from successive polls which jobs to read, and which events to report.
 
 A poll returns the ids of the live jobs and of the running jobs. A job that was live at the last
-poll and is not live now has ended, in whatever order transactions commit. A job that was enqueued
-and ended between two polls was never seen live, so it is looked up by its id. A transaction can
-draw an id long before it commits the job. So an id without a job is looked up at each poll, until
-every transaction that was open when the id was drawn has ended.
+poll and is not live now has ended. A job that was enqueued and ended between two polls was never
+seen live, so it is looked up by its id. A transaction can draw an id long before it commits the
+job. So an id without a job is looked up at each poll, until every transaction that was open when
+the id was first seen has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from taskd.core.jobs.job import FINISHED, JobState
 # Ids per mask.
 BLOCK = 64
 FULL = (1 << BLOCK) - 1
-# The most ids without a job that are looked up, the newest ones: their jobs can be committed later.
+# A poll looks up at most this many ids without a job, the newest.
 MISSING_MAX = 1000
 # A transaction can draw an id a moment before the server lists the transaction as open.
 MISSING_FOR = timedelta(seconds=10)
@@ -30,7 +30,7 @@ Ids = Mapping[int, int]
 
 
 def ids_of(blocks: Sequence[int] | None, masks: Sequence[int] | None) -> dict[int, int]:
-    """Return the set of ids that the database has sent as two arrays; its masks are signed."""
+    """Return the set of ids that the database has sent as two arrays, with signed masks."""
     return {block: mask & FULL for block, mask in zip(blocks or (), masks or (), strict=True)}
 
 
@@ -99,7 +99,7 @@ class Watch:
     """Compares each poll with the one before.
 
     Attributes:
-        after_id: the next poll returns finished jobs with higher ids; None: it is the first poll.
+        after_id: the next poll returns finished jobs with higher ids; None: there was no poll yet.
         missing: ids without a job, each with the `next_xid` and the time of the poll that saw it.
     """
 
@@ -111,7 +111,8 @@ class Watch:
     def compare(self, poll: Poll) -> tuple[Changes, Watch]:
         """Return the changes since the last poll, and the Watch for the next poll.
 
-        This object does not change: if the caller cannot read the changed rows, it compares again.
+        This object does not change, so that a caller who fails to read the changed rows can compare
+        the next poll with the same one.
         """
         last, following = self._last, Watch()
         born = _minus(poll.live, last.live) if last else set()
@@ -214,7 +215,7 @@ def _birth(job: JobRow) -> Event:
 
 def _attempts(job: JobRow) -> Iterator[Event]:
     for error in job.errors:
-        # Earlier starts are unknown: the row keeps only the worker of the last attempt.
+        # These events name no worker: the row contains only the worker of the last attempt.
         if error.started is not None and error.started != job.started_at:
             begun = _event(job, error.started, "claimed", JobState.RUNNING)
             begun.attempt = error.attempt
@@ -255,7 +256,7 @@ def _end(job: JobRow, at: datetime) -> Event:
 
 
 class Reporter:
-    """Remembers the reported events of each job, so that each event is reported once.
+    """Remembers the time of each job's last reported event, so that each event is reported once.
 
     Args:
         start: earlier events are not reported.
@@ -274,7 +275,8 @@ class Reporter:
             recent = [event for event in events_of(job) if event.at > self._start]
             events += recent
             if job.state in FINISHED:
-                # The first poll came before this read, so it can have seen the job live.
+                # The first poll, which came before this read, has possibly seen the job live. The
+                # next poll then counts the job as ended.
                 self._ended.add(job.id)
             else:
                 self._remember(job, recent)
@@ -284,7 +286,8 @@ class Reporter:
         """Return the events since the last poll.
 
         Args:
-            jobs: rows of the changed jobs; a job without a row has ended, and its queue keeps none.
+            jobs: rows of the changed jobs. A job without a row has ended in a queue that keeps no
+                finished jobs.
             now: the time of the poll.
         """
         events: list[Event] = []

@@ -16,10 +16,10 @@ from taskd.core.jobs.job import JobState
 
 RATE_S = 10.0
 LATE_S = 60.0
-# The most ended jobs that are kept; the newest are kept.
+# Top keeps at most this many ended jobs, the newest.
 ENDED_MAX = 5000
-# The most new jobs that a poll counts by queue. If there are more, the counts are scaled up to the
-# number of new ids.
+# A poll counts at most this many new jobs by queue. If there are more new jobs, the counts are
+# scaled up to the number of new ids.
 BORN_MAX = 5000
 
 
@@ -160,7 +160,7 @@ class _Count(msgspec.Struct):
 
 
 class Top:
-    """Collects polls, and computes the contents of the screen."""
+    """The latest polls and the recently ended jobs, from which the screen is computed."""
 
     def __init__(self) -> None:
         self._state: State | None = None
@@ -169,15 +169,15 @@ class Top:
 
     @property
     def last_id(self) -> int | None:
-        """Return the id after which the next poll counts new jobs; None: there was no poll yet."""
+        """The id after which the next poll counts new jobs; None: there was no poll yet."""
         return self._state.last_id if self._state else None
 
     def seen_running(self) -> list[int]:
-        """Return the ids of jobs that ran at the last poll; the next poll looks up their ends."""
+        """Return the ids of the jobs that ran at the last poll; the next poll reads their ends."""
         return [job.id for job in self._state.running] if self._state else []
 
     def add(self, state: State, ended: Iterable[Ended]) -> None:
-        """Add a poll."""
+        """Add a poll, and the jobs whose ends it has read; forget ends older than LATE_S."""
         self._count(state)
         for each in ended:
             self._ended[each.id, each.attempt, each.state] = each
@@ -237,8 +237,8 @@ class Top:
             name = queue.queue
             came = last.came[name] - first.came[name]
             made.in_per_s = came / past_s
-            # Jobs that were retried by hand keep their ids, so they are not counted as arrivals.
-            # Without max(), the result would then be negative.
+            # A job that was retried by hand keeps its id, so it is live but not an arrival. Without
+            # max(), the rate could then be negative.
             made.out_per_s = max(0, came - last.live[name] + first.live[name]) / past_s
         made.wait_p50_s, made.wait_p95_s = _p50_p95(each.wait_s for each in mine)
         made.run_p50_s, made.run_p95_s = _p50_p95(each.run_s for each in mine)
