@@ -1,7 +1,7 @@
 """The environment that a database belongs to: workers of other environments must not run its jobs.
 
-A restored copy of production's database contains production's jobs and schedules. It also contains
-the name `production`, so workers whose setting `environment` has another value recognise the copy.
+A restored copy of production's database contains production's jobs and schedules. The copy also
+contains the name `production`, so workers whose setting `environment` differs do not run its jobs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def mismatch(wanted: str | None, found: str | None) -> str | None:
     has = "the setting environment is not set" if wanted is None else f"the setting is {wanted!r}"
     return (
         f"this database belongs to the environment {found!r}, or is a copy of its database, and "
-        f"{has}: no job is started. If it is {found}'s own, set TASKD_ENVIRONMENT={found}. If it "
-        f"is a copy, pause its queues and schedules: taskd db adopt {wanted or 'NAME'}"
+        f"{has}: no job is started. If it is {found}'s own, set TASKD_ENVIRONMENT={found}. "
+        f"If it is a copy, pause its queues and schedules: taskd db adopt {wanted or 'NAME'}"
     )

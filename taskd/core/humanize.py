@@ -35,7 +35,7 @@ def zone(value: datetime) -> str:
 def given_up(
     renewed_ago_s: float | None, lease_s: float | None, lease_until: datetime | None
 ) -> str:
-    """Return, for a worker whose lease renewal is late, when its lease expires."""
+    """Say when the lease of a worker expires whose lease renewal is late."""
     return (
         f"renewed its lease {span(renewed_ago_s)} ago; the lease of {span(lease_s)} "
         f"expires at about {moment(lease_until)}"
@@ -48,7 +48,7 @@ def span(seconds: float | None) -> str:
         return ""
     if seconds < 0:
         return "-" + span(-seconds)
-    if seconds < 0.9995:  # from here on three digits would be written 1e+03
+    if seconds < 0.9995:  # from here on, three significant digits would be printed as 1e+03ms
         return f"{max(seconds * 1000, 0.001):.3g}ms" if seconds else "0s"
     if seconds < 10:
         return f"{seconds:.1f}s".replace(".0s", "s")
@@ -66,7 +66,7 @@ def count(number: int, noun: str) -> str:
 
 
 def rate_text(rate: float | None, burst: int | None = None) -> str:
-    """Return `100/s, burst 20`; an empty text without a rate."""
+    """Format a rate in jobs per second: `100/s, burst 20`; None: an empty text."""
     if rate is None:
         return ""
     unit = "s" if rate >= 1 else "m" if rate * 60 >= 1 else "h"

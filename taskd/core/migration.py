@@ -5,12 +5,13 @@ the version of the code is the number of the newest migration that it contains. 
 describes itself in comment lines:
 
 ```
-step: expand        it adds objects that the new code needs, so it is applied before that code runs
-step: contract      it removes objects that the new code no longer uses; that code also works
-                    before the migration is applied
+step: expand        the migration adds objects that the new code needs; apply it before that code
+                    runs
+step: contract      the migration removes objects that the new code no longer uses; that code also
+                    works before the migration is applied
 works with: >= 6    the oldest version of the code that works after the migration is applied
-locks: job share    the existing tables that it locks, each with the mode, separated by commas
-no transaction      it cannot run in a transaction: CREATE INDEX CONCURRENTLY
+locks: job share    the existing tables that are locked, each with the mode, separated by commas
+no transaction      the migration cannot run in a transaction: CREATE INDEX CONCURRENTLY
 ```
 """
 
@@ -26,7 +27,7 @@ from taskd.errors import SchemaEdited, SchemaError, SchemaOutdated, SchemaTooNew
 
 EXPAND: Final = "expand"
 CONTRACT: Final = "contract"
-# The lock modes of a table, weakest first, and the statements that a lock of that mode blocks.
+# The lock modes of a table, weakest first, and what waits while a lock of this mode is held.
 LOCK_MODES: Final = {
     "share update exclusive": "no job waits for it",
     "share": "writes to it wait",
@@ -56,7 +57,8 @@ class Step(NamedTuple):
     """A statement of a migration that runs outside a transaction.
 
     Attributes:
-        made: the index that it builds. If the statement was interrupted, that index is invalid.
+        made: the index that the statement builds, or None. If the statement was interrupted, this
+            index is invalid.
     """
 
     text: str
@@ -68,7 +70,7 @@ class Migration:
     """One file of sql/migrations.
 
     Raises:
-        ValueError: its comment lines are incomplete or wrong; this is a bug in taskd.
+        ValueError: the comment lines are incomplete or wrong; this is a bug in taskd.
     """
 
     number: int
@@ -88,14 +90,14 @@ class Migration:
 
     @property
     def label(self) -> str:
-        """Return its name: `0001_baseline`."""
+        """The number and the name: `0001_baseline`."""
         return f"{self.number:04d}_{self.name}"
 
     @property
     def digest(self) -> str:
-        """Return a hash of its SQL; it shows whether the migration was edited after it was applied.
+        """A hash of the SQL, which shows whether the migration was edited after it was applied.
 
-        Comment lines do not count: they can be corrected.
+        Comment lines are left out of the hash, because they can be corrected.
         """
         lines = [line.rstrip() for line in self.text.splitlines()]
         sql = "\n".join(line for line in lines if line and not line.lstrip().startswith("--"))
@@ -103,36 +105,36 @@ class Migration:
 
     @property
     def works_with(self) -> int:
-        """Return the oldest version of the code that works after the migration is applied."""
+        """The oldest version of the code that works after the migration is applied."""
         return int(_WORKS_WITH.findall(self.text)[0])
 
     @property
     def is_needed(self) -> bool:
-        """Return whether the code that contains this migration works only after it is applied."""
+        """Whether the code that contains this migration needs it to be applied."""
         return bool(_STEP.findall(self.text)[0] == EXPAND)
 
     @property
     def locks(self) -> tuple[Lock, ...]:
-        """Return the locks that it takes on existing tables, in order."""
+        """The locks on existing tables, in the order in which they are taken."""
         match = _LOCKS.search(self.text)
         parts = match[1].split(",") if match else []
         return tuple(Lock(*part.strip().split(" ", 1)) for part in parts)
 
     @property
     def in_transaction(self) -> bool:
-        """Return whether it and its row in taskd.migration are written in one transaction."""
+        """Whether the migration and its row in taskd.migration are written in one transaction."""
         return _APART.search(self.text) is None
 
     @property
     def what(self) -> str:
-        """Return its purpose in one line: the first sentence of its comment."""
+        """The purpose in one line: the first sentence of the comment at the head."""
         prose = _PROSE.sub("", self.text.partition("\n\n")[0])
         sentence = re.split(r"(?<=[.!?])\s", prose.strip(), maxsplit=1)[0]
         return " ".join(sentence.split()).rstrip(".")
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Return the statements of a migration that runs outside a transaction."""
+        """The statements of a migration that runs outside a transaction."""
         lines = [line for line in self.text.splitlines() if not line.startswith("--")]
         texts = [" ".join(part.split()) for part in "\n".join(lines).split(";")]
         return tuple(self._step(text) for text in texts if text)
@@ -148,7 +150,7 @@ class Migration:
 
 
 class Entry(NamedTuple):
-    """A row of taskd.migration; an announced migration is about to be applied."""
+    """A row of taskd.migration; a row that is not `is_applied` announces a migration."""
 
     number: int
     name: str
@@ -205,7 +207,7 @@ def misfit(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError |
 
 
 def out_of_date(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError | None:
-    """Return the error if code with these migrations must not migrate a schema, else None."""
+    """Return the error if the schema is too new for code with these migrations, or was edited."""
     newest, floor = known[-1].number, floor_of(ledger)
     if floor > newest:
         coming = any(not each.is_applied and each.works_with > newest for each in ledger)
@@ -223,9 +225,9 @@ def out_of_date(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaEr
     ]
     if edited:
         return SchemaEdited(
-            f"{', '.join(edited)} was applied with other SQL than this taskd brings: one of "
-            "the two was edited afterwards. Use the taskd that has migrated this database, or "
-            "restore its file. If no job matters, start over: DROP SCHEMA taskd CASCADE."
+            f"{', '.join(edited)} was applied with other SQL than this taskd has, so its file was "
+            "edited. Use the taskd that has migrated this database, or restore its file. If the "
+            "jobs do not matter, drop them and start over: DROP SCHEMA taskd CASCADE."
         )
     return None
 

@@ -1,10 +1,10 @@
-"""Schedules as values: the jobs that they enqueue, the times of their ticks, and the due ticks.
+"""Schedules as values: the job that a schedule enqueues, its ticks, and which of them are due.
 
-No clock is read here: the current time always comes from the database. The ticks of a period are
-its multiples. Cron follows the wall clock of a time zone, as Debian's cron does: if a clock change
-skips the time of a tick, the tick comes right after the gap; if a clock change repeats the time,
-the tick comes only at its first occurrence. Rules that repeat within the hour or every hour (`*` or
-`*/n` as minute or hour) follow elapsed time.
+No clock is read here: the current time always comes from the database. Cron follows the wall clock
+of a time zone, as Debian's cron does: if a clock change skips the time of a tick, the tick comes
+right after the gap; if a clock change repeats the time, the tick comes only at the first
+occurrence. Rules that repeat within the hour or every hour (`*` or `*/n` as minute or hour) follow
+elapsed time.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class CatchUp(StrEnum):
 class Overlap(StrEnum):
     """What a tick does while a job of the schedule is live.
 
-    It enqueues another job (`allow`), it enqueues none (`skip`), or it cancels the live job and
-    enqueues another (`cancel`).
+    The tick enqueues another job (`allow`), enqueues none (`skip`), or cancels the live job and
+    enqueues another one (`cancel`).
     """
 
     ALLOW = "allow"
@@ -60,7 +60,7 @@ class Overlap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A period: its ticks are `starts_at` and every multiple of the period after it.
+    """A period: the first tick is at `starts_at`, and each further tick one period later.
 
     Attributes:
         period_s: seconds, from 1 to ten years.
@@ -119,10 +119,10 @@ class Cron:
         except CronSimError as error:
             raise InvalidSchedule(f"cron {text!r}: {str(error).lower()}") from None
         if comes is None:
-            raise InvalidSchedule(f"cron {text!r}: no such day ever comes")
+            raise InvalidSchedule(f"cron {text!r}: this expression never matches a day")
 
     def ticks(self, after: datetime) -> Iterator[datetime]:
-        """Yield the ticks after a moment, in UTC, for the fifty years that cronsim looks ahead."""
+        """Yield the ticks after a moment, in UTC, for the fifty years that cronsim searches."""
         zone = _zone(self.timezone)
         last = after.astimezone(UTC)
         # cronsim computes wall clock times. When a clock is set back, some times occur twice; when
@@ -156,18 +156,18 @@ class Schedule:
     """A schedule: the job to enqueue, and when. An immutable value, checked when created.
 
     Attributes:
-        name: 1 to 200 printable bytes, unique in the database.
+        name: printable characters, 1 to 200 bytes in UTF-8, unique in the database.
         job: the job that a tick enqueues; it can have all options except `run_at`, `delay_s` and
             `unique`.
         when: every(...) or cron(...).
-        query: a SELECT; a tick enqueues a job for each row, and the columns are additional
-            arguments of `job`. The query must name tables with their schema, and can use `$1` for
-            the tick. At most 100,000 rows.
+        query: a SELECT of at most 100,000 rows. A tick enqueues a job for each row, with the
+            columns as additional arguments. The query must name tables with their schema, and can
+            use `$1` for the time of the tick.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, fire at most this many ticks, the newest ones; 1 to 1000.
         overlap: what a tick does while a job of the schedule is live: `allow`, `skip` or `cancel`.
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
-        deadline_s: the deadline of the job, in seconds after its tick; after that it expires.
+        deadline_s: the deadline of the job, in seconds after the tick.
 
     Raises:
         InvalidSchedule: a value is outside its limits.
@@ -213,7 +213,7 @@ class Schedule:
                 )
         if self.catch_up == CatchUp.ALL and self.overlap != Overlap.ALLOW:
             raise InvalidSchedule(
-                f"{prefix}: catch_up='all' makes several jobs at once, which needs overlap='allow'"
+                f"{prefix}: catch_up='all' enqueues several jobs, which needs overlap='allow'"
             )
         most = self.catch_up_max
         whole = isinstance(most, int) and not isinstance(most, bool)
@@ -228,14 +228,15 @@ class Schedule:
 
 
 def check_name(name: str) -> str:
-    """Return the schedule's name.
+    """Check the name of a schedule, and return it.
 
     Raises:
-        InvalidSchedule: it is empty, longer than 200 bytes, or not printable.
+        InvalidSchedule: the name is empty, takes over 200 bytes, or is not printable.
     """
     if not _fits(name, NAME_BYTES_MAX) or not name.isprintable():
         raise InvalidSchedule(
-            f"schedule name {quoted(name)}: use 1 to {NAME_BYTES_MAX} printable bytes"
+            f"schedule name {quoted(name)}: use printable characters, 1 to {NAME_BYTES_MAX} bytes "
+            "in UTF-8"
         )
     return name
 
@@ -259,7 +260,7 @@ class Due:
     Attributes:
         ticks: ticks to fire, in order.
         next_at: the first tick that is not due yet.
-        missed: whether due ticks are left out of `ticks`.
+        missed: whether `ticks` lacks due ticks, because `catch_up` or `catch_up_max` excludes them.
     """
 
     ticks: tuple[datetime, ...]
@@ -277,7 +278,7 @@ def due(
         now: the time by the database's clock.
 
     Raises:
-        InvalidSchedule: no tick follows.
+        InvalidSchedule: the cron expression has no further tick.
     """
     if next_at is None or next_at > now:
         return Due((), _following(when, next_at, now))
@@ -289,7 +290,7 @@ def due(
 
 
 def first(when: When, now: datetime) -> datetime | None:
-    """Return the first tick of a new schedule; None: the database computes it."""
+    """Return the first tick of a new schedule; None: the database computes the tick."""
     return None if isinstance(when, Every) else _following(when, None, now)
 
 
@@ -298,7 +299,7 @@ def _following(when: When, next_at: datetime | None, now: datetime) -> datetime:
     if isinstance(when, Cron):
         comes = next(when.ticks(now), None)
         if comes is None:
-            raise InvalidSchedule(f"cron {when.expression!r}: no such day comes any more")
+            raise InvalidSchedule(f"cron {when.expression!r}: this expression has no further tick")
         return comes
     known = next_at or when.starts_at or now
     period = timedelta(seconds=when.period_s)

@@ -1,4 +1,4 @@
-"""Checks of numbers that callers pass, with the same wording in each error."""
+"""Checks of numbers that callers pass, with error messages of the same form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_seconds(name: str, value: object, low: float, high: float) -> None:
 
 
 def above_zero(for_s: float | None) -> float | None:
-    """Return the duration of a pause; raise InvalidJob unless it is above zero, or None."""
+    """Return the duration of a pause; raise InvalidJob unless `for_s` is above zero or None."""
     if for_s is not None and not 0 < for_s < float("inf"):
         raise InvalidJob(f"for_s {for_s!r} is not a number of seconds above zero")
     return for_s

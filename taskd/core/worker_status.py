@@ -1,24 +1,24 @@
 """The status of a worker process: facts that only the process itself knows.
 
 The process writes its status to its row when it renews its lease. `taskd doctor` and `taskd why`
-read it there. All ages are in seconds before that renewal.
+read it there. All ages are in seconds at the time of that renewal.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-# If the loop was blocked for this many seconds of the last minute, all queues are delayed.
+# If the event loop was blocked for this many seconds of the last minute, people are told so.
 BLOCKED_S_MIN = 5.0
 
 
 class LoopBlocked(msgspec.Struct, frozen=True):
-    """How handlers have blocked the event loop within the last minute.
+    """Blocks of the event loop within the last minute.
 
     Attributes:
         blocked_s: for how many seconds of the last minute the loop was blocked.
         since_s: how long ago the series of blocks began; a minute without a block ends a series.
-        task: the task that blocked it the longest; None: the cause is not a handler.
+        task: the task that blocked the loop the longest; None: the cause is not a handler.
     """
 
     blocked_s: float
@@ -41,7 +41,7 @@ class ThreadsTaken(msgspec.Struct, frozen=True):
 
 
 class FailureStreak(msgspec.Struct, frozen=True):
-    """A task whose attempts have all failed in this process since the last success.
+    """The attempts of a task that have failed in this process since its last success there.
 
     Attributes:
         failed: number of failed attempts.
@@ -70,7 +70,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def decode(text: str | None) -> WorkerStatus:
-    """Decode a status from JSON; return an empty one if a newer version wrote another format."""
+    """Decode a status from JSON; return an empty status if another version has another format."""
     try:
         return msgspec.json.decode(text or "{}", type=WorkerStatus)
     except msgspec.ValidationError:

@@ -121,11 +121,11 @@ KEYED = NewJob("t", queue="q", unique=Unique("k"))
     ("make", "told"),
     [
         (circle, "wait for each other: "),
-        (unknown, "a waits for 'nobody', which is not part of it"),
+        (unknown, "a waits for 'nobody', which is no node of the workflow"),
         (doubled, "two jobs are named 'a'"),
         (text, "after='b' is no list of names"),
         (lambda: Workflow("w"), "it has no job"),
-        (lambda: Workflow(""), "use 1 to 100 printable bytes"),
+        (lambda: Workflow(""), "use printable characters, 1 to 100 bytes"),
         (lambda: chain(JOB, KEYED), "has a unique key"),
         (lambda: chain(JOB, JOB, on_failed="explode"), "none of cancel, wait, continue, only"),
         (lambda: group([JOB] * 20_001), "20,001 jobs; at most 20,000"),

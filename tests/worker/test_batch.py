@@ -311,7 +311,7 @@ def test_one_job_has_the_arguments_of_its_class() -> None:
     assert made.job(Doc(1)).args == '{"id":1,"tags":[]}'
     assert made.item('{"id":1}') == Doc(1, [])
     assert json.loads(made.args_schema)["required"] == ["id"]
-    with pytest.raises(InvalidArgs, match="its argument is a Doc, not a Point"):
+    with pytest.raises(InvalidArgs, match="the argument must be a Doc, not a Point"):
         made.job(Point(1))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgs, match="Expected `int`"):
         made.job(Doc("one"))  # type: ignore[arg-type]

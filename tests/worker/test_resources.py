@@ -113,7 +113,7 @@ def test_what_is_no_resource_is_refused() -> None:
     two.__name__ = "one"
     with pytest.raises(TypeError, match="returns: write a function that yields"):
         resource(returns, registry=registry)
-    with pytest.raises(TypeError, match="asks: it must take no arguments"):
+    with pytest.raises(TypeError, match="asks: the function must take no arguments"):
         resource(asks, registry=registry)
     resource(one, registry=registry)
     with pytest.raises(ValueError, match="two resources are named 'one'"):

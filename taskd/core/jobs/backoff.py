@@ -52,7 +52,7 @@ class Fixed:
     jitter: float = 0.0
 
     def delay_s(self, attempt: int) -> float:
-        """Return the delay in seconds, which is the same after each attempt."""
+        """Return the delay in seconds, which does not depend on `attempt`."""
         return _jittered(self.every_s, self.jitter)
 
 

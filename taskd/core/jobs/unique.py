@@ -104,8 +104,8 @@ class Enqueued(int):
         """Wait like result(), for code without an event loop.
 
         Raises:
-            RuntimeError: an event loop runs in this thread, which the wait would block; or as for
-                result(). The other exceptions are those of result(), too.
+            RuntimeError: an event loop runs in this thread, and the wait would block the loop.
+            JobFailed, JobCancelled, JobNotFound, TimeoutError, RuntimeError: as for result().
         """
         return self._client().result_sync(self, timeout_s)
 

@@ -34,7 +34,8 @@ class ArgsVersions:
         stored: the version in the row of a new job; None is the first version.
 
     Raises:
-        ValueError: the version is not a number from 1 to 32767, or an older version has no step.
+        ValueError: the version is not a number from 1 to 32767, or a version between the oldest
+            step and the present version has no step.
         TypeError: a step is not a function.
     """
 
@@ -62,10 +63,11 @@ class ArgsVersions:
         return (args_version or 1) > self.args_version
 
     def lift(self, args: str, args_version: int) -> str:
-        """Return older arguments, upgraded to the present version, as JSON text.
+        """Upgrade older arguments to the present version, and return their JSON text.
 
         Raises:
-            InvalidArgs: there is no step from their version, or a step failed.
+            InvalidArgs: the arguments are not a JSON object, their version has no step, or a step
+                failed.
         """
         try:
             names = msgspec.json.decode(args, type=dict[str, Any])
@@ -80,7 +82,7 @@ class ArgsVersions:
         if step is None:
             raise InvalidArgs(
                 f"task {self._task}: the job's arguments have version {version}, and `upgrade` has "
-                f"no step from it, so they cannot become version {self.args_version}"
+                f"no step from this version, so they cannot become version {self.args_version}"
             )
         try:
             lifted = step(args)
@@ -111,7 +113,7 @@ def check_aliases(task: str, aliases: Sequence[str]) -> tuple[str, ...]:
         raise TypeError(f"task {task}: aliases {aliases!r} is one text; write [{aliases!r}]")
     names = tuple(dict.fromkeys(check_task_name(name) for name in aliases))
     if task in names:
-        raise ValueError(f"task {task}: an alias is a former name, not the name itself")
+        raise ValueError(f"task {task}: an alias must be a former name, not the present name")
     return names
 
 
@@ -125,7 +127,8 @@ def check_redact(
         older: whether the task can upgrade older versions, whose arguments can have other names.
 
     Raises:
-        TypeError: `redact` is one text, or names an argument that the task does not have.
+        TypeError: `redact` is one text; or it names an argument that the task does not have, and
+            no older version can have.
     """
     if isinstance(redact, str):
         raise TypeError(f"task {task}: redact {redact!r} is one text; write [{redact!r}]")
@@ -136,7 +139,10 @@ def check_redact(
 
 
 def secrets(args: str, redact: Iterable[str]) -> list[str]:
-    """Return the texts of a job's redacted arguments that must not be shown, the longest first."""
+    """Return the texts that stand for values of redacted arguments, the longest first.
+
+    Texts of less than SECRET_CHARS_MIN characters are left out.
+    """
     try:
         names = msgspec.json.decode(args, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
@@ -155,8 +161,9 @@ def _gather(value: Any, found: set[str]) -> None:
         for each in value:
             _gather(each, found)
     elif isinstance(value, str):
-        # Errors contain values in other forms: repr() and JSON escape characters, an ExceptionGroup
-        # indents lines. So these forms are hidden, too, and the parts without special characters.
+        # Errors contain values in other forms: repr() and JSON escape characters, and an
+        # ExceptionGroup indents lines. So the escaped forms are hidden, too, and each part of the
+        # value without special characters.
         forms = (repr(value), ascii(value), msgspec.json.encode(value).decode())
         found.update((value, *(each[1:-1] for each in forms), *_UNCHANGED.findall(value)))
     elif isinstance(value, int | float) and not isinstance(value, bool):

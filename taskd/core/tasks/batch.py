@@ -22,7 +22,7 @@ class Item(Generic[A]):
         args: the job's arguments.
         ctx: the context of the job's attempt, as in other handlers.
         cancel_requested: whether a cancellation of this job was requested while the batch ran. The
-            handler can then skip the job; the other jobs of the batch go on.
+            handler can then skip the job; the other jobs of the batch are not affected.
     """
 
     args: A
@@ -31,7 +31,7 @@ class Item(Generic[A]):
 
 
 def args_class(task: str, hint: Any) -> type:
-    """Return `A` of a handler's annotation `list[Item[A]]`.
+    """Return `A` for the annotation `list[Item[A]]` of a handler's parameter.
 
     Raises:
         TypeError: the annotation has another form, or A is neither a dataclass nor a

@@ -31,7 +31,7 @@ class Context(Protocol):
 
     @property
     def fence(self) -> int:
-        """The token of this attempt: it grows with every claim, so older tokens can be refused."""
+        """The token of this attempt. It grows with each claim, so old tokens can be refused."""
 
     @property
     def idempotency_key(self) -> str:
@@ -39,18 +39,18 @@ class Context(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """When the attempt must end, on the clock of `time.monotonic()`; None: no limit."""
+        """When the timeout ends the attempt, on the clock of `time.monotonic()`; None: no limit."""
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is stopping. A long handler can then end early at a suitable point."""
+        """Whether the worker is stopping; a long handler can then end at a suitable point."""
 
     @property
     def resources(self) -> Mapping[str, Any]:
         """The resources of the app, by name."""
 
     def remaining_s(self) -> float | None:
-        """Seconds until the deadline; None: no limit."""
+        """Return the seconds until `deadline`; None: no limit."""
 
     async def results(self) -> dict[str, Any]:
         """Return the results of the jobs that this job waited for, by the names of their nodes.
@@ -64,14 +64,14 @@ class Context(Protocol):
         """
 
     def results_sync(self) -> dict[str, Any]:
-        """Return the same results in a plain function.
+        """Return the results as results() does, in a plain function.
 
         Raises:
             ResultsTooLarge, StoreUnavailable: for the same reasons as results().
         """
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Report the progress of the attempt, as often as you like; it is written once a second.
+        """Report the progress of the attempt; the worker writes the latest report once a second.
 
         Args:
             done: how much is done, in any unit.
@@ -94,7 +94,11 @@ class Context(Protocol):
         """
 
     def complete_sync(self, conn: Any, result: Any = None) -> None:
-        """Complete the job in a plain function; `conn` is as for `enqueue_sync`.
+        """Complete the job as complete() does, in a plain function.
+
+        Args:
+            conn: a connection that `enqueue_sync` accepts as `conn`.
+            result: the result of the job; anything that has a JSON form.
 
         Raises:
             LeaseLost: the attempt no longer owns its job; roll the transaction back.
@@ -102,7 +106,7 @@ class Context(Protocol):
 
 
 class TransactionContext(Context, Protocol):
-    """The attempt of a task with `transaction=`. taskd completes the job, and not complete()."""
+    """The attempt of a task with `transaction=`; taskd completes the job, so complete() raises."""
 
     @property
     def conn(self) -> Any:

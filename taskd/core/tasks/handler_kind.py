@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 BATCH_MAX = 1000
-# The longest time that the jobs of a batch wait for further jobs. It is below five seconds, after
-# which the worker releases claimed jobs that have not started.
+# The jobs of a batch wait for further jobs at most this long. A worker releases claimed jobs that
+# have not started after five seconds.
 MAX_WAIT_S_MAX = 3.0
 
 
@@ -72,10 +72,10 @@ def kind_of(
 
 
 def isolation_of(task: str, transaction: bool | str) -> Isolation:
-    """Return the isolation level of the option `transaction`.
+    """Return the isolation level for the option `transaction`; for a bool, the default level.
 
     Raises:
-        ValueError: the option is not valid.
+        ValueError: the option is neither a bool nor an isolation level.
     """
     if isinstance(transaction, bool):
         return Isolation.READ_COMMITTED
@@ -94,8 +94,8 @@ def _check_process(handler: Callable[..., Any], *, is_async: bool) -> None:
         raise TypeError(f"task {name}: a handler with process=True must be a plain `def`")
     if "<" in handler.__qualname__:
         raise TypeError(
-            f"task {name}: define its handler at the top level of a module: with process=True, "
-            "another process imports it from there by its name"
+            f"task {name}: define the handler at the top level of a module: with process=True, "
+            "another process imports the handler from there by name"
         )
 
 

@@ -13,14 +13,15 @@ class Middleware(NamedTuple):
     """A function that wraps attempts.
 
     Attributes:
-        tasks: names of the tasks whose attempts it wraps; empty: all tasks.
+        around: the function; it gets the context of the attempt and `call_next`.
+        tasks: names of the tasks whose attempts the function wraps; empty: all tasks.
     """
 
     around: Around
     tasks: frozenset[str] = frozenset()
 
     def fits(self, task: str) -> bool:
-        """Return whether it wraps the attempts of this task."""
+        """Return whether the function wraps the attempts of this task."""
         return not self.tasks or task in self.tasks
 
 
@@ -29,7 +30,7 @@ async def through(chain: Sequence[Around], ctx: Any, attempt: Coroutine[Any, Any
     try:
         return await _call(chain, 0, ctx, attempt)
     finally:
-        attempt.close()  # in case no middleware has awaited it; otherwise this does nothing
+        attempt.close()  # has an effect only if a middleware did not call call_next()
 
 
 async def _call(

@@ -1,6 +1,6 @@
 """The registry of tasks by name.
 
-taskd finds the code of a job only here: it never imports a name that is in a row.
+taskd finds the code of a job only here, and never imports a name from a job's row.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Registry:
         """Register a task.
 
         Raises:
-            ValueError: another handler has this name, or one of its former names.
+            ValueError: a task with another handler has the name or a former name of this task.
         """
         for name in (task.name, *task.aliases):
             existing = self._tasks.get(name)
             if existing is not None and not _same(existing, task):
                 raise ValueError(
                     f"two tasks are named {name!r}: {_where(existing)} and {_where(task)}; "
-                    "give one of them a name of its own"
+                    "give one of them another name"
                 )
         for name in (task.name, *task.aliases):
             self._tasks[name] = task
@@ -74,7 +74,7 @@ class Registry:
         self.schedules[schedule.name] = schedule
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Register middleware; after its module was reloaded, replace the earlier middleware."""
+        """Register middleware; if its module was reloaded, replace the function's older version."""
         for index, existing in enumerate(self.middleware):
             if _defined_at(existing.around) == _defined_at(middleware.around):
                 self.middleware[index] = middleware
@@ -90,7 +90,7 @@ class Registry:
         return made
 
     def get(self, name: str) -> Task[..., Any] | None:
-        """Return the task with this name or former name; None: there is none."""
+        """Return the task with this name or former name, or None."""
         return self._tasks.get(name)
 
     def names(self) -> list[str]:
@@ -98,7 +98,7 @@ class Registry:
         return sorted(self._tasks)
 
     def args_versions(self) -> dict[str, int]:
-        """Return the newest version of the arguments that this code reads, by the task's name."""
+        """Return the newest version of the arguments that this code reads, by name of the task."""
         return {name: self._tasks[name].versions.args_version for name in self.names()}
 
     def __iter__(self) -> Iterator[Task[..., Any]]:
@@ -112,7 +112,7 @@ class Registry:
 
 
 def _same(one: Task[..., Any], other: Task[..., Any]) -> bool:
-    # If a reloaded module defines the same function again, the function is no second task.
+    # If a module is reloaded, it defines the function of a task again. That is no second task.
     return _where(one) == _where(other)
 
 

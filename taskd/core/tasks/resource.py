@@ -20,9 +20,9 @@ Maker = Callable[[], AsyncIterator[Any]] | Callable[[], Iterator[Any]]
 def resource(maker: Maker | None = None, *, registry: Registry = DEFAULT) -> Any:
     """Register a generator function as a resource, under the name of the function.
 
-    The function yields one object. A worker calls the function before its first claim, and every
-    handler finds the object in `ctx.resources`. The code after the `yield` runs when the last
-    attempt has ended.
+    The function yields one object. A worker calls the function before its first claim, and handlers
+    find the object in `ctx.resources`. When the worker stops, the code after the `yield` runs after
+    the end of the last attempt.
 
     Args:
         maker: an `async def` or a plain `def` with one `yield`; it takes no arguments.
@@ -51,4 +51,4 @@ def _check(maker: Any) -> None:
     if not (inspect.isasyncgenfunction(maker) or inspect.isgeneratorfunction(maker)):
         raise TypeError(f"resource {name}: write a function that yields the resource once")
     if inspect.signature(maker).parameters:
-        raise TypeError(f"resource {name}: it must take no arguments")
+        raise TypeError(f"resource {name}: the function must take no arguments")

@@ -19,7 +19,11 @@ RESERVED_PARAMETERS = frozenset({"conn"})
 
 
 def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
-    """Return the signature without `ctx`, and whether the handler takes `ctx`."""
+    """Return the signature without `ctx`, and whether the handler takes `ctx`.
+
+    Raises:
+        TypeError: a parameter is variadic or positional-only, or has a name that taskd uses.
+    """
     parameters = list(inspect.signature(handler).parameters.values())
     takes_context = bool(parameters) and parameters[0].name == CONTEXT_PARAMETER
     if takes_context:
@@ -33,10 +37,10 @@ def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signat
 
 
 def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
-    """Check that a handler of this kind takes `ctx` if it must, and not if it cannot.
+    """Check whether a handler of this kind takes `ctx`.
 
     Raises:
-        TypeError: it does not.
+        TypeError: the kind needs `ctx`, and the handler does not take it; or the reverse.
     """
     if kind is HandlerKind.PROCESS and takes_context:
         raise TypeError(
@@ -49,13 +53,17 @@ def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
         )
     if kind is HandlerKind.TRANSACTION and not takes_context:
         raise TypeError(
-            f"task {task}: with transaction= the first parameter of the handler must be ctx: it "
-            "writes over ctx.conn"
+            f"task {task}: with transaction= the first parameter of the handler must be ctx, "
+            "because the handler writes over ctx.conn"
         )
 
 
 def item_class(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> type:
-    """Return the class of one job's arguments from the signature of a batch handler."""
+    """Return the class of one job's arguments from the signature of a batch handler.
+
+    Raises:
+        TypeError: the handler does not take exactly one `list[Item[...]]` of a usable class.
+    """
     hints = _hints(name, handler, signature)
     if len(signature.parameters) != 1 or len(hints) != 1:
         return batches.args_class(name, None)
@@ -64,8 +72,8 @@ def item_class(name: str, handler: Callable[..., Any], signature: inspect.Signat
 
 
 def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
-    # Resolve only the annotations of arguments: the names in those of `ctx` and of the result may
-    # be imported only for type checkers.
+    # Resolve only the annotations of arguments. Those of `ctx` and of the result can contain names
+    # that are imported only for type checkers.
     written = getattr(handler, "__annotations__", {})
     wanted = SimpleNamespace(
         __annotations__={k: v for k, v in written.items() if k in signature.parameters}
@@ -74,7 +82,7 @@ def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature)
     try:
         return typing.get_type_hints(wanted, names, include_extras=True)
     except NameError as error:
-        raise TypeError(f"task {name}: its annotations cannot be read: {error}") from None
+        raise TypeError(f"task {name}: the annotations cannot be read: {error}") from None
 
 
 def args_fields(
@@ -93,7 +101,7 @@ def args_fields(
 
 
 def _default(value: Any) -> Any:
-    # Each call gets the same default object, as in Python; msgspec would copy or refuse some.
+    # Each call gets the same default object, as in Python. msgspec would copy or refuse some types.
     return msgspec.field(default_factory=lambda: value)
 
 
@@ -113,7 +121,11 @@ def args_schema_of(args_type: type[msgspec.Struct]) -> str:
 
 
 def defaults_of(args_type: type[msgspec.Struct], names: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON values of the defaults of these arguments."""
+    """Return the default values of these arguments as decoded from JSON, without required ones.
+
+    Raises:
+        TypeError: a default value has no JSON form.
+    """
     fields = [each for each in msgspec.structs.fields(args_type) if each.name in names]
     given = {each.name: _made(each) for each in fields if not each.required}
     try:

@@ -1,6 +1,6 @@
-"""Tasks: a handler with a stable name and options, whose signature checks the arguments of jobs.
+"""Tasks: handlers with a stable name and options, and the check of the arguments of their jobs.
 
-Registration makes a msgspec Struct of the signature. When a job is enqueued, its arguments are
+A Task makes a msgspec Struct of the handler's signature. When a job is enqueued, its arguments are
 encoded and decoded once, so that the check reads exactly what the worker will decode.
 """
 
@@ -43,7 +43,7 @@ from taskd.errors import InvalidArgs
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The only messages in which msgspec quotes a value begin like this.
+# In messages that begin like this, and in no others, msgspec quotes a value.
 QUOTED_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?(?= - at `|$)")
 MAX_ATTEMPTS_DEFAULT = 20
 TIMEOUT_S_DEFAULT = 3600.0
@@ -60,41 +60,42 @@ class Task(Generic[P, R]):
         handler: `async def`, or plain `def` (run in the worker's thread pool). A first parameter
             named `ctx` receives the attempt's context and is no argument of the job.
         name: the task's name in the job's row; by default the function's name.
-        queue: the default queue of its jobs.
+        queue: the default queue of the task's jobs.
         max_attempts: the most attempts of a job, 1 to 1000.
         timeout_s: timeout of one attempt in seconds; None: no timeout.
         backoff: the delay after each failed attempt.
         on_error: maps exception classes to a verdict, or to a backoff for that class.
-        unique: the unique key of its jobs, or the arguments that make one; see Unique.
-        limit: how many of its jobs can run at the same time, or start in a period of time; see
-            Limit.
+        unique: the unique key of the task's jobs, or the arguments that make a key; see Unique.
+        limit: how many of the task's jobs can run at the same time, or start in a period of time;
+            see Limit.
         process: True runs a plain `def` in a separate process, which taskd can stop and kill.
         batch: the most jobs that the handler receives in one call, as a list of Items.
         max_wait_s: how long the first job of a batch waits for further jobs, 0 to 3 seconds.
-        transaction: gives the handler `ctx.conn`, whose transaction commits with the completion.
-            True, or an isolation level: `repeatable_read` or `serializable`.
-        args_version: the current version of its arguments; 1 is the first.
+        transaction: gives the handler `ctx.conn`, a connection with an open transaction, which
+            commits with the completion of the job. True, or an isolation level: `repeatable_read`
+            or `serializable`.
+        args_version: the current version of the arguments; 1 is the first.
         upgrade: maps each older version that can still be in the database to a function that
-            converts its arguments (a dict) into arguments of the next version.
-        aliases: its former names; jobs that were enqueued under these names run, too.
+            converts arguments of this version (a dict) into arguments of the next version.
+        aliases: former names of the task; jobs that were enqueued under these names run, too.
         redact: arguments that the command line and errors show as `***`; with `upgrade`, also name
             arguments that only older versions have.
         keep_logs: which attempts keep the handler's log lines with the job: `off` (none), `failed`
             or `all`; None: the worker's setting.
 
     Attributes:
-        around: in a worker, the middleware of its attempts; see with_middleware().
+        around: in a worker, the middleware of the task's attempts; see with_middleware().
         limit_defaults: the default values of the arguments that make the key of the limit.
-        unique_defaults: the same for the arguments that make the unique key, or its version.
+        unique_defaults: the default values of the arguments that make the unique key or its
+            version.
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
-            without a JSON form, a parameter named `conn`); the handler is no function, or does not
-            fit `process`, `batch` or `transaction`; `backoff` or `on_error` contains an object that
-            is neither a policy nor a verdict.
-        InvalidJob: name or queue are outside their limits.
-        ValueError: attempts, timeout, versions, batch, isolation or keep_logs are outside their
-            limits.
+            without a JSON form, a parameter named `conn`); the handler is not a function, or does
+            not fit `process`, `batch` or `transaction`; or an option has a wrong type or names an
+            argument that the task does not have.
+        InvalidJob: `name`, `queue` or a former name is not valid.
+        ValueError: another option is outside its limits.
     """
 
     around: Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
@@ -178,21 +179,21 @@ class Task(Generic[P, R]):
 
     @property
     def limit_name(self) -> str | None:
-        """Return the name of its limit, by default the task's own; None without a limit."""
+        """The name of the limit, by default the name of the task; None: no limit."""
         return None if self.limit is None else check_task_name(self.limit.name or self.name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the handler as a plain function; use `.handler` to pass a `ctx` as well."""
+        """Call the handler as a plain function; a handler with `ctx` needs `.handler(ctx, ...)`."""
         return self.handler(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<task {self.name} on queue {self.queue}>"
 
     def encode(self, *args: Any, **kwargs: Any) -> str:
-        """Return the JSON text of the arguments, checked against the signature.
+        """Check the arguments against the signature, and return their JSON text.
 
         Raises:
-            InvalidArgs: they do not fit it, or have no JSON form.
+            InvalidArgs: the arguments do not fit the signature, or have no JSON form.
         """
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
@@ -202,7 +203,7 @@ class Task(Generic[P, R]):
             (given,) = bound.values()
             if not isinstance(given, self._item):
                 raise InvalidArgs(
-                    f"task {self.name}: its argument is a {self._item.__qualname__}, "
+                    f"task {self.name}: the argument must be a {self._item.__qualname__}, "
                     f"not a {type(given).__qualname__}"
                 )
             bound = {field: getattr(given, field) for field in self._fields}
@@ -214,10 +215,16 @@ class Task(Generic[P, R]):
         return text
 
     def decode(self, args: str, args_version: int | None = None) -> dict[str, Any]:
-        """Return keyword arguments for the handler, from a job's JSON text, upgraded if necessary.
+        """Decode the JSON text of a job's arguments, and upgrade them if necessary.
+
+        Args:
+            args_version: the version of the arguments; None: version 1.
+
+        Returns:
+            The keyword arguments for the handler.
 
         Raises:
-            InvalidArgs: they no longer fit the signature, or cannot be upgraded.
+            InvalidArgs: the arguments no longer fit the signature, or cannot be upgraded.
         """
         if (args_version or 1) != self.versions.args_version:
             args = self.versions.lift(args, args_version or 1)
@@ -228,15 +235,16 @@ class Task(Generic[P, R]):
         return msgspec.structs.asdict(decoded)
 
     def parameters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of the required arguments of one job, and of all accepted ones."""
+        """Return the names of the required arguments of a job, and of all its arguments."""
         fields = msgspec.structs.fields(self.args_type)
         return tuple(each.name for each in fields if each.required), tuple(self._fields)
 
     def item(self, args: str, args_version: int | None = None) -> Any:
-        """Return one job's `args` for a batch handler, from its JSON text.
+        """Return `Item.args` for a batch handler, from the JSON text of a job's arguments.
 
         Raises:
-            InvalidArgs: it no longer fits the handler's annotation.
+            InvalidArgs: the arguments no longer fit the handler's annotation, cannot be upgraded,
+                or their class refuses them.
         """
         assert self._item is not None
         try:
@@ -273,10 +281,11 @@ class Task(Generic[P, R]):
         return None if self.unique is None else self.unique.of(args, self.unique_defaults)
 
     def keyed(self, unique: Unique, args: str) -> Unique:
-        """Return the rule with the key that these arguments make, defaults included.
+        """Return a copy of `unique` with the key that these arguments and their defaults make.
 
         Raises:
             TypeError: the key uses an argument that the task does not have.
+            InvalidJob: no key or no version can be made of the arguments.
         """
         _check_unique(self.name, unique, self._fields)
         return unique.of(args, defaults_of(self.args_type, unique.arguments))
@@ -289,7 +298,9 @@ def _without_value(error: Exception) -> str:
 
 def _check_handler(handler: Callable[..., Any]) -> None:
     if not inspect.isroutine(handler):
-        raise TypeError(f"a task's handler is a function, not {handler!r}; wrap it in a function")
+        raise TypeError(
+            f"a task's handler must be a function, not {handler!r}: wrap the object in a function"
+        )
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise TypeError(f"task {handler.__name__}: a handler that yields would never run")
 
@@ -311,7 +322,7 @@ def _check_limits(task: str, max_attempts: int, timeout_s: float | None) -> None
 def _check_policies(
     task: str, backoff: backoffs.Backoff, on_error: Mapping[type[BaseException], Rule]
 ) -> None:
-    # Check this here: otherwise the error would appear only when the first attempt fails.
+    # Without this check, a wrong policy would show only when the first attempt fails.
     if not isinstance(backoff, backoffs.Backoff):
         raise TypeError(f"task {task}: backoff {backoff!r} is not a policy; use Custom(function)")
     for kind, rule in on_error.items():

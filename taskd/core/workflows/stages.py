@@ -1,4 +1,4 @@
-"""Stages of pipelines: the plan of a run, and its checks."""
+"""Stages of pipelines, and the check of a pipeline's plan."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import msgspec
 from taskd.errors import InvalidWorkflow
 
 STAGES_MAX = 100
-# Annotated return types that can never be the arguments of the next stage.
+# Return types whose values can never be the arguments of the next stage by name.
 PLAIN = (str, bytes, bool, int, float, list, tuple, set, frozenset)
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """A stage in the plan of a run.
+    """A stage in the plan of a pipeline.
 
     Attributes:
-        takes: the parameter that receives the result of the previous stage if that is not a dict;
-            None: several parameters are required.
+        takes: the parameter that receives the result of the previous stage if the result is not a
+            dict; None: the result must be a dict of arguments.
         required: the required arguments.
         accepted: all accepted arguments.
     """
@@ -45,11 +45,13 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
         returns: the annotated return type of each stage's handler; None: unknown.
 
     Raises:
-        InvalidWorkflow: there is no stage, or there are too many; two stages have one name; a stage
-            returns what the next one cannot take.
+        InvalidWorkflow: there is no stage, or there are too many; two stages have the same name; or
+            a stage needs several arguments, and the stage before it returns a single value.
     """
     if not 1 <= len(stages) <= STAGES_MAX:
-        raise InvalidWorkflow(f"pipeline {name}: {len(stages)} stages; it has 1 to {STAGES_MAX}")
+        raise InvalidWorkflow(
+            f"pipeline {name}: {len(stages)} stages; a pipeline has 1 to {STAGES_MAX}"
+        )
     names = [stage.name for stage in stages]
     for each in names:
         if names.count(each) > 1:

@@ -1,4 +1,4 @@
-"""The tree of a workflow: one line per part, which is below the last part that it waits for."""
+"""The tree of a workflow: one line for each part, below the last of the parts it waits for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Line:
 
     Attributes:
         branch: the indent and the branch before the name of the part.
-        also_after: the parts that the part waits for, without the one above it in the tree.
+        also_after: the names of further parts that this part waits for, beside its parent in the
+            tree.
     """
 
     part: Part
@@ -42,7 +43,11 @@ class Line:
 
 
 def lines(parts: Iterable[Part]) -> list[Line]:
-    """Return the lines of these parts; each part comes after the parts that it waits for."""
+    """Return the lines of the tree.
+
+    Args:
+        parts: the parts of the workflow, each after the parts that it waits for.
+    """
     known: dict[str, Part] = {}
     children_of: dict[str | None, list[Part]] = {}
     parent_of: dict[str, str] = {}
@@ -77,7 +82,14 @@ def state_counts(states: Mapping[str, int]) -> str:
 
 
 def state_of(row: Mapping[str, Any]) -> str:
-    """Return the state of a workflow in one word, computed from the states of its jobs."""
+    """Return the state of a workflow in one word.
+
+    Args:
+        row: the numbers of the workflow's jobs by state, and `stopped_at`.
+
+    Returns:
+        The state; `gone` if no job of the workflow is stored any more.
+    """
     if row["running"] or row["waiting"]:
         return "stopping" if row["stopped_at"] else "running"
     if row["blocked"]:

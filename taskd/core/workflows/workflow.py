@@ -11,11 +11,12 @@ from enum import StrEnum
 from taskd.core.jobs.job import NewJob
 from taskd.errors import InvalidWorkflow
 
-# One statement inserts a whole workflow, so it can be neither too large nor half written.
+# One statement inserts a whole workflow, so that it is never half written. These limits keep the
+# statement short.
 JOBS_MAX = 20_000
 DEPENDENCIES_MAX = 100_000
 ARGS_CHARACTERS_MAX = 16 * 1024 * 1024
-# The most bytes of results that a job can read from its parents.
+# A job can read at most this many bytes of results from its parents.
 RESULTS_BYTES_MAX = 8 * 1024 * 1024
 NAME_BYTES_MAX = 100
 # Brackets are reserved for the members of groups: `send[17]`.
@@ -31,7 +32,8 @@ class OnFailed(StrEnum):
     WAIT = "wait"
     # The job continues as if the parent were done.
     CONTINUE = "continue"
-    # The job starts only in this case: if all parents are done, it is cancelled.
+    # The job starts only if a parent has failed or was cancelled. If all parents are done, the job
+    # is cancelled.
     ONLY = "only"
 
 
@@ -40,7 +42,8 @@ class Node:
     """A job of a workflow.
 
     Attributes:
-        after: names of the nodes that it waits for, or ids of existing jobs.
+        after: names of the nodes, or ids of existing jobs, that the job waits for.
+        on_failed: what happens to the job if one of these fails.
     """
 
     name: str
@@ -56,10 +59,11 @@ class Plan:
     Attributes:
         nodes: the jobs, each after the jobs that it waits for.
         positions: for each dependency, the position of the waiting job in `nodes`, from 1.
-        parent_positions: for each dependency, the position of the parent; None: see parent_ids.
-        parent_ids: for each dependency, the id of a parent that was enqueued before; or None.
+        parent_positions: for each dependency, the position of the parent in `nodes`, from 1; None:
+            the parent is an existing job, in `parent_ids`.
+        parent_ids: for each dependency, the id of the parent if it is an existing job, or None.
         on_failed: for each dependency, what happens when the parent fails.
-        stages: JSON text of a pipeline's stages; None: it is not a pipeline.
+        stages: JSON text of a pipeline's stages; None: the plan is not of a pipeline.
     """
 
     name: str
@@ -73,11 +77,11 @@ class Plan:
 
 
 def plan(name: str, nodes: Sequence[Node]) -> Plan:
-    """Return the plan of a workflow with these nodes, in the order in which jobs are inserted.
+    """Check the nodes of a workflow, and return its plan.
 
     Raises:
-        InvalidWorkflow: it is empty or too large; a name is used twice or unknown; jobs wait for
-            each other in a circle; a job has a unique key.
+        InvalidWorkflow: the name is not valid; the workflow is empty or too large; a job waits for
+            an unknown name; jobs wait for each other in a circle; or a job has a unique key.
     """
     check_name(name)
     _check_size(name, nodes)
@@ -126,13 +130,14 @@ def _ordered(name: str, nodes: Sequence[Node]) -> list[Node]:
         for parent in node.after:
             if isinstance(parent, str) and parent not in by_name:
                 raise InvalidWorkflow(
-                    f"workflow {name}: {node.name} waits for {parent!r}, which is not part of it"
+                    f"workflow {name}: {node.name} waits for {parent!r}, which is no node of the "
+                    "workflow"
                 )
     sorter = graphlib.TopologicalSorter(
         {node.name: [one for one in node.after if isinstance(one, str)] for node in nodes}
     )
     try:
-        # As far as possible in the order in which the nodes were added; ids have the same order.
+        # The order is that in which the nodes were added, as far as possible. Ids get this order.
         return [by_name[each] for each in sorter.static_order()]
     except graphlib.CycleError as error:
         circle = " -> ".join(reversed(error.args[1]))
@@ -140,22 +145,24 @@ def _ordered(name: str, nodes: Sequence[Node]) -> list[Node]:
 
 
 def check_name(name: object) -> str:
-    """Return the name of a workflow.
+    """Check the name of a workflow, and return it.
 
     Raises:
-        InvalidWorkflow: it is not a text of 1 to 100 printable bytes.
+        InvalidWorkflow: the name is not a text of printable characters that takes 1 to 100 bytes.
     """
     fits = isinstance(name, str) and name.isprintable()
     if not fits or not 1 <= len(str(name).encode(errors="replace")) <= NAME_BYTES_MAX:
-        raise InvalidWorkflow(f"workflow {name!r}: use 1 to {NAME_BYTES_MAX} printable bytes")
+        raise InvalidWorkflow(
+            f"workflow {name!r}: use printable characters, 1 to {NAME_BYTES_MAX} bytes in UTF-8"
+        )
     return str(name)
 
 
 def check_node(name: object) -> str:
-    """Return the name of a node or a stage.
+    """Check the name of a node or a stage, and return it.
 
     Raises:
-        InvalidWorkflow: it is not 1 to 80 of the characters A-Z a-z 0-9 _ . -
+        InvalidWorkflow: the name is not 1 to 80 of the characters A-Z a-z 0-9 _ . -
     """
     if not isinstance(name, str) or not NODE_NAME.fullmatch(name):
         raise InvalidWorkflow(f"the name {name!r}: use 1 to 80 of the characters A-Z a-z 0-9 _ . -")
@@ -177,5 +184,5 @@ def numbered(names: Iterable[str]) -> list[str]:
 
 
 def node_name(task: str) -> str:
-    """Return a name for a job of this task."""
+    """Return a name for a job of this task that check_node() accepts."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", task)[:60] or "job"
