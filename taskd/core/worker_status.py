@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-# If the event loop was blocked for this many seconds of the last minute, people are told so.
+# `taskd doctor` and `taskd why` report a loop that was blocked for this long of the last minute.
 BLOCKED_S_MIN = 5.0
 
 

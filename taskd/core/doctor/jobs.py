@@ -46,7 +46,7 @@ def unserved_queues(facts: Facts) -> Iterator[Observation]:
             continue
         due = many(row["queued"] + row["due_scheduled"], "due job")
         late = span(row["oldest_s"])
-        text = f"no live worker serves the queue {row['queue']}: {due}, the first {late} ago"
+        text = f"no live worker serves the queue {row['queue']}: {due}, the oldest due for {late}"
         level = error if row["oldest_s"] >= GRACE_S else hint
         yield level(text, command(f"taskd run --queue {row['queue']}"))
     yield ok(f"live workers claim from {count(served, 'queue')} with due jobs")
@@ -171,7 +171,7 @@ def _list_running(task: str) -> str:
 
 
 def failing_tasks(facts: Facts) -> Iterator[Observation]:
-    """Find tasks with several failed attempts in a process, and no success for a minute."""
+    """Find tasks whose attempts have failed in a process for a minute, without a success."""
     found: dict[str, list[tuple[Row, FailureStreak]]] = {}
     for row in facts["doctor_workers"]:
         for streak in decode(row["status"]).failing if row["late_s"] <= 0 else ():

@@ -32,7 +32,7 @@ GRANT = re.compile(
 COMMENT = re.compile(r"--.*$", re.MULTILINE)
 TOP_COMMA = re.compile(r",(?![^(]*\))")
 PRIVILEGE = re.compile(r"(\w+)\s*(?:\((.*)\))?", re.DOTALL)
-# The pruner drops a partition one day after it has expired; one day more is tolerated.
+# Workers drop a partition on the day after its own. From the third day on, it is reported.
 EXPIRED_DAYS = 2
 MIGRATE = command("taskd db migrate")
 NO_SCHEMA = "this database has no schema taskd"

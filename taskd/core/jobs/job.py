@@ -70,15 +70,15 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (
             JobState.QUEUED,
             JobState.BLOCKED,
-        ),  # new arguments or a new time, by hand or by a new job with its unique key
+        ),  # an operator, or a new job with the same unique key, changes arguments or due time
         (JobState.RUNNING, JobState.BLOCKED),  # release
         (
             JobState.SCHEDULED,
             JobState.QUEUED,
-        ),  # it is due; or it gets a new time, by hand or by a new job with its unique key
+        ),  # due; or an operator, or a new job with the same unique key, changes the due time
         (JobState.QUEUED, JobState.SCHEDULED),
         (JobState.QUEUED, JobState.RUNNING),  # claim
-        (JobState.SCHEDULED, JobState.RUNNING),  # claim of a suspect, into quarantine
+        (JobState.SCHEDULED, JobState.RUNNING),  # claim of a suspect, for the quarantine
         (JobState.RUNNING, JobState.DONE),  # ack
         (JobState.RUNNING, JobState.FAILED),
         (JobState.RUNNING, JobState.CANCELLED),
@@ -154,7 +154,7 @@ def check_payload(task: str, args: str) -> str:
             f"task {task}: the arguments take {size:,} bytes; the limit is {PAYLOAD_BYTES_MAX:,}. "
             "Store the data elsewhere and pass a reference to it."
         )
-    # An odd number of backslashes before `u0000` is an escape; an even number is text.
+    # After an odd number of backslashes, `u0000` is part of an escape; otherwise it is text.
     if "\\u0000" in args and ESCAPED_NUL.search(args):
         raise InvalidArgs(
             f"task {task}: the arguments contain the character U+0000, "

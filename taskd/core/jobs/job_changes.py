@@ -116,7 +116,7 @@ class Filter:
         older_than_s: a finished job ended, and a live job was enqueued, more than this many seconds
             ago.
         since_s: a finished job ended, and a live job was enqueued, within this many seconds.
-        args: the job has these values of these arguments.
+        args: arguments of the job, each with the value that it must have.
     """
 
     queue: str | None = None

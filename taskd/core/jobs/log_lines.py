@@ -96,7 +96,7 @@ def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
     """Return a line as JSON of at most 4 KiB.
 
     If formatting a logged object raises an Exception, the line says so instead. Other
-    BaseExceptions are passed on: MustEnd, which ends a handler in a process, can be raised here.
+    BaseExceptions are passed on, because MustEnd can interrupt a handler with process=True here.
 
     Args:
         hide: removes secrets from a text; it is called before texts are shortened.
