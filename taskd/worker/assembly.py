@@ -98,7 +98,12 @@ class Assembly:
         keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
         self.log_writer = (
             LogWriter(
-                self.upkeep, registry, keep, self._runs, pulse.together, lambda: lease.trusted_until
+                self.upkeep,
+                registry,
+                keep,
+                self._ends_later,
+                pulse.together,
+                lambda: lease.trusted_until,
             )
             if keeps
             else None
@@ -198,6 +203,14 @@ class Assembly:
     def _runs(self, job: Job) -> bool:
         """Return whether an attempt of this very claim is running here."""
         return any(runner.attempts.has(job) for runner in self.runners)
+
+    def _ends_later(self, job: Job) -> bool:
+        """Return whether the end of this attempt is still to be reported.
+
+        The handler runs, or the acker has yet to find out whether the transaction committed that
+        completes the job.
+        """
+        return self._runs(job) or self.acker.awaits_reply(job.id)
 
     def _works_for(self) -> Job | None:
         """Return the job whose handler the main loop runs; None in other threads."""

@@ -325,6 +325,26 @@ async def test_lines_of_an_attempt_are_there_while_it_runs(
     )
 
 
+async def test_lines_of_a_success_are_dropped_however_late_its_commit_is_known(
+    desk: Desk, other: Any, written: Any
+) -> None:
+    @desk.task(keep_logs="failed")
+    async def books(ctx: Any) -> None:
+        await ctx.complete(other)
+        log.info("completed")  # the handler returns before the log writer can run
+
+    transaction = other.transaction()
+    await transaction.start()
+    [job_id] = await desk.enqueue(books.job())
+    started = await desk.start()
+    [attempt] = await until(lambda: logs.of_job(desk.lane, job_id))
+    assert (len(attempt["lines"]), attempt["ended"]) == (1, False)
+    await transaction.commit()
+    await desk.heard.wait("job.done", job_id=job_id)
+    await started.stop()
+    assert await logs.of_job(desk.lane, job_id) == []
+
+
 async def test_the_lines_of_a_process_come_with_its_answer(desk: Desk) -> None:
     for task in (process_app.logs_a_lot,):
         desk.registry.add(task)
@@ -464,9 +484,8 @@ def keeper(desk: Desk) -> Iterator[log_writer.LogWriter]:
 
 @pytest.fixture
 def each_time(monkeypatch: pytest.MonkeyPatch, keeper: log_writer.LogWriter) -> None:
-    """Each tick writes what ended and what runs, and forgets at once what does not."""
+    """Each tick writes the lines of ended and of running attempts."""
     monkeypatch.setattr(log_writer, "RUNNING_EVERY_S", 0.0)
-    monkeypatch.setattr(log_buffer, "FORGOTTEN_AFTER_S", -1.0)
     monkeypatch.setattr(keeper, "stopping", True)
 
 
@@ -560,7 +579,7 @@ async def test_what_a_long_attempt_has_said_is_written_once_the_database_is_back
     monkeypatch.setattr(logs, "write", fails_once)
     keeper.buffer.take_running(keeper.buffer._open[7].at, 0.0)  # it is seen to run, before its end
     keeper.buffer._open[7].news = True
-    monkeypatch.setattr(keeper.buffer, "_runs", lambda _: runs)
+    monkeypatch.setattr(keeper.buffer, "_ends_later", lambda _: runs)
     await keeper.tick()
     assert await kept(desk) == {}
     await keeper.tick()
@@ -582,12 +601,7 @@ async def test_what_is_reported_after_the_end_is_never_written(
     job = claimed(1)
     events.job_done(job, 0.1)
     say(keeper, job, "from a thread that has outlived its attempt")
-    monkeypatch.setattr(keeper.buffer, "_runs", lambda _: False)
-    monkeypatch.setattr(log_buffer, "FORGOTTEN_AFTER_S", 1e9)
-    await keeper.tick()
-    assert await kept(desk) == {}
-    assert keeper.buffer.size > 0
-    monkeypatch.setattr(log_buffer, "FORGOTTEN_AFTER_S", -1.0)
+    monkeypatch.setattr(keeper.buffer, "_ends_later", lambda _: False)
     await keeper.tick()
     assert await kept(desk) == {}
     assert (keeper.buffer.size, bool(keeper.buffer)) == (0, False)

@@ -107,6 +107,10 @@ class Acker:
         self._acks.append(ack)
         self._wakeup.set()
 
+    def awaits_reply(self, job_id: int) -> bool:
+        """Return whether `on_written` of this job's outcome is still to be called."""
+        return job_id in self._callbacks
+
     @property
     def backlog(self) -> int:
         """The number of unwritten outcomes."""

@@ -25,8 +25,6 @@ BATCH_MAX = 500
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 # Bytes of the lines of all attempts together, also while the database is unreachable.
 HELD_BYTES_MAX = 32 * 1024 * 1024
-# An attempt that no longer runs, and whose end was not reported, counts as ended after this time.
-FORGOTTEN_AFTER_S = 10.0
 
 
 class AttemptLog:
@@ -79,15 +77,17 @@ class LogBuffer:
 
     Args:
         keep: the attempts whose lines are kept for tasks without their own option.
-        runs: whether an attempt still runs.
+        ends_later: whether the end of an attempt is still to be reported.
 
     Attributes:
         wake: called when there is something to write again; from any thread.
         size: bytes of all lines.
     """
 
-    def __init__(self, registry: Registry, keep: KeepLogs, runs: Callable[[Job], bool]) -> None:
-        self._registry, self._keep, self._runs = registry, keep, runs
+    def __init__(
+        self, registry: Registry, keep: KeepLogs, ends_later: Callable[[Job], bool]
+    ) -> None:
+        self._registry, self._keep, self._ends_later = registry, keep, ends_later
         self.wake: Callable[[], Any] = lambda: None
         self.size = 0
         # Garbage collection can run anywhere, and a destructor can log: so the same thread must be
@@ -218,10 +218,10 @@ class LogBuffer:
                     break
                 if now - log.at < since_s:
                     continue
-                if self._runs(log.job):
+                if self._ends_later(log.job):
                     log.seen = True
-                elif now - log.at > FORGOTTEN_AFTER_S:
-                    # Its end was not reported; or a thread has logged this after the end.
+                else:
+                    # The job was lost, or a thread has logged this after the end of its attempt.
                     del self._open[job_id]
                     log.closed = log.ended = log.failed = log.news = True
                     self.size -= log.lines.size

@@ -46,7 +46,7 @@ class LogWriter(Loop):
 
     Args:
         keep: the attempts whose lines are kept for tasks without their own option.
-        runs: whether an attempt still runs.
+        ends_later: whether the end of an attempt is still to be reported.
         together: the jobs of each running batch, by the id of the first, for which the batch logs.
         lease_until: until when the lease is trusted; it grows unless there is an outage.
     """
@@ -58,7 +58,7 @@ class LogWriter(Loop):
         lane: Lane,
         registry: Registry,
         keep: KeepLogs,
-        runs: Callable[[Job], bool],
+        ends_later: Callable[[Job], bool],
         together: Mapping[int, Sequence[Job]],
         lease_until: Callable[[], float],
     ) -> None:
@@ -66,7 +66,7 @@ class LogWriter(Loop):
         self._lane, self._together, self._lease_until = lane, together, lease_until
         # Until when the lease was trusted when lines were first refused.
         self._refused_at: float | None = None
-        self.buffer = LogBuffer(registry, keep, runs)
+        self.buffer = LogBuffer(registry, keep, ends_later)
         self._wrote_at = self._wrote_running_at = -math.inf
 
     def begin(self, call_soon: Callable[[Callable[[], None]], Any]) -> Callable[[], None]:
