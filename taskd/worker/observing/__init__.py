@@ -1,4 +1,5 @@
-"""What can be observed of a worker: counters, log capture, progress, the loop monitor.
+"""Observation of a worker: counters, log lines, progress, the loop monitor.
 
-Imports worker.service only; every other room of the worker may import it.
+These modules import only worker.service from the worker; every other package of the worker can
+import them.
 """

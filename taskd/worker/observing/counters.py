@@ -1,7 +1,7 @@
-"""The counters of a worker process: plain ints and lists, written by events, read on request.
+"""The counters of a worker process, for the metrics. Events are counted only with `--http`.
 
-A successful attempt costs two look-ups and two additions; names, labels and texts of metrics are
-made on request. Only with `--http` is anything counted at all.
+The counters are plain numbers and lists, so that counting a successful attempt costs two look-ups
+and two additions. The names and labels of the metrics are added when they are requested.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ WAIT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
 RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 STATEMENT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
-# The most pairs of a queue and a task that have counters of their own: producers can invent names
-# of tasks, and an app can have very many tasks.
+# The most pairs of a queue and a task that have counters of their own. The others share the name
+# `other`, because producers can enqueue jobs of any number of unknown tasks.
 TASKS_MAX = 100
 OTHER = "other"
 
-# The outcome of an attempt by its event. Successful attempts have no event each.
+# The outcomes that emit() reports. Successful attempts are reported by done().
 OUTCOMES = {
     "job.retried": "retried",
     "job.failed": "failed",
@@ -35,12 +35,12 @@ OUTCOMES = {
     "job.abandoned": "abandoned",
 }
 ALL_OUTCOMES = ("done", *OUTCOMES.values())
-# Events that only subscribers receive; they are not counted.
+# Debug events that the meter receives only if they are logged or have subscribers.
 UNCOUNTED = ("job.started", "queue.claimed")
-# Events for which the jobs are counted, too.
+# Events of several jobs: the jobs are counted, too.
 JOBS_OF = ("jobs.rescued", "jobs.reconciled", "jobs.expired", "task.unknown", "jobs.parked")
 
-# Counts, one per bound and one above the last; after them the sum of all values.
+# A count for each bound, a count for larger values, and the sum of all values.
 Histogram = list[float]
 
 
@@ -58,10 +58,10 @@ class OfTask(msgspec.Struct):
     """The attempts of one task in one queue.
 
     Attributes:
-        run: their durations.
-        outcomes: number of attempts by outcome, without `done`.
-        ran: how many attempts of `outcomes` are also in `run`; all other attempts in `run` are
-            done.
+        run: histogram of the durations of attempts.
+        outcomes: the number of attempts by outcome, without `done`.
+        ran: the number of attempts in `outcomes` that are also in `run`. All other attempts in
+            `run` were successful.
     """
 
     queue: str
@@ -80,10 +80,10 @@ class OfQueue(msgspec.Struct):
     """The counters of one queue.
 
     Attributes:
-        wait: histogram of the times from jobs' due times to their claims.
-        batches: jobs per claim.
-        claims: durations of claims.
-        wakeups: number of wake-ups by source: notify, idle_poll, time.
+        wait: histogram of the times from the due time of a job to its claim.
+        batches: histogram of the jobs per claim.
+        claims: histogram of the durations of claims.
+        wakeups: the number of wake-ups by source: notify, idle_poll, time.
     """
 
     queue: str
@@ -97,10 +97,12 @@ class Counted(msgspec.Struct):
     """All counters of a process since its start.
 
     Attributes:
-        events: occurrences of each event; of attempts, those that did not end well.
-        jobs: jobs of the events in JOBS_OF.
-        crashes: number of crashes by service.
-        interruptions: attempts that were cut short, by reason.
+        ack_batches: histogram of the outcomes per batch of acks.
+        acks: histogram of the durations of batches of acks.
+        events: the number of occurrences of each event, without job.done and UNCOUNTED.
+        jobs: the number of jobs of each event in JOBS_OF.
+        crashes: the number of crashes by service.
+        interruptions: the number of interrupted attempts by reason: stop or fence.
     """
 
     tasks: list[OfTask] = msgspec.field(default_factory=list)
@@ -114,10 +116,10 @@ class Counted(msgspec.Struct):
 
 
 class Counters:
-    """The meter: `events.measure()` lets it count every event.
+    """Counts the events of a process, after events.measure() was called with this object.
 
     Args:
-        queues: those that the worker serves, which have counters from the start.
+        queues: the queues that the worker serves. Their counters are zero before the first event.
 
     Attributes:
         counted: all counters; they change in place.
@@ -128,18 +130,18 @@ class Counters:
         self._queues = {queue: OfQueue(queue) for queue in queues}
         self.counted.queues.extend(self._queues.values())
         self._tasks: dict[tuple[str, str], OfTask] = {}
-        # The lists to which successful attempts add.
+        # The `run` of each pair of a queue and a task, for done().
         self._runs: dict[str, dict[str, Histogram]] = {}
-        # `done` and `claimed` do not take it, because only the loop calls them.
+        # done() and claimed() take no lock, for speed: only the main loop calls them.
         self._lock = threading.Lock()
 
     def copy(self) -> Counted:
-        """Return all counters of one moment, for a thread that reads while they change."""
+        """Return a copy of all counters, for a caller that reads while they change."""
         with self._lock:
             return msgspec.json.decode(msgspec.json.encode(self.counted), type=Counted)
 
     def done(self, job: Job, duration_s: float) -> None:
-        """Count a successful attempt: the hot path."""
+        """Count a successful attempt."""
         try:
             run = self._runs[job.queue][job.task]
         except KeyError:
@@ -148,10 +150,11 @@ class Counters:
         run[-1] += duration_s
 
     def claimed(self, queue: str, jobs: Sequence[Job], claim_s: float) -> None:
-        """Count a claimed batch; sorted, all its waits are counted in one pass."""
+        """Count a claim and the waits of its jobs."""
         of = self._queue(queue)
         _add(of.batches, BATCH_BOUNDS, len(jobs))
         _add(of.claims, STATEMENT_BOUNDS_S, claim_s)
+        # Sorted, so that one pass counts all of them.
         waits = sorted([job.wait_s for job in jobs])
         below = 0
         for place, bound in enumerate(WAIT_BOUNDS_S):
@@ -162,7 +165,7 @@ class Counters:
         of.wait[-1] += sum(waits)
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Count any other event."""
+        """Count any event but job.done, in any thread."""
         with self._lock:
             counted = self.counted
             if name not in UNCOUNTED:
@@ -189,7 +192,7 @@ class Counters:
             _add(task.run, RUN_BOUNDS_S, fields["duration_ms"] / 1000)
 
     def _begin(self, queue: str, task: str) -> OfTask:
-        """Return the counters of a task, made when it is first met."""
+        """Return the counters of a task, or those of OTHER above TASKS_MAX; create missing ones."""
         key = (queue, task)
         if key not in self._tasks and len(self._tasks) >= TASKS_MAX:
             key = (queue, OTHER)

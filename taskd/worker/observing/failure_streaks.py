@@ -9,9 +9,9 @@ import msgspec
 
 from taskd.core.worker_status import FailureStreak
 
-# A streak without a failure for this long is forgotten: the task probably has no jobs any more.
+# A streak ends if no attempt failed for this long: the task probably has no jobs any more.
 FORGET_S = 3600.0
-# Shorter streaks are not published: a few failures in a row can be chance.
+# Streaks of fewer failures are not published: they can be chance.
 FAILED_MIN = 5
 PUBLISHED_MAX = 10
 
@@ -29,18 +29,18 @@ class _Streak:
 
 
 class FailureStreaks:
-    """The streaks by task. The main loop writes them, and the lease thread reads them."""
+    """The streaks of all tasks: the main loop writes them, and the lease thread reads them."""
 
     def __init__(self) -> None:
         self._streaks: dict[str, _Streak] = {}
 
     def succeeded(self, task: str) -> None:
-        """End the task's streak: an attempt succeeded. This is on the hot path."""
+        """End the task's streak, after an attempt succeeded."""
         if self._streaks:
             self._streaks.pop(task, None)
 
     def failed(self, task: str, error: str | None) -> None:
-        """Count a failed attempt of this task. `error` is JSON."""
+        """Count a failed attempt of this task; `error` is the error of its ack, as JSON."""
         now = time.monotonic()
         streak = self._streaks.get(task)
         if streak is None or now - streak.last > FORGET_S:
@@ -50,7 +50,7 @@ class FailureStreaks:
             streak.last, streak.error = now, error
 
     def published(self) -> tuple[FailureStreak, ...]:
-        """Return the longest streaks."""
+        """Return the streaks of at least FAILED_MIN failures: the longest ones, in their order."""
         now = time.monotonic()
         long = [
             (task, streak)

@@ -1,8 +1,9 @@
-"""The buffer of log lines that are not stored yet: any thread appends, the log writer drains it.
+"""The buffer of log lines: handlers append in any thread, and the log writer stores the lines.
 
-The buffer is bounded, because the database can be unreachable for long and handlers can log without
-end. The entry of an attempt is open from its first line to the end of the attempt. Then its lines
-wait to be written, or are dropped if they are not to be kept.
+Each attempt that logs has an entry. The entry is open from the first line to the end of the
+attempt, and keeps its lines after a write, because each write replaces the stored row. At the end
+of the attempt, the entry is dropped if its lines are neither kept nor stored. Otherwise it waits
+until the log writer has stored all lines, or has deleted the stored ones.
 """
 
 from __future__ import annotations
@@ -23,19 +24,26 @@ from taskd.store.jobs.logs import AttemptLines
 
 BATCH_MAX = 500
 BATCH_BYTES_MAX = 4 * 1024 * 1024
-# Bytes of the lines of all attempts together, also while the database is unreachable.
+# The oldest ended attempts are dropped while the lines of all attempts take more bytes than this:
+# the database can be unreachable for long.
 HELD_BYTES_MAX = 32 * 1024 * 1024
 
 
 class AttemptLog:
-    """The lines of an attempt that has logged something.
+    """The entry of one attempt in the buffer.
 
     Attributes:
-        closed: the attempt has ended, so no further line is added.
-        hide_batch: the function that hides the arguments of its whole batch in a line.
-        news: there are lines that were not written yet.
-        seen: the attempt was seen running. If it was not, and has no end, its line was logged after
-            its end.
+        at: when the first line was logged (time.monotonic).
+        closed: no further line is added.
+        ended: the attempt has ended.
+        failed: the attempt counts as failed (log_writer.ENDS), or its end will not be reported.
+        hide: redacts the job's arguments in a line.
+        hide_batch: redacts the arguments of all jobs of the attempt's batch; None: not made yet.
+        keep: the attempts of this task whose lines are kept.
+        news: the entry has lines that were not written yet.
+        seen: the log writer has found the entry before the end of the attempt. If not, a thread may
+            have logged the lines after the end.
+        written: lines were written during the attempt.
     """
 
     __slots__ = (
@@ -52,11 +60,11 @@ class AttemptLog:
 
     @property
     def kept(self) -> bool:
-        """Return whether its lines are to be written, now that it has ended."""
+        """Return whether the lines of the ended attempt are to be stored."""
         return self.failed or self.keep is KeepLogs.ALL
 
     def to_row(self) -> AttemptLines:
-        """Return the row to write."""
+        """Return the row to write; until an attempt ends, its row has the retention of failures."""
         job, lines = self.job, self.lines
         return AttemptLines(
             job.worker_id,
@@ -73,15 +81,18 @@ class AttemptLog:
 
 
 class LogBuffer:
-    """The lines of all attempts. Methods that do not take the lock are called only on the loop.
+    """The entries of all attempts that have logged a line.
+
+    of(), hide_batch() and add() are called in the thread that logs; all other methods on the loop.
 
     Args:
-        keep: the attempts whose lines are kept for tasks without their own option.
+        keep: the attempts whose lines are kept, for tasks without the option `keep_logs`.
         ends_later: whether the end of an attempt is still to be reported.
 
     Attributes:
-        wake: called when there is something to write again; from any thread.
-        size: bytes of all lines.
+        wake: wakes the log writer. It is called, in any thread, when the first entry is opened, and
+            when the first ended attempt waits.
+        size: the size of all lines in bytes.
     """
 
     def __init__(
@@ -90,10 +101,10 @@ class LogBuffer:
         self._registry, self._keep, self._ends_later = registry, keep, ends_later
         self.wake: Callable[[], Any] = lambda: None
         self.size = 0
-        # Garbage collection can run anywhere, and a destructor can log: so the same thread must be
-        # able to take the lock again.
+        # A thread that holds the lock can start a garbage collection, and a destructor can log: the
+        # thread must be able to take the lock a second time.
         self._lock = threading.RLock()
-        # The one whose last write is longest ago comes first.
+        # By job id, in the order in which entries are written: a written one moves to the end.
         self._open: dict[int, AttemptLog] = {}
         self._ended: list[AttemptLog] = []
 
@@ -102,21 +113,19 @@ class LogBuffer:
 
     @property
     def waits(self) -> bool:
-        """Return whether there are lines of ended attempts."""
+        """Return whether ended attempts wait for a write."""
         return bool(self._ended)
 
     def keeps(self, task: str) -> KeepLogs:
-        """Return for which attempts of a task lines are kept."""
+        """Return which attempts of the task keep their lines."""
         known = self._registry.get(task)
         return KeepLogs.OFF if known is None else known.keep_logs or self._keep
 
-    # From any thread.
-
     def of(self, job: Job) -> AttemptLog | None:
-        """Return the entry for lines of this attempt; None: they are not kept."""
+        """Return the entry of this attempt, and open one if needed; None: lines are not kept."""
         found = self._open.get(job.id)
         if found is not None and found.job.fence >= job.fence:
-            # A thread of an earlier claim, which cannot be ended, can log for long.
+            # A thread of an abandoned attempt can still log after the job was claimed again.
             return found if found.job is job else None
         keep = self.keeps(job.task)
         if keep is KeepLogs.OFF:
@@ -124,26 +133,30 @@ class LogBuffer:
         made = AttemptLog(job, keep, hider([job], self._registry.get(job.task)))
         with self._lock:
             found = self._open.get(job.id)
-            if found is not None and found.job is job:  # another thread of it was faster
-                return found
+            if found is not None and found.job is job:
+                return found  # another thread of this attempt has opened the entry meanwhile
             first = not self._open
             if found is not None:
-                self._close(found)  # of an earlier claim, whose end was not reported
+                self._close(found)  # the end of the earlier claim was not reported
             self._open[job.id] = made
         if first:
             self.wake()
         return made
 
     def hide_batch(self, log: AttemptLog, jobs: Sequence[Job]) -> Callable[[str], str]:
-        """Return a function that hides the arguments of all jobs of the batch that `log` begins."""
+        """Return a function that redacts the arguments of all `jobs` of a batch.
+
+        Args:
+            log: the entry of a job of this batch, which keeps the function for the next line.
+        """
         if log.hide_batch is None:
             log.hide_batch = hider(jobs, self._registry.get(log.job.task))
         return log.hide_batch
 
     def add(self, log: AttemptLog, line: bytes) -> None:
-        """Add a line."""
+        """Add a line, unless the entry is closed."""
         with self._lock:
-            if log.closed:  # its lines do not count any more
+            if log.closed:
                 return
             before = log.lines.size
             log.lines.add(line)
@@ -151,7 +164,11 @@ class LogBuffer:
             self.size += log.lines.size - before
 
     def end(self, job_id: int, attempt: int, failed: bool) -> None:
-        """Close an attempt: its lines will be written, or are dropped."""
+        """Close the entry of an attempt that has ended.
+
+        The entry then waits for its last write if its lines are kept, or for the deletion of its
+        stored lines if some were written; otherwise the entry is dropped.
+        """
         log = self._open.get(job_id)
         if log is None or log.job.attempt != attempt:
             return
@@ -175,7 +192,7 @@ class LogBuffer:
             self.size -= log.lines.size
 
     def _bound(self, why: str) -> None:
-        """Drop the oldest lines if there are too many; called with the lock."""
+        """Drop the oldest ended attempts while the buffer is too large; the caller has the lock."""
         dropped = 0
         while self.size > HELD_BYTES_MAX and dropped < len(self._ended):
             self.size -= self._ended[dropped].lines.size
@@ -184,10 +201,8 @@ class LogBuffer:
             del self._ended[:dropped]
             events.logs_dropped(dropped, why)
 
-    # For the log writer.
-
     def take(self) -> list[AttemptLog]:
-        """Return the next batch of ended attempts."""
+        """Remove the next batch of ended attempts from the buffer, and return it."""
         with self._lock:
             size = count = 0
             for log in self._ended[:BATCH_MAX]:
@@ -200,16 +215,21 @@ class LogBuffer:
         return batch
 
     def put_back(self, batch: list[AttemptLog], why: str) -> None:
-        """Put a batch back that was not written."""
+        """Put back a batch that could not be written; `why` is logged if attempts are dropped."""
         with self._lock:
             self._ended[:0] = batch
             self.size += sum(each.lines.size for each in batch)
             self._bound(why)
 
     def take_running(self, now: float, since_s: float) -> list[AttemptLog]:
-        """Return a batch of long-running attempts with new lines: the longest waiting one first.
+        """Return a batch of open entries with new lines, the longest unwritten ones first.
 
-        Attempts whose end was not reported are included, and closed here.
+        Entries of attempts whose end will not be reported are closed. A closed entry is in the
+        batch only if it was seen before; otherwise it is dropped.
+
+        Args:
+            now: time.monotonic().
+            since_s: leave out entries that were opened fewer seconds ago.
         """
         taken, size = list[AttemptLog](), 0
         with self._lock:
@@ -221,7 +241,7 @@ class LogBuffer:
                 if self._ends_later(log.job):
                     log.seen = True
                 else:
-                    # The job was lost, or a thread has logged this after the end of its attempt.
+                    # Another worker got the job, or a thread logged after the end of the attempt.
                     del self._open[job_id]
                     log.closed = log.ended = log.failed = log.news = True
                     self.size -= log.lines.size
@@ -232,14 +252,18 @@ class LogBuffer:
         return taken
 
     def written_running(self, batch: list[AttemptLog]) -> None:
-        """Move attempts whose lines were written behind all others."""
+        """Move the written attempts to the end of the order in which attempts are written."""
         with self._lock:
             for each in batch:
                 if self._open.get(each.job.id) is each:
                     self._open[each.job.id] = self._open.pop(each.job.id)
 
     def put_back_running(self, batch: list[AttemptLog], forgotten: list[AttemptLog]) -> None:
-        """Put back attempts that were not written; those in `forgotten` are closed already."""
+        """Record that a batch of take_running() could not be written.
+
+        Args:
+            forgotten: the closed attempts of the batch; they join the ended attempts.
+        """
         with self._lock:
             for each in batch:
                 each.news = True
@@ -248,7 +272,10 @@ class LogBuffer:
 
 
 def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], str]:
-    """Return a function that removes hidden values and passwords of DSNs from a line."""
+    """Return a function that redacts a text.
+
+    The function removes the arguments that the task's `redact` names, and passwords of DSNs.
+    """
     hide = policy.hider(jobs, task)
 
     def hidden(text: str) -> str:

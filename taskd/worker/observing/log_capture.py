@@ -1,13 +1,14 @@
-"""Capture the log lines of handlers: the job of a line is looked up when the line is written.
+"""Capture the log lines of handlers: add the job to each line, and pass lines to the log writer.
 
-Nothing is bound when a job starts, because that would slow down jobs that never log. In the thread
-of the loop, the loop monitor knows which job's step or asyncio task runs; a thread of a pool gets
-its job when it starts. So lines of structlog and of the standard library have `job_id`, `task`,
-`queue` and `attempt`, whatever the app has configured for either. If an app has configured nothing,
-its lines are written in the format of taskd's own lines, if those are written at all.
+The job is looked up when a line is logged; binding the job when an attempt starts would slow down
+handlers that never log. In the thread of the event loop, the loop monitor knows the job whose
+handler runs; a thread of a pool is given its job with each call. So lines of structlog and of the
+standard library have `job_id`, `task`, `queue` and `attempt`, however the app has configured
+logging. If the app has not configured structlog or the root logger, taskd writes those lines in
+the format of its own log, if it writes a log.
 
-Lines of threads that a handler starts itself, and of callbacks such as loop.call_later(), have no
-job.
+Lines from threads that a handler starts itself, and from callbacks such as those of
+loop.call_later(), have no job.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from taskd.core.jobs.job import Job
 from taskd.core.jobs.log_lines import LogEvent
 
 LEVELS = {"critical": "error", "fatal": "error", "exception": "error", "warn": "warning"}
-# Attributes of a record of the standard library; others come from the logging call.
+# The attribute that marks a record whose job was already added.
 MARK = "_taskd_seen"
 BOUND = ("job_id", "task", "queue", "attempt", "batch_jobs", "batch_job_ids")
 # The most job ids of a batch in a line.
 NAMED_MAX = 20
+# Attributes that every record of the standard library has; others come from the logging call.
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", MARK}
 UNLOGGED = PLAIN.union(BOUND)
 
@@ -41,10 +43,10 @@ _here = threading.local()
 
 
 class LineSink(Protocol):
-    """Receives the log lines of handlers, to keep those that are to be stored."""
+    """Receives the log lines of handlers."""
 
     def line(self, job: Job, line: LogEvent) -> None:
-        """Keep a line of a handler; called in any thread, never raises."""
+        """Receive a line of a handler, in the thread that logged the line."""
 
 
 @contextmanager
@@ -64,26 +66,33 @@ def _run_for(job: Job | None, call: Callable[..., Any], args: Any, options: Any)
 
 
 class JobThreads(ThreadPoolExecutor):
-    """A pool of threads that know their job: that of the caller of submit()."""
+    """A thread pool in which each call logs lines for the job of the code that submitted the call.
+
+    Args:
+        whose: returns the job for which the thread that calls submit() works.
+        threads: the most threads; None: the default of ThreadPoolExecutor.
+        name: the prefix of the threads' names.
+    """
 
     def __init__(self, whose: Callable[[], Job | None], threads: int | None, name: str) -> None:
         super().__init__(threads, thread_name_prefix=name)
         self._whose = whose
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Submit, as in any pool of threads."""
+        """Submit a call, as ThreadPoolExecutor does."""
         return super().submit(_run_for, self._whose(), fn, args, kwargs)
 
 
 class LogCapture:
-    """Adds the job to every line, from install() to remove().
+    """Adds the job to every line of a handler, from install() to remove().
 
     Args:
-        whose: returns the job for which the current thread runs, if it is not a thread of a pool.
-        keeps: receives the lines of jobs; None: no lines are kept.
-        hides: returns the function that hides a job's redacted arguments in a text; None: nothing
-            is hidden. It is used for lines that taskd writes.
-        together: the jobs of each running batch, by the id of the first, for which the batch logs.
+        whose: returns the job for which the calling thread works, if it is no thread of a pool.
+        keeps: receives the lines that have a job; None: no lines are stored.
+        hides: returns the function that redacts a job's arguments in lines that taskd writes, or
+            None if the task redacts nothing.
+        together: the jobs of each running batch, by the id of the first job, which is the job of
+            every line that the batch logs.
     """
 
     def __init__(
@@ -102,17 +111,21 @@ class LogCapture:
         self._root_level = logging.root.level
 
     def job(self) -> Job | None:
-        """Return the job for which this thread works now."""
+        """Return the job for which this thread works now; None: it works for none."""
         return getattr(_here, "job", None) or self._whose()
 
     def install(self) -> None:
-        """Install the capture; the app should have configured its logging before."""
+        """Install the capture in structlog and in the handlers that the app has configured so far.
+
+        If the app has configured no structlog or no handler of the root logger, let taskd write
+        those lines.
+        """
         if events.is_written() and not structlog.is_configured():
             structlog.configure(processors=[self._to_events], wrapper_class=_filtering())
             self._adopted = True
         if not isinstance(structlog.get_config()["processors"], list):
             structlog.configure(processors=[*structlog.get_config()["processors"]])
-        # In place, as loggers that were used before keep the list.
+        # Change the list itself: a logger that was used before has cached the list.
         structlog.get_config()["processors"].insert(0, self._processor)
         root = logging.root
         if not root.handlers and (events.is_written() or self._writer is not None):
@@ -128,7 +141,8 @@ class LogCapture:
 
     def remove(self) -> None:
         """Remove the capture, and restore everything that install() has changed."""
-        with suppress(ValueError, AttributeError):  # not installed, or replaced by others
+        # The capture was never installed, or the app has configured other processors since.
+        with suppress(ValueError, AttributeError):
             structlog.get_config()["processors"].remove(self._processor)
         if self._adopted:
             structlog.reset_defaults()
@@ -143,7 +157,7 @@ class LogCapture:
             self._own = None
 
     def relevel(self) -> None:
-        """Apply a new level of taskd's own lines."""
+        """Apply a new level of taskd's log to the lines that taskd writes for the app."""
         if self._adopted:
             structlog.configure(wrapper_class=_filtering())
         if isinstance(self._own, _ToEvents):
@@ -152,11 +166,11 @@ class LogCapture:
     def _processor(
         self, logger: Any, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        """Add the job to an event; the first processor of structlog."""
+        """Add the job to an event of structlog, as its first processor."""
         job = self.job()
         if job is None:
             return event
-        # A line that structlog passes to the standard library is kept there.
+        # If structlog passes the event to the standard library, record() passes it to the writer.
         if self._writer is not None and not isinstance(logger, logging.Logger):
             fields = {
                 name: value
@@ -171,7 +185,7 @@ class LogCapture:
         return event
 
     def _to_events(self, _logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
-        """Pass an event on as taskd's own; the last processor if the app has configured none."""
+        """Write an event to taskd's log, as the last processor if the app has configured none."""
         fields = dict(event)
         text, error = fields.pop("event", ""), _error(fields.pop("exc_info", None))
         self._write(LEVELS.get(method, method), str(text), fields, error)
@@ -180,7 +194,7 @@ class LogCapture:
     def _write(
         self, level: str, text: str, fields: dict[str, Any], error: BaseException | None
     ) -> None:
-        """Write a line as taskd's own, without values that the job's task hides."""
+        """Write a line to taskd's log, without the arguments that the job's task redacts."""
         if error is not None:
             given = (type(error), error, error.__traceback__)
             fields["exception"] = logging.Formatter().formatException(given)
@@ -195,7 +209,10 @@ class LogCapture:
         events.line(level, text, fields)
 
     def record(self, record: logging.LogRecord) -> None:
-        """Add the job to a record of the standard library, in the first handler that it passes."""
+        """Add the job to a record of the standard library; later calls with this record do nothing.
+
+        Each handler of the standard library calls this, because a record passes no common filter.
+        """
         line = record.__dict__
         job = None if MARK in line else self.job()
         if job is None:
@@ -203,7 +220,7 @@ class LogCapture:
         if self._writer is not None:
             fields = {name: value for name, value in line.items() if name not in UNLOGGED}
             text: object = record.msg
-            if isinstance(text, dict):  # from structlog, on its way to a formatter
+            if isinstance(text, dict):  # structlog's ProcessorFormatter gets the event as a dict
                 own = {"event", *BOUND}
                 fields |= {name: each for name, each in text.items() if name not in own}
                 text = text.get("event", "")
@@ -218,7 +235,7 @@ class LogCapture:
         self._bind(line, job)
 
     def _bind(self, line: MutableMapping[str, Any], job: Job) -> None:
-        """Add the fields of the job; fields that the line sets itself keep their values."""
+        """Add the fields of the job; fields that the logging call has set keep their values."""
         line.setdefault("job_id", job.id)
         line.setdefault("task", job.task)
         line.setdefault("queue", job.queue)
@@ -240,7 +257,7 @@ class _Filter(logging.Filter):
 
 
 class _ToEvents(logging.Handler):
-    """Writes records as taskd's own lines are written."""
+    """Passes records to a function that writes them to taskd's log."""
 
     def __init__(self, write: Callable[[str, str, dict[str, Any], BaseException | None], None]):
         super().__init__()
@@ -255,14 +272,14 @@ class _ToEvents(logging.Handler):
 
 
 def _filtering() -> Any:
-    """Loggers with the level of taskd's own lines."""
+    """Return a class of loggers with the level of taskd's log."""
     return structlog.make_filtering_bound_logger(events.level())
 
 
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # noqa: BLE001 - arguments that do not fit must not fail the handler
+    except Exception:  # noqa: BLE001 - arguments that do not fit the text must not fail the attempt
         return str(record.msg)
 
 
@@ -282,7 +299,7 @@ def _error(given: Any) -> BaseException | None:
 
 
 def own_threads(loop: asyncio.AbstractEventLoop, whose: Callable[[], Job | None]) -> Executor:
-    """Give the loop a thread pool for asyncio.to_thread() whose threads know their job."""
+    """Make asyncio.to_thread() use a JobThreads pool, and return this pool."""
     made = JobThreads(whose, None, "taskd-to-thread")
     loop.set_default_executor(made)
     return made

@@ -1,8 +1,8 @@
-"""The log writer: stores the lines of each attempt beside its outcome, without delaying it.
+"""The log writer: stores the log lines of attempts, without delaying their outcomes.
 
-It uses the connection of the upkeep services, so that no ack waits for it. If there are too many
-lines that it cannot write, it drops lines and logs that: losing lines is allowed, delaying an
-outcome is not.
+The log writer uses the connection of the upkeep services, so that no ack waits for it. If
+PostgreSQL refuses the lines, or the buffer is full, the log writer drops lines and logs this:
+losing lines is allowed, delaying an outcome is not.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from taskd.worker.observing.log_buffer import AttemptLog, LogBuffer
 from taskd.worker.service import Loop
 
 ASLEEP_S = 3600.0
-# How soon lines of ended attempts are written, and how often those of running ones are.
+# The shortest time between two ticks that write, and between two writes for running attempts.
 WRITE_EVERY_S = 0.2
 RUNNING_EVERY_S = 2.0
 
-# Events of attempts that end, and whether they mean a failure.
+# The events that end an attempt, and whether `keep_logs` = `failed` keeps its lines.
 ENDS = {
     "job.done": False,
     "job.retried": True,
@@ -42,13 +42,15 @@ ENDS = {
 
 
 class LogWriter(Loop):
-    """Service. `line` can be called from any thread, and never waits.
+    """Service: writes the lines that `line`, called in any thread, has put into the buffer.
 
     Args:
-        keep: the attempts whose lines are kept for tasks without their own option.
+        keep: the attempts whose lines are kept, for tasks without the option `keep_logs`.
         ends_later: whether the end of an attempt is still to be reported.
-        together: the jobs of each running batch, by the id of the first, for which the batch logs.
-        lease_until: until when the lease is trusted; it grows unless there is an outage.
+        together: the jobs of each running batch, by the id of the first job, which is the job of
+            every line that the batch logs.
+        lease_until: returns until when the lease is trusted; this time grows with each renewal, so
+            not during an outage.
     """
 
     name = "log-writer"
@@ -64,22 +66,26 @@ class LogWriter(Loop):
     ) -> None:
         super().__init__(ASLEEP_S)
         self._lane, self._together, self._lease_until = lane, together, lease_until
-        # Until when the lease was trusted when lines were first refused.
+        # What `lease_until` returned when PostgreSQL first refused lines; None: it accepts them.
         self._refused_at: float | None = None
         self.buffer = LogBuffer(registry, keep, ends_later)
         self._wrote_at = self._wrote_running_at = -math.inf
 
     def begin(self, call_soon: Callable[[Callable[[], None]], Any]) -> Callable[[], None]:
-        """Subscribe to ends of attempts; return what unsubscribes. Threads use `call_soon`."""
+        """Subscribe to the ends of attempts; return a function that unsubscribes.
+
+        Args:
+            call_soon: runs a function on the loop; called in any thread.
+        """
         self.buffer.wake = lambda: call_soon(self.wakeup.set)
         return events.subscribe(self._on_event)
 
     def keeps(self, task: str) -> KeepLogs:
-        """Return for which attempts of a task lines are kept."""
+        """Return which attempts of the task keep their lines."""
         return self.buffer.keeps(task)
 
     def line(self, job: Job, event: LogEvent) -> None:
-        """Keep a line of a handler."""
+        """Add a line of a handler to the buffer, for each job of a batch."""
         jobs = self._together.get(job.id)
         if jobs is not None:
             self._batch_line(jobs, event)
@@ -89,7 +95,6 @@ class LogWriter(Loop):
             self.buffer.add(log, line_of(event, log.hide))
 
     def _batch_line(self, jobs: Sequence[Job], event: LogEvent) -> None:
-        """Keep a line of a batch handler with each of its jobs."""
         found = [log for job in jobs if (log := self.buffer.of(job)) is not None]
         if found:
             line = line_of(event, self.buffer.hide_batch(found[0], jobs))
@@ -97,7 +102,11 @@ class LogWriter(Loop):
                 self.buffer.add(log, line)
 
     def add_all(self, job: Job, lines: Sequence[str], left_out: int) -> None:
-        """Keep lines that a handler's process has sent; they are already short and clean."""
+        """Add lines that the handler's process has shortened and redacted.
+
+        Args:
+            left_out: the number of lines that the process has omitted.
+        """
         log = self.buffer.of(job)
         if log is not None:
             for line in lines:
@@ -109,7 +118,7 @@ class LogWriter(Loop):
             self.buffer.end(fields["job_id"], fields["attempt"], ENDS[name])
 
     async def tick(self) -> float:
-        """Write lines of ended and long-running attempts; return how soon to continue."""
+        """Write lines of ended and of running attempts; return the seconds until the next tick."""
         if not self.buffer:
             return ASLEEP_S
         wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()
@@ -124,14 +133,18 @@ class LogWriter(Loop):
         except TaskdError as error:
             if isinstance(error, StoreUnavailable) and not self._is_refused(error):
                 self.buffer.put_back(batch, str(error))
-            else:  # not permitted, or refused: jobs go on without
+            else:
+                # A retry would be refused, too. Jobs run without their stored lines.
                 events.logs_dropped(max(len(batch), 1), str(error))
         else:
             self._refused_at = None
         return WRITE_EVERY_S if self.buffer.waits else RUNNING_EVERY_S
 
     def _is_refused(self, error: StoreUnavailable) -> bool:
-        """Return whether lines are refused while the lease is renewed."""
+        """Return whether PostgreSQL refuses lines, although it has renewed the lease meanwhile.
+
+        While a dump is restored, tables and rights are missing, but the lease is not renewed, too.
+        """
         if not isinstance(error, RightRefused | NotAsBefore | TablesMissing):
             return False
         if self._refused_at is None:
@@ -139,12 +152,13 @@ class LogWriter(Loop):
         return self._lease_until() > self._refused_at
 
     async def run(self) -> None:
-        """Run as any Loop, and write once more at the end."""
+        """Tick until stopped, and once more at the end."""
         await super().run()
         await self.tick()
 
     async def _write(self, batch: list[AttemptLog]) -> None:
-        # A thread that logs after the end makes a second entry of an attempt: the first one counts.
+        # A thread that logged after the end of its attempt has opened a second entry: write the
+        # first one.
         kept = {
             (each.job.id, each.job.fence): each.to_row()
             for each in reversed(batch)
@@ -157,12 +171,13 @@ class LogWriter(Loop):
             await logs.delete(self._lane, [job.id for job in gone], [job.fence for job in gone])
 
     async def _write_running(self, now: float) -> None:
-        """Write new lines of long attempts, and the rest of those whose end was not reported.
+        """Write one batch of running attempts with new lines, at most every RUNNING_EVERY_S.
 
-        One statement each time: if there are more of them, each waits for its turn.
+        Args:
+            now: time.monotonic().
 
         Raises:
-            StoreUnavailable: not possible now; they are written with the next ones.
+            StoreUnavailable: nothing was written; a later call or tick writes these lines.
         """
         if now - self._wrote_running_at < RUNNING_EVERY_S:
             return

@@ -1,6 +1,7 @@
-"""The loop monitor: what runs on the main loop, and which job blocks it.
+"""The loop monitor: detect that the main loop is blocked, and name the job that blocks it.
 
-The loop writes it, and the lease thread reads it.
+The main loop records its ticks and the running job in a `Pulse`. The lease thread reads them with
+a `LoopMonitor`.
 """
 
 from __future__ import annotations
@@ -19,35 +20,36 @@ from taskd import events
 from taskd.core.jobs.job import Job
 from taskd.core.worker_status import LoopBlocked
 
-# While attempts run, the loop ticks every 40 to 60 ms and is checked ten times a second, so a
-# blocking job is named within 0.45 s. Thirty wake-ups per second would be most of an idle worker's
-# cost. When idle, only leftovers of handlers can block the loop, and 1.05 s is enough.
+# While attempts run, the timer ticks every 40 to 60 ms and the lease thread checks ten times a
+# second, so a job that blocks the loop is named within 0.45 s. These 30 wake-ups per second would
+# be most of the cost of an idle worker. While no attempt runs, only asyncio tasks that handlers
+# have left can block the loop, and 1.05 s is soon enough.
 TICK_S, REST_TICK_S = 0.05, 0.25
 CHECK_EVERY_S, REST_CHECK_EVERY_S = 0.1, 0.5
 # A tick this late means that the loop is blocked.
 LATE_S = 0.3
-# Nothing has started for this long, and nothing runs: then the worker is idle.
+# The worker rests if no attempt runs, and it has received no jobs for this long.
 REST_AFTER_S = 1.0
-# A standstill is this long at least. The monitor has named the job that blocks the loop by then.
+# The least lateness of a standstill. The monitor has named the blocking job earlier.
 STANDSTILL_S = 1.0
-# A blocked loop is logged again after 1, 2, 4 ... seconds, at most once in 60.
+# While a task blocks the loop, it is logged again after 1, 2, 4 ... seconds, later once a minute.
 AGAIN_S = 1.0
 AGAIN_S_MAX = 60.0
 LAG_BOUNDS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 STACK_FRAMES = 8
 STACK_CHARS = 4000
-# Blockages are summed up over this time for the status that the worker publishes.
+# The status that the worker publishes sums up the blockages of this time.
 RECENT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """The loop did not run, although handlers had deadlines.
+    """A time in which the loop did not run, so that handlers could not use it.
 
     Attributes:
-        lasted_s: how long, without the usual time between two ticks.
-        process: the whole process stood still, and not only the loop.
-        by: the ids of the jobs that blocked the loop.
+        lasted_s: how long the tick at its end was late.
+        process: the whole process was stopped, and not only the loop.
+        by: the ids of the jobs that blocked the loop; empty if they are unknown, or `process`.
     """
 
     lasted_s: float
@@ -56,21 +58,22 @@ class Standstill:
 
 
 class Pulse:
-    """Written by the main loop, read by other threads: single attributes need no lock.
+    """What the main loop records for other threads: each attribute is read alone, without a lock.
 
     Attributes:
-        ticked: when the loop last ran (time.monotonic).
-        tick_s: the present longest time between two runs of the loop. Read `tick_s` before
-            `ticked`, because it is written after `ticked`.
-        lags: number of late turns: one count per bound of LAG_BOUNDS_S, and one for later turns.
-        lag_s: total lateness.
-        started: when jobs were last taken over.
-        on_wake: called on the main loop when the worker is no longer idle.
-        job: the job whose handler runs now.
-        blocked: written by the monitor: since when it has seen the loop blocked, as the value of
-            `ticked`, and by which job, if it knows.
-        owners: asyncio tasks of handlers, and their jobs.
-        together: the jobs of each running batch, by the id of the first.
+        ticked: when the timer last ran on the loop (time.monotonic).
+        tick_s: the present interval of ticks, which vary by 20 %. Other threads read `tick_s`
+            before `ticked`, because the loop writes `ticked` first.
+        lags: histogram of the lateness of ticks: a count for each bound of LAG_BOUNDS_S, and one
+            for later ticks.
+        lag_s: the total lateness of ticks in seconds.
+        started: when a runner last received jobs (time.monotonic).
+        on_wake: called on the main loop when the worker no longer rests.
+        job: the job whose handler the loop now runs in its first step, or continues.
+        blocked: the latest blockage that the monitor has found: the value of `ticked` at its
+            start, and the blocking job, if the monitor knows it. The monitor writes this attribute.
+        owners: the job of each asyncio task that a handler has made.
+        together: the jobs of each running batch, by the id of the first job.
     """
 
     def __init__(self) -> None:
@@ -86,10 +89,14 @@ class Pulse:
         self._cpu_s = time.process_time()
 
     def turn(self, now: float) -> Standstill | None:
-        """The loop runs at `now` (time.monotonic), as it does every `tick_s` plus or minus 20 %.
+        """Record a tick of the timer.
+
+        Args:
+            now: time.monotonic().
 
         Returns:
-            The standstill that ends with this turn; None: there was none.
+            The standstill that ends with this tick; None: there was none, or a handler may have
+            caused it, but nobody knows which one.
         """
         lag_s = max(0.0, now - self.ticked - 1.2 * self.tick_s)
         self.lags[bisect_left(LAG_BOUNDS_S, lag_s)] += 1
@@ -104,31 +111,35 @@ class Pulse:
             jobs = [] if job is None else self.together.get(job.id, [job])
             return Standstill(lag_s, process=False, by=frozenset(each.id for each in jobs))
         if used_s > lag_s / 2:
-            # Code that holds the GIL stops the monitor, too. Nobody knows whose it is.
+            # The process used the CPU: code that held the GIL has stopped the monitor, too.
             return None
         return Standstill(lag_s, process=True, by=frozenset())
 
     @property
     def resting(self) -> bool:
-        """Return whether nothing runs, so that rare checks are enough."""
+        """Return whether ticks and checks are rare, because no attempt runs."""
         return self.tick_s > TICK_S
 
     def starts(self, now: float) -> None:
-        """Jobs are about to run; called on the main loop before they do, with time.monotonic()."""
+        """Record that a runner has received jobs and will start them.
+
+        Args:
+            now: time.monotonic().
+        """
         self.started = now
         if self.resting:
-            # The loop runs, as it calls this: blocking counts from now on.
+            # The loop runs at this moment: a blockage by these jobs begins later.
             self.ticked = now
             self.tick_s = TICK_S
             for wake in self.on_wake:
                 wake()
 
     def rest(self) -> None:
-        """Record that nothing runs: the next tick can be later."""
+        """Make ticks and checks rare, because no attempt runs."""
         self.tick_s = REST_TICK_S
 
     def running(self, loop: asyncio.AbstractEventLoop) -> Job | None:
-        """Return the job for which the loop works at this moment."""
+        """Return the job whose handler, or an asyncio task of it, the loop runs at this moment."""
         job = self.job
         if job is None and self.owners:
             current = asyncio.current_task(loop)
@@ -138,7 +149,13 @@ class Pulse:
 
 @dataclass(slots=True)
 class _Report:
-    """When blockages by a task can be logged again, and how many were not logged."""
+    """The last logged blockage by one task.
+
+    Attributes:
+        next_at: when a blockage by this task can be logged again (time.monotonic).
+        gap_s: the time between the next log line and the one after it.
+        suppressed: the number of blockages since the last log line.
+    """
 
     next_at: float = 0.0
     gap_s: float = AGAIN_S
@@ -146,7 +163,10 @@ class _Report:
 
 
 class LoopMonitor:
-    """Names the job that blocks the loop. Made on the main loop; another thread calls `check`."""
+    """Names the job that blocks the loop.
+
+    The main loop creates the monitor; another thread calls its methods.
+    """
 
     def __init__(self, pulse: Pulse) -> None:
         self._pulse = pulse
@@ -157,18 +177,18 @@ class LoopMonitor:
         self._by: Job | None = None
         self._current: _Report | None = None
         self._reports: dict[str, _Report] = {}
-        # When blockages began and ended, and the task of each.
+        # The start, the end and the task of each blockage.
         self._recent: deque[tuple[float, float, str | None]] = deque()
         self._series_since = 0.0
 
     def check(self) -> None:
-        """Check once; called every CHECK_EVERY_S, REST_CHECK_EVERY_S while the worker is idle."""
+        """Check once; called every CHECK_EVERY_S, or every REST_CHECK_EVERY_S while it rests."""
         tick_s = self._pulse.tick_s
         now, ticked = time.monotonic(), self._pulse.ticked
         late_s, self._checked = now - self._checked, now
         if self._since is not None and ticked != self._since:
             self._ended(ticked - self._since)
-        # If the whole process was stopped, its loop is not to blame.
+        # If this check is late, too, the whole process was stopped, and no job blocks the loop.
         if now - ticked < tick_s + LATE_S or late_s > 1.0:
             return
         if self._since is None:
@@ -177,7 +197,7 @@ class LoopMonitor:
         self._log(now, now - self._since)
 
     def recent(self) -> LoopBlocked | None:
-        """Return how the loop was blocked within the last RECENT_S; None: it was not."""
+        """Sum up the blockages of the last RECENT_S seconds; return None if there were none."""
         now = time.monotonic()
         spans = [*self._recent]
         if self._since is not None:
@@ -194,14 +214,14 @@ class LoopMonitor:
         return LoopBlocked(round(sum(blocked.values()), 1), round(now - since, 1), worst)
 
     def stack(self) -> str:
-        """Return where the main thread is."""
+        """Return the innermost frames of the main thread's stack."""
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - the only way
         if frame is None:
             return ""
         return "".join(traceback.format_stack(frame, limit=STACK_FRAMES))[-STACK_CHARS:]
 
     def blocker(self) -> Job | None:
-        """Return the job for which the loop works now."""
+        """Return the job that the loop runs at this moment; None: it runs no job."""
         return self._pulse.running(self._loop)
 
     def _log(self, now: float, blocked_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Progress: reported by handlers, written for all attempts together.
+"""Progress: handlers report it, and a service writes it for all attempts together.
 
-However often handlers report, a worker runs at most one statement per second, which writes the last
-report of each attempt. If no handler reports anything, the service sleeps.
+However often handlers report, the worker writes the latest report of each attempt at most once a
+second, in one statement.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOTE_BYTES_MAX = 500
 
 
 class ProgressWriter(Loop):
-    """Service. `report` can be called from any thread, and never waits.
+    """Service: writes what handlers report.
 
     Args:
         runs: whether an attempt still runs.
@@ -45,7 +45,7 @@ class ProgressWriter(Loop):
         self._wrote_at = -math.inf
 
     def report(self, job: Job, done: float, total: float | None, note: str) -> None:
-        """Take the progress of an attempt.
+        """Record the progress of an attempt, to be written later; called in any thread.
 
         Raises:
             TypeError, ValueError: done or total is not a finite number.
@@ -58,7 +58,11 @@ class ProgressWriter(Loop):
             self._loop.call_soon_threadsafe(self.wakeup.set)
 
     async def tick(self) -> float:
-        """Write new progress, delete that of ended attempts; return how soon to continue."""
+        """Write new progress, and delete the progress of ended attempts.
+
+        Returns:
+            The seconds until the next tick.
+        """
         if not self._new and not self._written:
             return ASLEEP_S
         wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()

@@ -1,10 +1,10 @@
 """Exact timers for the worker's own thread.
 
-Linux lets a sleeping thread wake up to 50 us late, to wake a processor for several threads at once.
-A worker's loop sleeps until its next timer again and again, and is late each time: with exact
-timers handlers that wait for 5 ms reach a rate 1 to 2 % higher.
+Linux can wake a sleeping thread up to 50 us late, so that one wake-up of a processor serves several
+threads. The event loop sleeps until its next timer each time: with exact timers, a worker runs 1 to
+2 % more jobs whose handlers wait for 5 ms.
 
-proc(5) describes the file; prctl(2), PR_SET_TIMERSLACK, its meaning.
+proc(5) describes the file `timerslack_ns`; prctl(2) describes its meaning (PR_SET_TIMERSLACK).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SLACK_NS = 1_000
-# To the kernel: the value that the thread had when it began.
+# The kernel restores the thread's default for this value.
 DEFAULT = 0
 
 
@@ -30,7 +30,7 @@ def exact_timers() -> Iterator[None]:
 
 
 def _allow(slack_ns: int) -> None:
-    # By the thread's number: /proc/self is the process's first thread. Without a writable file,
-    # timers stay as they were.
+    # By the id of this thread, because /proc/self is the first thread of the process. If the file
+    # cannot be written, timers stay late.
     with suppress(OSError):
         Path(f"/proc/{threading.get_native_id()}/timerslack_ns").write_text(str(slack_ns))
