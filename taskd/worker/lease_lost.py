@@ -1,9 +1,10 @@
-"""What a worker does when it has lost its lease, or cannot know whether it still holds it.
+"""What a worker does when its lease expires, or another worker has declared it dead.
 
-- The lease cannot be renewed: the worker releases claimed jobs and cancels its handlers before
-  another worker may run them. The timer checks this (upkeep/timer.py).
-- Another worker declared this one dead: its jobs belong to others. It drops them and registers
-  under a new id. The lease thread finds out (lease.py).
+- The lease is not renewed in time: the worker releases the jobs that it has not started, and
+  cancels its handlers, before other workers can run these jobs. The timer checks this
+  (upkeep/timer.py).
+- Another worker declared this one dead, and rescues its jobs: the worker drops its jobs in the same
+  way, and registers under a new id. The lease thread detects this (lease/renewal.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class LeaseLost:
 
     Args:
         register: registers this process under a new id.
-        stops: a worker that stops does not register again.
+        stops: once a stop is requested, the worker does not register again.
     """
 
     def __init__(
@@ -43,9 +44,9 @@ class LeaseLost:
         self._registering: asyncio.Task[None] | None = None
 
     def fence_if_silent(self) -> None:
-        """Drop all jobs once the lease is no longer trusted, before others may run them.
+        """Drop all jobs once the lease is no longer trusted: other workers can run them soon.
 
-        In an outage of the server no other worker can take the jobs over, so they continue.
+        While the database server is down, no other worker can rescue jobs, so attempts continue.
         """
         if self._lease.trusted or self._lease.outage or self._lease.declared_dead:
             self._fenced = False
@@ -55,7 +56,12 @@ class LeaseLost:
             self._drop_jobs()
 
     def declared_dead(self, worker_id: int) -> None:
-        """Drop all jobs of the worker `worker_id`, and register under a new id."""
+        """Drop all jobs, and register under a new id.
+
+        Args:
+            worker_id: the id that was declared dead. If the process has registered again since,
+                nothing happens.
+        """
         if worker_id != self._lease.worker_id or self._lease.declared_dead:
             return
         self._lease.declared_dead = True
@@ -65,7 +71,7 @@ class LeaseLost:
             self._registering = asyncio.create_task(self._register_again(), name="register-again")
 
     def close(self) -> None:
-        """Cancel a registration that is under way."""
+        """Cancel the tries to register again."""
         if self._registering is not None:
             self._registering.cancel()
 
@@ -84,7 +90,8 @@ class LeaseLost:
                 events.service_crashed("register-again", error, crashes=1, delay_s=delay_s)
                 await asyncio.sleep(delay_s)
             else:
-                # Claims with the old id found no jobs, and producers did not notify this worker.
+                # Since the old id was declared dead, its claims found no jobs, and producers may
+                # have sent no notifications.
                 self._quarantine.wakeup.set()
                 for consumer in self._consumers:
                     consumer.notifications_missed()

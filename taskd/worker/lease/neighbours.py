@@ -1,4 +1,4 @@
-"""Deaths on the same host: the kernel reports when the process of another worker ends."""
+"""Watch the processes of other workers on this host: the kernel reports when one ends."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from taskd.store import workers
 from taskd.worker.lease.process_identity import is_gone
 
-# Each worker watches the next two in the order of their ids, as on a ring: every process is
-# watched by two others, and a death wakes two workers, however many the host has.
+# Each worker watches the next two workers in the order of ids; the lowest id follows the highest.
+# So two workers watch each process, and its end wakes only two, however many the host has.
 WATCHED_MAX = 2
 
 
 class Neighbours:
     """Watches other workers on this host, and calls `on_end` when the process of one has ended.
 
-    A file descriptor of the process (pidfd_open, Linux 5.3) becomes readable at its end. Where
-    there are none, or none can be opened, nothing is watched: the rescuer's checks find the death.
+    A file descriptor of a process (pidfd_open, Linux 5.3) becomes readable when the process ends.
+    A process for which no descriptor can be opened is not watched; the regular checks of the
+    rescuer find its end.
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
@@ -26,7 +27,11 @@ class Neighbours:
         self._descriptors: dict[int, int] = {}
 
     def watch(self, my_id: int, others: Sequence[workers.Other]) -> None:
-        """Watch the next workers of this host after `my_id`, and no others."""
+        """Watch the processes of the workers that follow `my_id` on this host, and no others.
+
+        Args:
+            others: the other workers that were not declared dead, on all hosts.
+        """
         ring = sorted(
             (other for other in others if other.neighbour),
             key=lambda other: (other.id < my_id, other.id),
@@ -38,7 +43,7 @@ class Neighbours:
             self._open(next_ones[worker_id])
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching."""
         for worker_id in list(self._descriptors):
             self._forget(worker_id)
 
@@ -47,7 +52,7 @@ class Neighbours:
             descriptor = os.pidfd_open(other.pid)
         except (AttributeError, OSError):
             return
-        # Another process may have got the pid before the descriptor was opened.
+        # The worker may have ended before, and the descriptor may be of a later process.
         if is_gone(other):
             os.close(descriptor)
             return

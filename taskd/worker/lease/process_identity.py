@@ -1,4 +1,4 @@
-"""The identity of this process as a worker, and whether another worker's process has ended."""
+"""The identity of this process as a worker, and checks of processes on this host."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from taskd.store import workers
 from taskd.store.schema import migrations
 
-# An existing process that cannot be inspected.
+# The start time of a process that exists, but cannot be inspected.
 UNREADABLE = -1
 
 
 def new_incarnation(app: str) -> workers.Incarnation:
-    """Return the identity of this process under a new random id of 63 bits."""
+    """Return an identity of this process, with a new random id of 63 bits."""
     pid = os.getpid()
     return workers.Incarnation(
         id=random.SystemRandom().randrange(1, 2**63),
@@ -40,7 +40,7 @@ def _version() -> str:
 
 
 def _fact(read: Callable[[], str]) -> str:
-    """Return a fact about this machine; empty if unreadable, which proves nothing."""
+    """Return what `read` returns, without surrounding whitespace; empty if it cannot be read."""
     try:
         return read().strip()
     except OSError:
@@ -48,19 +48,20 @@ def _fact(read: Callable[[], str]) -> str:
 
 
 def process_started(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None: there is no such process.
+    """Return when a process started, in clock ticks since boot.
 
-    UNREADABLE: the process exists, but cannot be inspected. A zombie counts as gone: it runs
-    nothing.
+    Returns:
+        None if there is no such process, or it is a zombie, which runs no code; UNREADABLE if the
+        process exists, but cannot be inspected.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        # Mounted with hidepid, /proc hides the processes of other users.
+        # A /proc that is mounted with hidepid hides the processes of other users.
         return UNREADABLE if _exists(pid) else None
     except OSError:
         return UNREADABLE
-    # The name of the command can hold spaces and parentheses; the rest is regular.
+    # The name of the program, in parentheses, can contain spaces and parentheses.
     state, *rest = fields.rpartition(")")[2].split()
     return None if state in "ZX" else int(rest[18])
 
@@ -76,7 +77,7 @@ def _exists(pid: int) -> bool:
 
 
 def is_gone(other: workers.Other) -> bool:
-    """Return whether the other worker's process, on this host, has provably ended."""
+    """Return whether it is certain that the process of a worker on this host has ended."""
     started = process_started(other.pid)
     return started is None or (
         started >= 0 and other.pid_started > 0 and started != other.pid_started

@@ -1,4 +1,4 @@
-"""The row of this process in the database: register it, register again, close it."""
+"""The row of this process in `taskd.worker`: register the process, and close the row."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ RETIRE_S = 1.0
 
 
 class Registration:
-    """Registers this process as a worker, under a new id each time.
+    """Registers this process as a worker, each time under a new id.
 
     Args:
         limits: the concurrency of each queue that the worker serves, by name.
-        tasks: by name, the tasks that it runs, and the newest version of their arguments.
-        environment: the environment that the database must belong to.
+        tasks: for each task that the worker runs, by name, the newest version of its arguments.
+        environment_name: the environment of the worker, which the database must have, too.
 
     Attributes:
-        me: the present identity.
+        me: the identity under which the process is registered, or registers now.
     """
 
     def __init__(
@@ -45,28 +45,32 @@ class Registration:
         self._log_fields: dict[str, Any] = {}
 
     async def check_environment(self, lane: Lane) -> None:
-        """Check that the database belongs to the environment of this worker.
+        """Check that the environment of this worker is that of the database.
 
         Raises:
-            ConfigError: it belongs to another one.
+            ConfigError: the environments differ.
         """
         error = mismatch(self._environment, await environment.read(lane))
         if error is not None:
             raise ConfigError(error)
 
     async def register(self, lane: Lane, **log_fields: Any) -> None:
-        """Register for the first time; `worker.started` logs `log_fields` each time."""
+        """Register for the first time.
+
+        Args:
+            log_fields: further fields of the event `worker.started`, also after register_again().
+        """
         self._log_fields = log_fields
         await self._register(lane)
 
     async def register_again(self, lane: Lane) -> None:
         """Register under a new id, after the worker was declared dead."""
-        # A new id for each try: if only the reply was lost, the old id is registered.
+        # A new id for each try: if only the reply to a try was lost, its id is registered.
         self.me = new_incarnation(self._app)
         await self._register(lane)
 
     async def _register(self, lane: Lane) -> None:
-        # Each time: a copy of another database may have taken the place of this one.
+        # Also when registering again: the DSN may lead to a copy of another database by now.
         await self.check_environment(lane)
         sent = boottime_s()
         queues = list(self._limits)
@@ -83,10 +87,10 @@ class Registration:
         )
 
     async def retire(self, lane: Lane) -> None:
-        """Close the row; give up after RETIRE_S seconds: others then declare it dead."""
+        """Close the row. After RETIRE_S give up: other workers will declare this one dead."""
         retiring = asyncio.create_task(workers.retire(lane, self.me.id), name="retire")
         await asyncio.wait({retiring}, timeout=RETIRE_S)
-        # An abandoned handler may have cancelled the task.
+        # An abandoned handler can have cancelled the task.
         if retiring.done() and not retiring.cancelled():
             with contextlib.suppress(TaskdError):
                 retiring.result()

@@ -1,9 +1,9 @@
 """The thread that renews the lease.
 
-The thread has an event loop and a connection of its own, so that a handler which blocks the main
-loop does not cost the lease. It renews the lease only while the main loop has ticked within
-`STALL_S`, so a process that hangs loses its lease. It also monitors the main loop and names the job
-that blocks it.
+The thread has an event loop and a connection of its own, so that the worker keeps its lease while a
+handler blocks the main loop. If the main loop has not ticked for `STALL_S` seconds, the thread
+stops renewing, so that a process that hangs loses its lease. The thread also runs the loop monitor,
+which names the job that blocks the main loop.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ class LeaseThread:
     """Renews the lease and monitors the main loop until stopped.
 
     Args:
-        declared_dead: called on the main loop with the id of the worker that was declared dead.
-        works_with: called on the main loop when the oldest code that works with the schema changes.
-        published: returns the status to publish with each renewal, as JSON, given how the loop was
-            blocked lately; called on the thread.
+        declared_dead: called on the main loop if this worker was declared dead, with the id under
+            which it was registered.
+        works_with: called on the main loop when the schema, or an announced migration, requires
+            newer code than before, with the number of the oldest code that works with it.
+        published: called on the lease thread before each renewal, with the recent blockages of the
+            main loop; returns the status to store in the worker's row, as JSON.
     """
 
     def __init__(
@@ -65,8 +67,8 @@ class LeaseThread:
         self._check_now = Wakeup()
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
-        # After an outage others wait for one lease; a worker that retries later would be declared
-        # dead.
+        # After an outage, other workers wait for the length of a lease before they declare a worker
+        # dead, so this worker must retry several times within a lease.
         self._backoff = Backoff(cap_s=min(RETRY_S_MAX, lease.lease_s / 6))
         pulse.on_wake.append(self._wake)
 
@@ -75,13 +77,13 @@ class LeaseThread:
         self._thread.start()
 
     def _wake(self) -> None:
-        """On the main loop: monitor now, and from now on at the present interval."""
+        """Check the main loop now, and then at the present interval; called on the main loop."""
         if self._own_loop is not None:
             with suppress(RuntimeError):  # the thread has ended
                 self._own_loop.call_soon_threadsafe(self._check_now.set)
 
     async def stop(self) -> None:
-        """Request the end of the thread, and wait for it for two seconds at most."""
+        """Request the end of the thread, and wait for this end for at most STOP_S seconds."""
         self._stopping.set()
         self._wake()
         with suppress(TimeoutError):
@@ -105,7 +107,7 @@ class LeaseThread:
             while not self._stopping.is_set():
                 self._check_now.clear()
                 if renewing.done():
-                    # It was cancelled; without renewals the worker would lose its jobs to others.
+                    # The task was cancelled; without renewals the worker would lose its lease.
                     renewing = self._start_renewing(lane)
                 with suppress(Exception):  # the lease must be renewed even if logging fails
                     self._monitor.check()
@@ -134,7 +136,12 @@ class LeaseThread:
         return "{}"
 
     async def _renew(self, lane: Lane) -> float | None:
-        """Renew the lease; return the delay until the next try if it failed."""
+        """Renew the lease once.
+
+        Returns:
+            The seconds until the next try if PostgreSQL did not answer or the statement failed;
+            None if it accepted the renewal, or this worker was declared dead.
+        """
         worker_id, sent = self._lease.worker_id, boottime_s()
         try:
             floor = await workers.renew_lease(
@@ -145,11 +152,11 @@ class LeaseThread:
                 status=self._status(),
             )
         except StoreUnavailable as error:
-            # While the server is down no worker can take jobs over. Other failures (no reply, an
-            # unknown host name, no free connection) may concern this worker only.
+            # While the server is down, no worker can rescue the jobs of others. Any other failure
+            # (no reply, an unknown host name, no free connection) may concern only this worker.
             self._lease.outage = isinstance(error, Down)
             return self._backoff.next_s()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next renewal must come
+        except Exception as error:  # noqa: BLE001 - no error must end the renewals
             events.service_crashed("lease", error, crashes=1, delay_s=1.0)
             return 1.0
         self._backoff.reset()

@@ -6,19 +6,24 @@ from time import CLOCK_BOOTTIME, clock_gettime
 
 
 def boottime_s() -> float:
-    """Return the seconds since boot, including suspended time, unlike CLOCK_MONOTONIC."""
+    """Return the seconds since boot. They include the time for which the host was suspended."""
     return clock_gettime(CLOCK_BOOTTIME)
 
 
 class Lease:
-    """The state of the lease: the lease thread writes it, the main loop reads it, without a lock.
+    """The state of the lease, which the main loop and the lease thread share without a lock.
+
+    All times are those of boottime_s().
 
     Attributes:
-        trusted_until: until then (seconds since boot) no other worker can run our jobs: two thirds
-            of the lease after the last accepted renewal was *sent*.
-        steady_since: since when renewals have had no gap; None before the first renewal.
-        outage: the database server is down, so no other worker can take jobs over.
-        declared_dead: this worker was declared dead; its jobs belong to others.
+        trusted_until: until this time, no other worker can run the jobs of this one: two thirds of
+            the lease after the worker *sent* the last renewal that PostgreSQL accepted.
+        steady_since: when the worker sent the first renewal of the present series. A series ends
+            if a renewal is sent after `trusted_until`. None before the registration.
+        outage: the last renewal failed because the database server was down, so that no other
+            worker can rescue the jobs of this one.
+        declared_dead: another worker declared this one dead, and it has not registered again yet.
+        draining: the worker drains; the renewals store this in its row.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -31,13 +36,13 @@ class Lease:
         self.draining = False
 
     def begin(self, worker_id: int, sent: float) -> None:
-        """Record that a worker was registered by a statement sent at `sent`."""
+        """Record that the statement sent at `sent` registered the worker under this id."""
         self.worker_id = worker_id
         self.declared_dead = False
         self.renewed(sent)
 
     def renewed(self, sent: float) -> None:
-        """Record that the renewal sent at `sent` was accepted."""
+        """Record that PostgreSQL accepted the renewal sent at `sent`."""
         if self.steady_since is None or sent > self.trusted_until:
             self.steady_since = sent
         self.trusted_until = sent + self.lease_s * 2 / 3
@@ -45,16 +50,19 @@ class Lease:
 
     @property
     def trusted(self) -> bool:
-        """Whether new jobs can be started."""
+        """Return whether no other worker can run the jobs of this one now."""
         return clock_gettime(CLOCK_BOOTTIME) < self.trusted_until and not self.declared_dead
 
     @property
     def silent_s(self) -> float:
-        """Return seconds since the lease was last safe; negative while it is."""
+        """Return the seconds since `trusted_until`; negative before that time."""
         return boottime_s() - self.trusted_until
 
     def may_declare_dead(self) -> bool:
-        """Return whether this worker's own renewals have succeeded for the length of a lease."""
+        """Return whether this worker's renewals have had no gap for the length of a lease.
+
+        Otherwise an outage may have expired the leases of all workers.
+        """
         return (
             self.trusted
             and self.steady_since is not None
