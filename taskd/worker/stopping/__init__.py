@@ -1,5 +1,5 @@
-"""Stop: the phases of a stop, signals, the watch on the parent, the emergency stop.
+"""Stops of a worker: signals, the phases of a stop, the watch on the parent, the emergency stop.
 
-Imports worker.running and the rooms below it; lease_lost, the assembly, worker.worker and
-worker.processes import it.
+These modules import worker.running and the packages below it; lease_lost, the assembly,
+worker.worker and worker.processes import them.
 """

@@ -20,7 +20,12 @@ FLUSH_S = 5.0
 
 
 class Drain:
-    """Passes through the phases of a stop. Each phase is bounded; a further request skips ahead."""
+    """Passes through the phases of a stop; another stop request ends the present phase.
+
+    Args:
+        report: the numbers for the last log line of the worker, which run() fills in.
+        settings: returns the present settings, which a reload can change during the stop.
+    """
 
     def __init__(
         self,
@@ -40,8 +45,8 @@ class Drain:
         """Stop claiming, let handlers end, cancel them, abandon the rest, write all outcomes."""
         self._lease.draining = True
         self._report.running = sum(runner.running for runner in self._runners)
-        # No more claims. Claimed jobs that have not started are released and their attempts
-        # refunded, and so are the jobs of a claim in flight: nothing has to wait for its reply.
+        # Runners release the claimed jobs that have not started, and refund their attempts. They do
+        # the same with the jobs of a claim whose reply arrives later.
         for runner in self._runners:
             self._report.released += runner.close()
             runner.attempts.warn_all()
@@ -50,9 +55,8 @@ class Drain:
             self._supervisor.stop_tier(self._settings().statement_timeout_s + 3.0),
             name="claims-end",
         )
-        # Running handlers are allowed to end.
         await self._wait_for_attempts(self._settings().drain_s, StopPhase.CANCEL)
-        # They are cancelled. The timer abandons those that ignore the cancellation.
+        # The timer abandons the attempts that ignore their cancellation.
         for runner in self._runners:
             runner.attempts.cancel_all("stop")
         await self._wait_for_attempts(self._settings().cancel_s + 0.5, StopPhase.ABANDON)
@@ -65,7 +69,7 @@ class Drain:
         self._report.unwritten = self._acker.backlog
 
     async def _wait_for_attempts(self, timeout_s: float, until: StopPhase) -> None:
-        """Wait until nothing runs, the timeout has passed, or the phase `until` is requested."""
+        """Wait until no attempt runs, the timeout has passed, or the phase `until` is requested."""
         ends = time.monotonic() + timeout_s
         while self._requests.phase < until and any(runner.running for runner in self._runners):
             left_s = ends - time.monotonic()

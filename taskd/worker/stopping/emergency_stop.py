@@ -1,10 +1,10 @@
-"""The emergency stop: another thread writes what it can for a worker whose loop is blocked.
+"""The emergency stop: a thread finishes the stop of a worker whose event loop is blocked.
 
-It is the last phase of an ordinary stop: it writes unwritten outcomes, releases claimed jobs that
-have not started, abandons running attempts, and closes the worker's row. The loop may run again at
-any moment and write the same outcomes. That is harmless, because every statement is guarded: only
-one of the two writes changes a row. An abandoned job is due again after five seconds, and this
-process ends within three, so the job does not run twice at the same time.
+The thread writes unwritten outcomes, releases claimed jobs that have not started, abandons running
+attempts, and closes the worker's row, as far as PostgreSQL answers in time. If the loop runs again
+meanwhile, it can write the same outcomes: every statement is guarded, so only one of the two writes
+changes a row. An abandoned job is due again after five seconds; this process ends within three, so
+the two attempts do not overlap.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOCK_TIMEOUT_MS = "300"
 
 
 class EmergencyStop:
-    """Called once, in a thread, if the loop does not answer at the end of a stop."""
+    """Called once, in a thread, if a stop takes too long and the event loop does not respond."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class EmergencyStop:
         self._acker, self._runners = acker, runners
 
     def __call__(self) -> None:
-        """Log the reason and write what is unwritten; the caller then ends the process."""
+        """Log what blocks the loop, and write all outcomes; the caller then ends the process."""
         blocker = self._watch.blocker()
         unstarted = [job for runner in self._runners for job in runner.take_unstarted()]
         abandoned = self._abandoned(blocker)
@@ -54,7 +54,11 @@ class EmergencyStop:
         asyncio.run(self._write(done, acks + abandoned))
 
     def _abandoned(self, blocker: Job | None) -> list[Ack]:
-        """Return acks for running attempts, also for one that blocks the loop in its first step."""
+        """Kill the processes of running attempts; return an ack for each running attempt.
+
+        The acks include one for `blocker`, even if its handler has not waited for anything yet, so
+        that no runner lists its attempt.
+        """
         left = [attempt for runner in self._runners for attempt in runner.attempts]
         for attempt in left:
             if attempt.kill is not None:
@@ -65,8 +69,8 @@ class EmergencyStop:
         return found
 
     async def _write(self, done: list[Job], acks: list[Ack]) -> None:
-        # There is no time to wait for rows that another session has locked, such as that of the
-        # blocked loop. One failed statement must not prevent the others.
+        # Leave out rows that another session has locked, such as a session of this worker: there is
+        # no time to wait. An error of one statement must not prevent the others.
         lane = Lane(self._database, "emergency_stop", lock_timeout=LOCK_TIMEOUT_MS)
         locked: set[int] = set()
         with suppress(Exception):

@@ -1,4 +1,4 @@
-"""The view a worker process has of its siblings: its index, and whether its parent is alive."""
+"""What a process of `--processes` gets from its parent: its index, and the end of the parent."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from taskd.config import Settings
 
 VARIABLE = "TASKD_CHILD"
 EXIT_ABANDONED = 75
-# After drain and cancel: 5 s for outcomes, 5 s for the app's resources, and a second or two each
-# for upkeep, lease, row, connections, threads and interpreter.
+# The time for everything after drain_s and cancel_s: 5 s for outcomes, 5 s for the app's resources,
+# and one or two seconds each for upkeep, lease, row, connections, threads and interpreter.
 STOP_MARGIN_S = 25.0
 
 
 def longest_stop_s(settings: Settings) -> float:
-    """Return the time within which a worker whose loop is not blocked has ended, in seconds."""
+    """Return the most seconds that a worker takes to stop if its event loop is not blocked."""
     return settings.drain_s + settings.cancel_s + STOP_MARGIN_S
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIndex:
-    """The index of this process among its siblings, from 1; a single process is alone.
+    """The index of this process among the processes of its parent, and descriptors from the parent.
 
     Attributes:
-        number: the index.
+        number: the index, from 1.
         of: the number of processes.
-        parent_pipe: the reading end of a pipe that the parent holds open while it lives.
-        stats_socket: a socket over which the parent requests metrics (stats_socket.py); -1: none.
+        parent_pipe: the file descriptor of the reading end of a pipe whose writing end the parent
+            keeps open; -1: there is no parent.
+        stats_socket: the file descriptor of a socket over which the parent requests metrics
+            (stats_socket.py); -1: the parent requests none.
     """
 
     number: int = 1
@@ -40,12 +42,12 @@ class ProcessIndex:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> ProcessIndex:
-        """Return the index that the parent gave; remove it from the environment."""
+        """Return the index that the parent has put into `environ`, and remove it from there."""
         numbers = environ.pop(VARIABLE, "")
         return cls(*map(int, numbers.split())) if numbers else cls()
 
     def environment(self) -> dict[str, str]:
-        """Return the environment that gives a child its index."""
+        """Return the environment variable that gives a child its index."""
         return {VARIABLE: f"{self.number} {self.of} {self.parent_pipe} {self.stats_socket}"}
 
     @property
@@ -55,10 +57,10 @@ class ProcessIndex:
 
 
 class ParentWatch:
-    """Ends this process when its parent has exited or was killed: the kernel then closes the pipe.
+    """Stops this process when its parent has ended: the kernel then closes the parent's pipe.
 
-    A thread reads the pipe. At its end the thread sends this process a SIGTERM in place of the
-    parent, which also works while a handler blocks the loop (signals.py).
+    A thread reads the pipe `fd`. When the pipe is closed, the thread sends SIGTERM to this process,
+    which also works while a handler blocks the event loop (signals.py).
     """
 
     def __init__(self, fd: int) -> None:

@@ -2,17 +2,18 @@
 
 The first SIGTERM drains, the second cancels the handlers, the third abandons them (StopPhase).
 
-A loop that is blocked by a handler receives nothing. So a thread receives the numbers of signals
-first. It passes them on to the loop and watches the stop: if the stop should be over and the loop
-does not answer, the thread ends the process with exit code 75.
+While a handler blocks the event loop, the loop receives no signals. So a thread receives the
+numbers of signals first. The thread passes them on to the loop and watches the stop: if the stop
+takes too long and the loop does not respond, the thread ends the process with exit code 75.
 
-Python's own signal handlers are not enough: they run between bytecode instructions of the main
-thread, and a database driver in C that waits for a reply executes none. The C handler itself writes
-the number to `signal.set_wakeup_fd`, whatever the main thread does. Blocking signals (sigmask,
-sigwait) is no alternative, as processes that handlers start would inherit the mask.
+Python's signal handlers are not enough: they run between bytecode instructions of the main thread,
+and a database driver in C that waits for a reply executes no bytecode. Before that, the handler in
+C writes the number of each signal to the file descriptor of `signal.set_wakeup_fd`, whatever the
+main thread does. The thread reads this descriptor. Blocked signals (pthread_sigmask and sigwait)
+are no alternative, because the processes that handlers start would inherit the mask.
 
-C code that holds the interpreter lock remains out of reach: no thread runs, and only SIGKILL ends
-the process, which systemd sends after TimeoutStopSec.
+While C code holds the GIL, no thread runs, and only SIGKILL ends the process. systemd sends SIGKILL
+after TimeoutStopSec.
 """
 
 from __future__ import annotations
@@ -32,18 +33,20 @@ from taskd.config import Settings
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-# How long a stop may take after drain and cancel before the loop is checked: if the loop answers,
-# it is not blocked and gets more time.
+# If a stop takes longer than drain_s, cancel_s and this time, the thread checks the loop.
 MARGIN_S = 1.0
+# The loop has this long to respond. After a response, the thread waits as long until it checks
+# again.
 ANSWER_S = 2.0
 LEAVE_S = 3.0
 LISTEN_EVERY_S = 1.0
 
+# Objects whose handlers are installed; more than one if tests run several workers.
 _installed: list[Signals] = []
 
 
 class StopPhase(IntEnum):
-    """The phase of a stop that was requested."""
+    """The last phase of a stop that was requested."""
 
     NONE = 0
     DRAIN = 1
@@ -51,11 +54,11 @@ class StopPhase(IntEnum):
     ABANDON = 3
 
     def next(self, *, at_once: bool) -> StopPhase:
-        """Return the phase after one more request; `at_once` (SIGQUIT) skips to the last one."""
+        """Return the phase that one more request starts; `at_once` (SIGQUIT): the last phase."""
         return StopPhase.ABANDON if at_once else StopPhase(min(self + 1, StopPhase.ABANDON))
 
     def patience_s(self, settings: Settings) -> float:
-        """Return how long a stop may take from this request on, in seconds."""
+        """Return the most seconds that attempts have to end, from the request for this phase on."""
         drain_s = settings.drain_s if self < StopPhase.CANCEL else 0.0
         return drain_s + (settings.cancel_s if self < StopPhase.ABANDON else 0.0)
 
@@ -63,10 +66,10 @@ class StopPhase(IntEnum):
 class StopRequests:
     """The stop requests that have reached the event loop.
 
-    The signal thread counts signals as well (signals.py), because a blocked loop counts nothing.
+    The signal thread counts signals separately, because a blocked loop receives none.
 
     Attributes:
-        phase: the requested phase.
+        phase: the last phase that was requested.
         requested: set by the first request.
     """
 
@@ -76,7 +79,7 @@ class StopRequests:
         self._changed = asyncio.Event()
 
     def add(self, *, at_once: bool) -> None:
-        """Request the next phase, or the last one."""
+        """Request the next phase; `at_once`: the last phase."""
         self.phase = self.phase.next(at_once=at_once)
         self.requested.set()
         self._changed.set()
@@ -92,17 +95,16 @@ class StopRequests:
 class Signals:
     """Installs signal handlers on the running loop, and a thread that watches the stop.
 
-    A thread that wants to end this process sends it SIGTERM, also while the loop is blocked.
-
     Args:
-        stop: called with the signal's name for each SIGTERM, SIGINT and SIGQUIT.
-        quiet: called with True for SIGTSTP, False for SIGCONT.
-        reload: called for SIGHUP.
-        patience_s: returns how long a stop may take once the given phase was requested.
-        leave: called in a thread before the process ends without its loop, which may come back to
-            life at any moment; it has LEAVE_S.
-        last: the process ends with this worker. Later stop signals are then ignored: by default one
-            would kill the process in its last milliseconds, with exit code -15 or 130.
+        stop: called on the loop for each SIGTERM, SIGINT and SIGQUIT, with the signal's name.
+        quiet: called on the loop with True for SIGTSTP, and with False for SIGCONT.
+        reload: called on the loop for SIGHUP.
+        patience_s: returns the most seconds that attempts have to end after a phase was requested.
+        leave: called in a thread, for at most LEAVE_S seconds, before the process ends although its
+            loop is blocked. The loop can run again at any moment.
+        last: the process ends with this worker, so remove() makes it ignore later stop signals:
+            otherwise one of them could kill the process in its last milliseconds, with another
+            exit code.
     """
 
     def __init__(
@@ -131,11 +133,11 @@ class Signals:
         self._again: asyncio.TimerHandle | None = None
 
     def install(self) -> None:
-        """Install the handlers; outside of the main thread, do nothing."""
+        """Install the handlers and start the thread; outside of the main thread, do nothing."""
         with suppress(ValueError, RuntimeError):
             for number, handler in self._handlers.items():
                 self._loop.add_signal_handler(number, handler)
-            # Written in C, so it works while a handler blocks the loop.
+            # faulthandler is written in C, so SIGUSR2 works while a handler blocks the loop.
             faulthandler.register(signal.SIGUSR2, all_threads=True)
             self._read, self._write = os.pipe()
             os.set_blocking(self._write, False)
@@ -144,14 +146,14 @@ class Signals:
             threading.Thread(target=self._watch, name="taskd-signals", daemon=True).start()
 
     def _listen(self) -> None:
-        """Replace the loop's wake-up socket by the pipe; signals are passed on over that socket.
+        """Make signals arrive in the pipe, and keep the loop's wake-up socket to pass them on.
 
-        Repeated every second: a loop that was stopped and runs again makes a new socket, which
-        works without the thread until then.
+        This repeats itself every second: a loop that stops and runs again makes a new socket, and
+        then receives signals without the thread until the next repetition.
         """
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if before not in (-1, self._write):
-            # A duplicate: the loop closes its socket, and the number may then belong to another
+            # Duplicate the socket: after the loop has closed it, its number can be that of another
             # file.
             if self._loops_own == -1:
                 self._loops_own = os.dup(before)
@@ -160,7 +162,7 @@ class Signals:
         self._again = self._loop.call_later(LISTEN_EVERY_S, self._listen)
 
     def remove(self) -> None:
-        """Remove the handlers."""
+        """Remove the handlers, and end the thread."""
         with suppress(ValueError, RuntimeError):
             for number in self._handlers:
                 self._loop.remove_signal_handler(number)
@@ -172,12 +174,15 @@ class Signals:
             if self._again is not None:
                 self._again.cancel()
             now = signal.set_wakeup_fd(-1)
-            if now != self._write:  # installed by a later worker
+            if now != self._write:  # another loop or worker has installed it since
                 signal.set_wakeup_fd(now, warn_on_full_buffer=False)
-            os.close(self._write)  # which ends the thread
+            os.close(self._write)  # ends the thread
 
     def disown(self) -> None:
-        """Undo everything in a process forked by a handler: its signals are not for the worker."""
+        """Undo install() in a process that was forked from this one.
+
+        Signals to the forked process are not meant for the worker.
+        """
         signal.set_wakeup_fd(-1)
         for number in self._handlers:
             signal.signal(number, signal.SIG_DFL)
@@ -185,7 +190,7 @@ class Signals:
             os.close(fd)
 
     def _watch(self) -> None:
-        """In the thread: pass signals on, and end the process if a requested stop hangs."""
+        """Pass signals on, and end the process if a stop hangs; the function of the thread."""
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         phase, ends = StopPhase.NONE, float("inf")
@@ -196,7 +201,7 @@ class Signals:
                 if not numbers:
                     break
                 if self._loops_own != -1:
-                    with suppress(OSError):  # the loop was just stopped, or is very far behind
+                    with suppress(OSError):  # the loop was closed, or its socket is full
                         os.write(self._loops_own, numbers)
                 for number in numbers:
                     if number in STOPS:
@@ -205,25 +210,25 @@ class Signals:
                         ends += MARGIN_S if phase < StopPhase.ABANDON else 0.0
             elif self._answers():
                 ends = time.monotonic() + ANSWER_S
-            elif not poll.poll(0):  # nor were the handlers removed meanwhile
+            elif not poll.poll(0):  # no signal has arrived meanwhile, and remove() was not called
                 self._end()
         os.close(self._read)
         if self._loops_own != -1:
             os.close(self._loops_own)
 
     def _answers(self) -> bool:
-        """Return whether the loop runs; a closed loop counts as running."""
+        """Return whether the loop responds within ANSWER_S, or is closed."""
         answered = threading.Event()
         try:
             self._loop.call_soon_threadsafe(answered.set)
         except RuntimeError:
             return True
-        # In small steps: if the whole process was stopped, only one step is lost.
+        # Small steps: if the whole process is stopped meanwhile, only one step runs out.
         return any(answered.wait(0.1) for _ in range(int(ANSWER_S / 0.1)))
 
     def _end(self) -> None:
-        """End the process; wait neither for the main thread nor long for the database."""
-        # In a thread, as even a log line can hang when its pipe is full.
+        """Call `leave`, and end the process with EXIT_ABANDONED."""
+        # In a thread, because writing to a full log pipe would block for ever.
         leaving = threading.Thread(target=self._leave, name="taskd-leave", daemon=True)
         with suppress(RuntimeError):
             leaving.start()
@@ -236,6 +241,6 @@ def _after_fork() -> None:
         _installed.pop().disown()
 
 
-# A forked process shares the pipe: a signal to it, as from multiprocessing.Pool.terminate(), would
-# stop the worker.
+# A forked process shares the pipe, so a signal to that process, as multiprocessing.Pool.terminate()
+# sends, would stop the worker.
 os.register_at_fork(after_in_child=_after_fork)
