@@ -41,7 +41,7 @@ ANSWER_S = 2.0
 LEAVE_S = 3.0
 LISTEN_EVERY_S = 1.0
 
-# Objects whose handlers are installed; more than one if tests run several workers.
+# The objects whose install() was called and whose remove() was not: _after_fork() needs them.
 _installed: list[Signals] = []
 
 

@@ -1,5 +1,6 @@
-"""What every worker does for all: rescue, promotion, schedules, reconciling, pruning, timers.
+"""Upkeep services: rescue, promotion, schedules, pruning; and the worker's reconciler and timer.
 
-There is no leader: each statement is idempotent, and any worker runs it. Imports worker.claiming
-and the rooms below it; only the assembly and taskd.testing import it.
+There is no leader: every worker runs these services, and each statement can be repeated. These
+modules import worker.claiming and the packages below it; only the assembly and taskd.testing import
+them.
 """

@@ -1,7 +1,4 @@
-"""The promoter: moves jobs that are due into the index of queued jobs, on a timer of its own.
-
-It also moves jobs that their limit now admits.
-"""
+"""The promoter: queues scheduled jobs that are due, and blocked jobs that their limits admit."""
 
 from __future__ import annotations
 
@@ -20,23 +17,24 @@ from taskd.worker.service import Loop, Wakeup, jittered_s
 
 PROMOTE_BATCH = 1000
 PROMOTE_AT_MOST_EVERY_S = 0.05
-# Most notifications announce a job that can be claimed at once, so the promoter does not read the
-# due times after each notification.
+# Most notifications announce a job that is queued already, so the promoter does not read the due
+# times after each notification.
 CHECK_AT_MOST_EVERY_S = 0.5
-# The rescuer also reads the due times, and more often.
+# The rescuer reads the due times more often, and passes them to expect().
 TIMER_S_MAX = 30.0
+# The most seconds between two reads while a consumer polls its queue continuously.
 TIMER_BUSY_S = 1.0
-# The same while a job that is due is refused.
+# The least seconds between two reads while PostgreSQL refuses to change a job that is due.
 REFUSED_EVERY_S = 1.0
 
 
 class Promoter(Loop):
-    """Service: promotes due jobs on a timer set to the next due time; wakes the quarantine.
+    """Service: queues jobs at their due times, and wakes the quarantine when a suspect is due.
 
     Args:
         consumers: the consumers of the queues that this worker serves. While one of them polls its
             queue continuously, producers do not notify for jobs that are due later, so the
-            promoter then reads the due times every second.
+            promoter then reads the due times every TIMER_BUSY_S.
         suspects: the wake-up of the quarantine.
     """
 
@@ -52,20 +50,20 @@ class Promoter(Loop):
         self._unpromoted, self._unadmitted = RefusedJobs("promote"), RefusedJobs("admit")
 
     def notified(self) -> None:
-        """Read the due times soon: a notification can announce a job that is due later.
+        """Read the due times within CHECK_AT_MOST_EVERY_S: a notification has arrived.
 
-        Nearly all notifications announce a job that can be claimed now. If a consumer then finds no
-        job, it wakes this service.
+        The notification can announce a job that is due later. If a consumer claims after the
+        notification and finds no job, it wakes this service earlier.
         """
         if self._check_timer is None:
             wait_s = max(0.0, self._checked_at + CHECK_AT_MOST_EVERY_S - time.monotonic())
             self._check_timer = asyncio.get_running_loop().call_later(wait_s, self.wakeup.set)
 
     def expect(self, due: DueIn) -> None:
-        """Wake up if a job is due before the timer ends. The rescuer calls this with due times.
+        """Wake up if a job is due before the timer ends.
 
-        The rescuer so finds jobs whose notification was lost, and the promoter itself needs to read
-        the due times only twice a minute.
+        The rescuer calls this with the due times that it reads every few seconds, also to find jobs
+        whose notification was lost.
         """
         self._update_limited(due)
         soon = [each for each in (due.job_s, due.suspect_s, due.gate_s) if each is not None]
@@ -73,13 +71,13 @@ class Promoter(Loop):
             self.wakeup.set()
 
     async def tick(self) -> float:
-        """Promote due jobs; return the seconds until the next due time."""
+        """Queue due jobs; return the seconds until the next tick."""
         if self._check_timer is not None:
             self._check_timer.cancel()
             self._check_timer = None
         self._checked_at = time.monotonic()
         wait_s = await self._promote()
-        # Every enqueue can notify, but the due times are not read after each notification.
+        # A pause between two reads, because every enqueue can send a notification.
         pause_s = min(wait_s or PROMOTE_AT_MOST_EVERY_S, PROMOTE_AT_MOST_EVERY_S)
         await asyncio.sleep(pause_s)
         busy = any(
@@ -91,7 +89,11 @@ class Promoter(Loop):
         return timer_s
 
     async def _promote(self) -> float:
-        """Promote due jobs; return the seconds until the next due time."""
+        """Queue due jobs, and wake the quarantine if a suspect is due.
+
+        Returns:
+            The seconds until the next due time, at most TIMER_S_MAX.
+        """
         due = await jobs.next_due(self._lane)
         promote = partial(jobs.promote, self._lane, PROMOTE_BATCH)
         while due.job_s is not None and due.job_s <= 0:
@@ -101,10 +103,10 @@ class Promoter(Loop):
                 self._wake(moved)
             due = await jobs.next_due(self._lane)
             if not any(answers):
-                break  # other workers promote the rest
+                break  # other workers are promoting the other due jobs
         due = await self._admit(due)
         self._update_limited(due)
-        # Refused jobs stay due.
+        # A job that PostgreSQL refuses to change stays due: do not read again immediately.
         wait_s = TIMER_S_MAX if due.job_s is None else max(due.job_s, _least_s(self._unpromoted))
         if due.gate_s is not None:
             wait_s = min(wait_s, max(due.gate_s, _least_s(self._unadmitted)))
@@ -116,7 +118,7 @@ class Promoter(Loop):
         return wait_s
 
     async def _admit(self, due: DueIn) -> DueIn:
-        """Admit jobs that wait at limits, as far as the limits allow; return the new due times."""
+        """Admit blocked jobs as far as their limits allow; return the due times read afterwards."""
         admit = partial(limits.admit, self._lane, PROMOTE_BATCH)
         while due.gate_s is not None and due.gate_s <= 0:
             answers = await self._unadmitted.run(admit)
@@ -134,7 +136,7 @@ class Promoter(Loop):
             self._consumers[queue].wakeup.set()
 
     def _update_limited(self, due: DueIn) -> None:
-        """Tell the consumers whether an operator has limited their queue."""
+        """Pass to each consumer whether an operator has limited its queue."""
         if due.limited is not None:
             for queue, consumer in self._consumers.items():
                 consumer.set_limited(limited=queue in due.limited)

@@ -1,4 +1,4 @@
-"""The pruner: makes and drops partitions of the history, and deletes expired rows."""
+"""The pruner: creates and drops partitions of the history, and deletes expired rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORGET_WORKERS_AFTER_S = 7 * 86400.0
 
 
 class Pruner(Loop):
-    """Service: creates partitions in advance, drops expired ones, and deletes old rows."""
+    """Service: runs each step of STEPS every ten minutes, or every minute while one fails."""
 
     name = "pruner"
 
@@ -29,7 +29,7 @@ class Pruner(Loop):
         self._failed: dict[str, str] = {}
 
     async def tick(self) -> None:
-        """Prune once, on a connection of its own."""
+        """Run all steps, on a connection of their own."""
         lane = Lane(self._database, "history", lock_timeout=str(history.LOCK_TIMEOUT_MS))
         try:
             await self._prune(lane)
@@ -37,12 +37,12 @@ class Pruner(Loop):
             await lane.close()
 
     async def _prune(self, lane: Lane) -> None:
-        """Take every step, whatever became of the ones before it."""
+        """Run every step, even if an earlier step failed; stop only during an outage."""
         self.every_s = HISTORY_EVERY_S
         for what, step in STEPS.items():
             try:
                 await step(lane)
-            except Exception as error:  # noqa: BLE001 - not permitted, or altered by hand: jobs go on
+            except Exception as error:  # noqa: BLE001 - a step that fails must not stop the worker
                 self.every_s = AGAIN_S
                 outage = isinstance(error, TaskdError) and is_outage(error)
                 if outage or isinstance(error, HeldUp):

@@ -1,4 +1,4 @@
-"""The reconciler: compare the jobs that run here with those in the database."""
+"""The reconciler: compare the jobs in this process with those that the database says it runs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ IDLE_CHECK_EVERY_S = 15.0
 
 
 class Reconciler(Loop):
-    """Service: compares the jobs of this worker in the database with the jobs that it runs.
+    """Service: releases jobs that the worker never received, and cancels jobs on request.
 
-    It releases jobs that the worker never received because the reply to a claim was lost, and
-    cancels jobs whose cancellation was requested. An idle worker that lost no reply compares
-    rarely.
+    The worker never receives a claimed job if the reply to the claim is lost. While the worker is
+    idle and no reply was lost, the reconciler compares every IDLE_CHECK_EVERY_S.
 
     Args:
-        claims: the lanes of the claims. While the rows are read, no claim is in flight, except a
-            claim whose reply the worker no longer waits for.
+        claims: the lanes of the claims. While the reconciler reads the rows, it lets no other
+            statement run on these lanes. A claim whose reply was lost can still run on the server.
     """
 
     name = "reconciler"
@@ -45,13 +44,16 @@ class Reconciler(Loop):
     ) -> None:
         super().__init__(RECONCILE_EVERY_S)
         self._claims, self._lease, self._acker, self._runners = claims, lease, acker, runners
-        # A claim whose reply the worker no longer waits for may still run on the server.
+        # A claim whose reply was lost ends on the server within this time.
         self._grace_s = statement_timeout_s + 5.0
         self._claim_lost_at: float | None = None
         self._checked_at = time.monotonic()
 
     def claim_lost(self) -> None:
-        """Look for the rows of a claim whose reply was lost, until they must have appeared."""
+        """Record that the reply to a claim was lost: its jobs may be in the database soon.
+
+        Until then, the reconciler compares every RECONCILE_EVERY_S, even if the worker is idle.
+        """
         self._claim_lost_at = time.monotonic()
 
     async def tick(self) -> None:
@@ -65,8 +67,8 @@ class Reconciler(Loop):
         self._checked_at = now
         if self._claim_lost_at is not None and now - self._claim_lost_at > 2 * self._grace_s:
             self._claim_lost_at = None
-        # Jobs that are known before or after the read: a job that ended meanwhile was still running
-        # when the rows were read.
+        # The jobs that were here before the read or are here after it: a job that has ended since
+        # the read is in its rows.
         here |= self._job_ids()
         missing = [row for row in rows if row.id not in here and row.age_s > self._grace_s]
         for row in missing:

@@ -1,4 +1,4 @@
-"""The rescuer: declare dead workers dead, rescue their jobs, expire and unpark jobs."""
+"""The rescuer: declare workers dead, rescue their jobs, expire and unpark jobs."""
 
 from __future__ import annotations
 
@@ -25,29 +25,35 @@ from taskd.worker.operator_settings import Controls
 from taskd.worker.service import Loop
 from taskd.worker.service_failures import Lasting
 
-# A job that has killed its worker alone in quarantine fails at its third crash. A job that was only
-# near, however often, runs again, up to a bound that ends endless loops.
+# A job that was the only suspect in quarantine when its worker crashed has caused the crash, and
+# fails at its third crash. Any other job that ran during crashes runs again, and fails only at its
+# tenth crash, which ends endless loops.
 MAX_CRASHES = 3
 MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
 EXPIRE_BATCH = UNPARK_BATCH = 1000
 SWEEP_EVERY_S_MAX = 5.0
-# A supervisor has probably started the dead worker again by then, and it can be watched, too.
+# The next check after a death: by then, a supervisor has probably started a new worker, and this
+# one must watch its process.
 AFTER_DEATH_S = 2.0
-# Clocks that are synchronised are set back by less.
+# The correction of a synchronised clock sets it back by less.
 BACK_S_MIN = 1.0
 
 
 class Rescuer(Loop):
-    """Service: declares dead workers dead, rescues their jobs, and shares what it reads.
+    """Service: checks the state of the system every few seconds, and does what is due.
+
+    One statement reads the state. The rescuer declares workers dead, rescues, expires and unparks
+    jobs, and passes due times and settings to other services.
 
     Args:
-        counts: number of jobs by how they ended here, including jobs that the rescuer fails.
-        on_due: called with the next due times.
+        me: returns the present identity of this worker.
+        counts: the numbers of attempts by how they ended; the rescuer adds jobs that it fails.
+        on_due: called with the next due times of jobs.
         on_ticks: each is called with the next ticks of schedules.
-        consumers: they poll when a worker was declared dead, as its queues may not have been
-            notified.
-        controls: applies what operators have set.
+        consumers: poll their queues after a worker was declared dead, because a dead worker that
+            had marked a queue as polled has kept producers from notifying.
+        controls: applies the settings of operators.
     """
 
     name = "rescuer"
@@ -69,7 +75,7 @@ class Rescuer(Loop):
         self._controls = controls
         self._neighbours = Neighbours(self.wakeup.set)
         self._stored: tuple[int, list[Lasting]] | None = None
-        # The database's time at the last check, and when it was received (time.monotonic).
+        # The database's time at the last check, and when this worker received it (time.monotonic).
         self._clock: tuple[datetime, float] | None = None
         self._went_back_s: float | None = None
         self._compared = False
@@ -78,9 +84,9 @@ class Rescuer(Loop):
         )  # fmt: skip
 
     async def check(self) -> workers.Surroundings:
-        """Read the state of the system and apply what operators have set.
+        """Read the state of the system, and apply the settings of operators.
 
-        A worker does so before its first claim, so that paused tasks do not start.
+        The worker calls this before its first claim, so that jobs of paused tasks do not start.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -92,14 +98,14 @@ class Rescuer(Loop):
         return seen
 
     async def run(self) -> None:
-        """Check and rescue until stopped; the end of a worker on this host starts a check, too."""
+        """Check every few seconds, and when the process of a watched worker ends, until stopped."""
         try:
             await super().run()
         finally:
             self._neighbours.close()
 
     async def tick(self) -> float | None:
-        """Check and rescue once; return the seconds until the next check."""
+        """Check once; return the seconds until the next check, None: `every_s`, jittered."""
         await self._store_failures()
         seen = await self.check()
         self._neighbours.watch(self._me().id, seen.others)
@@ -120,25 +126,34 @@ class Rescuer(Loop):
         return AFTER_DEATH_S if died else None
 
     async def _store_failures(self) -> None:
-        """Store what fails again and again in this worker, if that has changed."""
+        """Store the lasting failures of this worker's services in its row, if they have changed."""
         now = self._lease.worker_id, self.failures.lasting()
         if now == self._stored or (not now[1] and self._stored is None):
             return
-        with suppress(TaskdError):  # what follows shows whether the database answers
+        with suppress(TaskdError):  # if the database does not answer, check() raises an error
             await workers.store_failures(self._lane, *now, time.monotonic())
             self._stored = now
 
     def _compare_clocks(self, now: datetime, sent: float) -> None:
-        """Notice that the database's clock was set back, whatever the replies took."""
+        """Detect that the database's clock was set back since the last check.
+
+        Args:
+            now: the database's time.
+            sent: when this worker sent the statement that has read `now` (time.monotonic).
+        """
         if self._clock is not None:
             then, received = self._clock
+            # The least time between the two reads, by this host's clock: slow replies do not count.
             back_s = (sent - received) - (now - then).total_seconds()
             if back_s > BACK_S_MIN:
                 self._went_back_s = max(back_s, self._went_back_s or 0.0)
         self._clock = now, time.monotonic()
 
     async def _follow_clock_back(self) -> None:
-        """Correct what was written before the clock was set back; after the start, look for it."""
+        """Correct times in the database that are in the future, because its clock was set back.
+
+        Without a detected set-back, as after the start of the worker, search for such times.
+        """
         corrected = await workers.follow_clock_back(self._lane, self._went_back_s)
         self._went_back_s, self._compared = None, True
         if corrected is not None:
@@ -172,10 +187,10 @@ class Rescuer(Loop):
             if states:
                 events.jobs_rescued(states)
                 self._counts["failed"] += list(states.values()).count(JobState.FAILED)
-                self._on_due(DueIn(0.0, 0.0))  # they are due now, as suspects or not
+                self._on_due(DueIn(0.0, 0.0))  # rescued jobs are due now, suspects too
 
     async def _declare_dead(self, others: Sequence[workers.Other]) -> bool:
-        """Declare dead workers dead; return whether there were any."""
+        """Declare the workers dead that have ended or are silent; return whether there are any."""
         gone = [other.id for other in others if other.neighbour and is_gone(other)]
         silent = (
             [other.id for other in others if other.silent] if self._lease.may_declare_dead() else []

@@ -1,7 +1,7 @@
-"""The schedule runner: enqueues the jobs of due ticks, on a timer set to the next tick.
+"""The schedule runner: enqueues the jobs of due ticks.
 
-Every worker runs it; a row lock decides which worker fires a tick (sql/queries/schedules.sql). All
-times are the database's. This module only computes which tick follows the due ones.
+Every worker runs it; a row lock decides which worker fires a tick (sql/queries/schedules.sql). The
+worker computes the ticks from the database's time, never from its own clock.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from taskd.worker.running.traces import Firing
 from taskd.worker.service import Loop
 
 BATCH = 100
-# How long the query of a schedule may take, with the insertion of its jobs.
+# The statement timeout of a tick whose schedule has a query; the statement also inserts the jobs.
 QUERY_TIMEOUT_S = 60.0
 AT_MOST_EVERY_S = 0.02
 AGAIN_S = 1.0
-# Clocks drift: a long wait is cut into short ones.
+# The clocks of the worker and the database drift apart during a long wait.
 TIMER_S_MAX = 60.0
-# Without a schedule there is nothing to do; the rescuer announces a new one.
+# The wait while no schedule has a next tick; the rescuer reads new schedules, and calls expect().
 NOTHING_S = 3600.0
 
 
 class ScheduleRunner(Loop):
-    """Service: fires either the schedules without a query or those with one.
+    """Service: fires the schedules without a query, or, with `queries`, the schedules with a query.
 
-    Schedules with queries have a runner of their own, which opens a connection for each run:
-    queries may be slow, and the other schedules must not be late.
+    A query can be slow, so the schedules with queries have a runner and a connection of their own,
+    and do not delay the others. The connection is opened when ticks are due, and closed afterwards.
 
     Args:
-        queries: the database in which queries run; None: fire the schedules without queries.
+        queries: the database for the schedules with queries.
     """
 
     again_s = AGAIN_S
@@ -51,7 +51,7 @@ class ScheduleRunner(Loop):
         self._next_check_at = 0.0
 
     def expect(self, ticks: TicksIn) -> None:
-        """Wake up if the next tick, which the rescuer has read, comes before the timer ends."""
+        """Wake up if the next tick is due before the timer ends; the rescuer calls this."""
         tick_s = self._mine(ticks)
         if tick_s is not None and time.monotonic() + tick_s < self._next_check_at - AGAIN_S / 10:
             self.wakeup.set()
@@ -60,7 +60,7 @@ class ScheduleRunner(Loop):
         return ticks.plain_s if self._queries is None else ticks.query_s
 
     async def tick(self) -> float:
-        """Fire what is due; return the seconds until the next tick."""
+        """Fire the due schedules; return the seconds until the next tick of this service."""
         wait_s = await self._fire()
         self._next_check_at = time.monotonic() + wait_s
         return wait_s
@@ -71,8 +71,8 @@ class ScheduleRunner(Loop):
         if due:
             async with self._firing_lane() as lane:
                 done = [await self._one(lane, each) for each in due]
-            # If another worker has fired all due schedules, wait longer; otherwise more may be due
-            # at once.
+            # If other workers have fired all due schedules, wait longer. Otherwise more schedules
+            # can be due already.
             least_s = AT_MOST_EVERY_S if any(done) else AGAIN_S
         next_s = self._mine(await schedules.next_ticks(self._lane))
         return NOTHING_S if next_s is None else min(max(next_s, least_s), TIMER_S_MAX)
@@ -81,8 +81,8 @@ class ScheduleRunner(Loop):
         try:
             return await fire(lane, read)
         except TaskdError as error:
-            # Continue with the other schedules: a lock on a job that this one would cancel may
-            # delay it for long, or a trigger of the user refuses it.
+            # Continue with the other schedules if another session has locked a job that this tick
+            # would cancel, or if a trigger of the user refuses the tick.
             if not (isinstance(error, HeldUp) or may_concern_one_row(error)):
                 raise
             events.schedule_delayed(read.name, read.next_at, str(error))
@@ -93,7 +93,7 @@ class ScheduleRunner(Loop):
         if self._queries is None:
             yield self._lane
             return
-        # Without the planner settings of the other lanes, as the queries are the users'.
+        # Without the planner settings of the other lanes: these queries are written by users.
         lane = Lane(self._queries.with_timeout(QUERY_TIMEOUT_S), "schedules")
         try:
             yield lane
@@ -102,7 +102,16 @@ class ScheduleRunner(Loop):
 
 
 async def fire(lane: Lane, read: DueSchedule) -> bool:
-    """Fire the due ticks of one schedule; return whether this worker did."""
+    """Fire the due ticks of one schedule, and store its next tick.
+
+    A schedule whose next tick cannot be computed is paused.
+
+    Args:
+        read: the schedule, as due() has read it.
+
+    Returns:
+        False if another worker has fired these ticks.
+    """
     try:
         when = read.when()
         found = due_ticks(when, read.next_at, read.now, CatchUp(read.catch_up), read.catch_up_max)

@@ -1,4 +1,7 @@
-"""Advance sequences that are behind their rows, as after a switch-over by logical replication."""
+"""Advance sequences whose last value is below the newest id of their rows.
+
+Logical replication copies rows but not sequences, so this is their state after a switch-over.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ REMEDY = "taskd db check --mend"
 
 
 async def mend_sequences(lane: Lane) -> None:
-    """Advance these sequences; if that fails, log the command that does it.
+    """Advance these sequences, so that new jobs do not get the ids of older ones.
 
-    New jobs would otherwise get the ids of older ones.
+    If PostgreSQL does not permit this or a lock is held too long, log the command for the operator.
 
     Raises:
         StoreUnavailable: the database does not answer.

@@ -1,4 +1,4 @@
-"""The timer: timeouts of attempts, the ticks of the loop, and the check of the own lease."""
+"""The timer: timeouts of attempts, the ticks of the main loop, and the check of the lease."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from taskd.worker.service import Loop
 
 
 class Timer(Loop):
-    """Service: enforces deadlines, proves that the main loop runs, and checks the lease.
+    """Service: enforces timeouts, records that the main loop runs, and checks the lease.
 
-    It ticks 20 times a second while attempts run, and 4 times while the worker rests. A new attempt
-    wakes it, so a resting worker misses no deadline.
+    The timer ticks 20 times a second while attempts run, and 4 times while the worker rests. When a
+    resting worker receives jobs, the timer ticks immediately, so that no timeout is missed.
     """
 
     name = "timer"
@@ -36,10 +36,10 @@ class Timer(Loop):
         pulse.on_wake.append(self.wakeup.set)
 
     async def tick(self) -> float | None:
-        """Tick once; return the delay until the next tick at rest."""
+        """Tick once; return the seconds until the next tick, None: `every_s`, jittered."""
         now = time.monotonic()
         standstill = self._pulse.turn(now)
-        # Before the timeouts: after a long standstill the jobs may belong to others.
+        # Before the timeouts: after a long standstill, other workers may own the jobs.
         self._lease_lost.fence_if_silent()
         for runner in self._runners:
             if standstill is not None:
@@ -56,5 +56,5 @@ class Timer(Loop):
 
 
 def _works(runner: Runner) -> bool:
-    """Return whether attempts run or are about to. Abandoned ones can block the loop, too."""
+    """Return whether jobs wait or run here. Abandoned attempts count: they can block the loop."""
     return not runner.idle or runner.abandoned > 0
