@@ -1,6 +1,7 @@
-"""The worker: its event loops, signals and asyncio tasks.
+"""The worker: it claims jobs, runs their handlers, and writes the outcomes.
 
-Imports the store, core and events; the command line and taskd.testing import it.
+It imports the store, core, events and config; the command line, the dashboard and taskd.testing
+import it.
 """
 
 from taskd.worker.finishing.drain_report import DrainReport

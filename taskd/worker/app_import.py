@@ -1,4 +1,7 @@
-"""Import the app: the module named by --app, with its submodules, for their @task functions."""
+"""Import the app, and compute the concurrency of its queues.
+
+The app is the module that `--app` names, with its submodules, which contain the @task functions.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ from taskd.worker.running.process_pool import process_slots
 
 
 def load_app(name: str) -> Registry:
-    """Import the app and its submodules; return the default registry with their tasks.
+    """Import the app and its submodules; return the default registry, which has their tasks.
 
-    The current directory is added to sys.path, as Celery and RQ do.
+    The current directory is put before the other entries of sys.path.
 
     Raises:
         AppError: the app cannot be imported, or registers no task.
@@ -36,7 +39,7 @@ def load_app(name: str) -> Registry:
     module = _import(name)
     for path in getattr(module, "__path__", ()):
         for found in pkgutil.walk_packages([path], prefix=f"{name}."):
-            # The __main__ of a package is a program, and registers no tasks.
+            # Importing the __main__ of a package would run it as a program.
             if not found.name.endswith(".__main__"):
                 _import(found.name)
     if not len(registries.DEFAULT):
@@ -48,7 +51,7 @@ def load_app(name: str) -> Registry:
 
 
 def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> Registry:
-    """Return the registry with the built-in tasks whose names the app does not define."""
+    """Add the built-in tasks to the registry, except those that the app replaces; return it."""
     for task in built_ins:
         own = registry.get(task.name)
         if own is None:
@@ -59,10 +62,13 @@ def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> R
 
 
 def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
-    """Return the concurrency of each queue by name: `--queue email --queue reports:4`.
+    """Return the concurrency of each queue that the worker serves, by name.
+
+    The setting `queues` (`--queue email --queue reports:4`) names the queues; by default these are
+    the queues of all tasks.
 
     Raises:
-        ConfigError: a name or a number is wrong, or there is no task to run.
+        ConfigError: the name or the concurrency of a queue is invalid, or there is no task to run.
     """
     if not len(registry):
         raise ConfigError(
@@ -88,7 +94,8 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
             limits[check_queue(name)] = limit
         except InvalidJob as error:
             raise ConfigError(str(error)) from None
-        # Jobs that wait here for a thread, process or connection could run in another worker.
+        # If all tasks of the queue need a thread, a process or a connection, do not claim more jobs
+        # than the worker has of these: jobs that wait here could run in another worker.
         kinds = {task.kind for task in registry if task.queue == name}
         if kinds and kinds <= rooms.keys():
             limits[name] = min(limit, sum(rooms[kind] for kind in kinds))

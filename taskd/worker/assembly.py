@@ -1,4 +1,4 @@
-"""The parts of a worker: its connections, its services, and the order in which they stop."""
+"""The parts of a worker: its connections, its services, and the order of their start and stop."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ from taskd.worker.upkeep.rescuer import Rescuer
 from taskd.worker.upkeep.schedule_runner import ScheduleRunner
 from taskd.worker.upkeep.timer import Timer
 
-# Every statement of a worker uses ids or one index, so the planner has no choice to make. Without
-# these settings stale statistics cause scans, bitmap scans lock rows in another order than ids,
-# which can deadlock, and each batch of acks is planned again.
+# Every statement of a worker finds its rows by ids or along one index, so only one plan is right.
+# Without these settings, PostgreSQL chooses sequential scans if its statistics are old, uses bitmap
+# scans, which lock rows in another order than that of ids and can deadlock, and plans each batch of
+# acks again.
 PLANS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_hashjoin": "off",
@@ -63,12 +64,12 @@ PLANS = {
 
 
 class Assembly:
-    """All parts of one worker. Created once, on the loop that runs them.
+    """All parts of one worker, created on the event loop that runs them.
 
     Args:
         limits: the concurrency of each queue, by name.
-        registration: the worker's row in the database.
-        notify: the supervisor to notify, if any.
+        registration: registers this process in the database.
+        notify: sends to the supervisor of this process, if there is one.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Assembly:
         self.supervisor = Supervisor(self._tiers(beside))
 
     def _tiers(self, beside: list[Service]) -> list[list[Service]]:
-        """Return the services in the order in which they start; they stop in the reverse order."""
+        """Return the services in the order in which they start; they stop in reverse order."""
         upkeep: list[Service] = [
             self.rescuer,
             self.promoter,
@@ -185,47 +186,47 @@ class Assembly:
         ]
         return [
             beside,
-            [self.acker],  # outlives every attempt
+            [self.acker],  # stops after every attempt has ended
             [*upkeep, *([self.listener] if self.listener else [])],
-            [*self.consumers.values(), self.quarantine],  # stopping them ends all claims
+            [*self.consumers.values(), self.quarantine],  # all that claims; stops first
         ]
 
     def published(self, loop: LoopBlocked | None) -> str:
-        """Return the status for this worker's row, as JSON; the lease thread calls it.
+        """Return the status for this worker's row, as JSON; called on the lease thread.
 
         Args:
-            loop: how the loop was blocked lately.
+            loop: the recent blockages of the main loop; None: there were none.
         """
         slots = {runner.queue: runner.limit for runner in self.runners}
         status = WorkerStatus(slots, loop, self._thread_slots.taken(), self._streaks.published())
         return msgspec.json.encode(status).decode()
 
     def _runs(self, job: Job) -> bool:
-        """Return whether an attempt of this very claim is running here."""
+        """Return whether the handler of this claim runs here, even if the attempt is abandoned."""
         return any(runner.attempts.has(job) for runner in self.runners)
 
     def _ends_later(self, job: Job) -> bool:
         """Return whether the end of this attempt is still to be reported.
 
-        The handler runs, or the acker has yet to find out whether the transaction committed that
-        completes the job.
+        Either the handler runs, or it completed the job in a transaction, and the acker does not
+        know yet whether this transaction has committed.
         """
         return self._runs(job) or self.acker.awaits_reply(job.id)
 
     def _works_for(self) -> Job | None:
-        """Return the job whose handler the main loop runs; None in other threads."""
+        """Return the job that the main loop runs now, if this is its thread; otherwise None."""
         here = threading.get_ident() == self._thread
         return self._pulse.running(self._loop) if here else None
 
     def _hides(self, job: Job) -> Callable[[str], str] | None:
-        """Return the function that redacts the job's arguments, if its task has `redact`."""
+        """Return the function that redacts the job's arguments; None if its task redacts none."""
         task = self.shared.registry.get(job.task)
         if task is None or not task.redact:
             return None
         return hider(self._pulse.together.get(job.id, [job]), task)
 
     def begin_lines(self) -> None:
-        """Add the job to log lines of handlers, and store the lines where that is configured."""
+        """Begin to add the job to each log line of a handler, and to store lines if configured."""
         own_threads(self._loop, self._works_for)
         self.lines.install()
         if self.log_writer is not None:
@@ -237,7 +238,7 @@ class Assembly:
         self._end_log_writer()
 
     def _add_claiming(self, settings: Settings, registry: Registry, lease: Lease) -> None:
-        """Create the services that claim: consumers, idle poller, promoter, quarantine."""
+        """Create the consumers, the quarantine, and the services that wake them."""
         self.poller = IdlePoller(self.upkeep, settings.poll_s)
         self.quarantine = Quarantine(
             self.claims,
@@ -272,7 +273,7 @@ class Assembly:
                 {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
             )
         self.listener: Listener | None = None
-        # A pooler passes no notifications on, so the worker only polls.
+        # A pooler does not forward notifications, so without a listener the worker polls.
         if not listening.pooled:
             calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
             self.listener = Listener(

@@ -20,7 +20,7 @@ from taskd.store.connections.statements import Fetches
 
 
 class Reads:
-    """Gives handlers, also those in threads, a connection to read from."""
+    """The connection from which contexts read, and its event loop, for handlers in threads."""
 
     def __init__(self, lane: Fetches) -> None:
         self.lane = lane
@@ -28,11 +28,11 @@ class Reads:
 
 
 class AttemptContext:
-    """The context that a handler receives as `ctx`; taskd.Context documents it.
+    """The context that a handler receives as `ctx`; taskd.Context documents it for users.
 
     Attributes:
-        completed: the completion was written in a transaction.
-        committed: that transaction is known to have committed.
+        completed: a transaction has written the completion of the job, and may have committed.
+        committed: this transaction is known to have committed.
     """
 
     NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"
@@ -87,7 +87,7 @@ class AttemptContext:
 
     @property
     def queue(self) -> str:
-        """The queue that it was claimed from."""
+        """The queue from which the job was claimed."""
         return self._job.queue
 
     @property
@@ -101,14 +101,14 @@ class AttemptContext:
         return self._job.fence
 
     def remaining_s(self) -> float | None:
-        """Seconds until the deadline; None without one."""
+        """Return the seconds until the deadline; None if there is no deadline."""
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     async def results(self) -> dict[str, Any]:
-        """Return the results of the jobs that this one waited for, by the names of their nodes.
+        """Return the results of the jobs for which this job waited, by the names of their nodes.
 
         Raises:
-            ResultsTooLarge: they exceed 8 MiB.
+            ResultsTooLarge: the results take more than 8 MiB.
             StoreUnavailable: the database does not answer.
         """
         read = await workflows.parent_results(self._reads.lane, self._job.id, RESULTS_BYTES_MAX)
@@ -120,10 +120,11 @@ class AttemptContext:
         return read.by_node
 
     def results_sync(self) -> dict[str, Any]:
-        """Return the same results in a plain function.
+        """Return the same results as results(), in a plain function.
 
         Raises:
-            ResultsTooLarge, StoreUnavailable: for the same reasons as results().
+            ResultsTooLarge: see results().
+            StoreUnavailable: see results().
         """
         return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
 
@@ -131,18 +132,19 @@ class AttemptContext:
         """Report the progress of this attempt.
 
         Raises:
-            TypeError, ValueError: done or total is not a number, or not finite.
+            TypeError: `done` or `total` is not a number.
+            ValueError: `done` or `total` is not finite, or a string that is not a number.
         """
         self._progress(self._job, done, total, note)
 
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job inside the transaction that is open on `conn`.
 
-        The changes of the handler and the completion then commit together, or neither does.
+        The handler's changes and the completion then commit together, or both are rolled back.
 
         Raises:
-            LeaseLost: another worker owns the job; leave the transaction with an exception, so that
-                it is rolled back.
+            LeaseLost: another worker owns the job. Let this exception leave the transaction, so
+                that the transaction is rolled back.
         """
         await self._complete(callers_connection.fetches(conn), result)
 
@@ -150,7 +152,7 @@ class AttemptContext:
         """Complete the job in a plain function; `conn` is a blocking connection.
 
         Raises:
-            LeaseLost: for the same reason as complete().
+            LeaseLost: see complete().
         """
         callers_connection.finished(self._complete(callers_connection.fetches_sync(conn), result))
 

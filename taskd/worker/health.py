@@ -1,8 +1,8 @@
-"""Whether a worker makes progress, for probes; the state of the database does not count.
+"""Check the health of a worker, for probes: whether it must be restarted, and whether it claims.
 
-A worker that waits for its database must not be killed: its unwritten outcomes would be lost and
-the jobs would run again. So the probes check that the loop, the consumers and the acker run. In an
-outage they do, because they retry.
+A worker that waits for its database must not be restarted: its unwritten outcomes would be lost,
+and the jobs would run again. So a worker counts as stuck only if the event loop, a consumer, the
+poller or the acker makes no progress. During an outage they make progress, because they retry.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 
-# The loop ticks four times a second at least.
+# The worker is stuck if its loop has not ticked for this long. It ticks at least 4 times a second.
 BLOCKED_S = 5.0
-# Each service starts a new round within the time that its statements can take: connecting to each
-# host, a reply, and the delay before the next try.
+# A service retries more often than this during an outage, with the time to connect to each host of
+# the DSN, to wait for a reply, and to wait before the next try.
 STUCK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The condition of a worker, as two texts for two probes.
+    """The condition of a worker, as one text for each probe.
 
     Attributes:
         stuck: why the worker should be restarted; empty: it makes progress.
@@ -42,8 +42,8 @@ class Health:
     """Checks the services of one process.
 
     Attributes:
-        begun: the worker was ready once.
-        quiet: a signal has switched claiming off.
+        begun: the worker has started: its services run.
+        quiet: SIGTSTP has switched claiming off.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Health:
         self._database = database
         self._pulse, self._lease, self._consumers = pulse, lease, consumers
         self._acker, self._poller = acker, poller
-        # The time of the acker's last try, and when it was first seen.
+        # The acker's `tried_at`, and when a check first found this value (time.monotonic).
         self._seen = (-1.0, 0.0)
         self.begun = self.quiet = False
 
@@ -74,7 +74,7 @@ class Health:
         if self._writes_nothing(now):
             return f"{self._acker.backlog} outcomes wait, and the acker does not try to write them"
         if self._lease.draining:
-            return ""  # consumers have ended
+            return ""  # consumers and poller have ended, or will
         for consumer in self._consumers:
             if consumer.turned_at is not None and now - consumer.turned_at > STUCK_S:
                 for_s = now - consumer.turned_at
@@ -85,7 +85,7 @@ class Health:
         return ""
 
     def _writes_nothing(self, now: float) -> bool:
-        """Return whether outcomes wait while the acker has not tried again for a while."""
+        """Return whether outcomes wait, and the acker has sent no statement for STUCK_S."""
         tried_at, since = self._seen
         if not self._acker.backlog or tried_at != self._acker.tried_at:
             self._seen = (self._acker.tried_at, now)
@@ -94,13 +94,13 @@ class Health:
 
     def _unready(self) -> str:
         if not self.begun:
-            return "it starts"
+            return "the worker is starting"
         if self._lease.draining:
-            return "it stops"
+            return "the worker is stopping"
         if self.quiet:
             return "claiming is switched off by a signal; SIGCONT switches it on"
         if self._lease.declared_dead or not self._lease.trusted or self._lease.outage:
-            return f"its lease cannot be renewed: {self.missing or 'the database does not answer'}"
+            return f"the lease cannot be renewed: {self.missing or 'the database does not answer'}"
         failed = ", ".join([each.runner.queue for each in self._consumers if each.claim_failed][:5])
         if not failed:
             return ""
@@ -108,5 +108,5 @@ class Health:
 
     @property
     def missing(self) -> str:
-        """What the database lacks or refuses that the worker has used; empty: nothing."""
+        """Return what the worker needs and the database lacks or refuses; empty: nothing."""
         return str(self._database.trouble or "")

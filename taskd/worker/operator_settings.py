@@ -1,9 +1,7 @@
-"""Settings by operators, as this worker has read them: paused tasks and concurrency of queues.
+"""Apply settings of operators: paused tasks and the concurrency of queues.
 
-The database holds these settings. A worker reads them before its first claim and then about every
-five seconds (upkeep/rescuer.py); a notification on the channel of all workers makes it read them at
-once. So a pause takes effect after a round trip or, without notifications, within about six
-seconds.
+The database stores these settings. The rescuer (upkeep/rescuer.py) reads them before the first
+claim, at least every six seconds, and after a notification on the channel of all workers.
 """
 
 from __future__ import annotations
@@ -18,16 +16,17 @@ from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
 from taskd.worker.service import Wakeup
 
-# Any user who can connect to the database can send such notifications without end.
+# Any user who can connect to the database can send any number of notifications.
 ACT_AT_MOST_EVERY_S = 0.2
 
 
 class Controls:
-    """Applies the settings that operators have made.
+    """Applies the settings of operators.
 
     Args:
-        runners: each has its configured concurrency until an operator sets another one.
-        shared: the state in which consumers read the paused tasks.
+        runners: the runners of all queues. Their limits are the configured concurrencies, which
+            apply while no operator has set another one.
+        shared: the state of the worker from which consumers and runners read the paused tasks.
     """
 
     def __init__(self, runners: Sequence[Runner], shared: Shared) -> None:
@@ -36,7 +35,7 @@ class Controls:
         self._set: Mapping[str, int] = {}
 
     def configure(self, limits: Mapping[str, int]) -> None:
-        """Apply the concurrencies of the settings after a reload."""
+        """Apply configured concurrencies, by queue, after a reload of the settings."""
         self._configured.update(limits)
         self._resize()
 
@@ -46,7 +45,14 @@ class Controls:
         limits: Mapping[str, int],
         elsewhere: Mapping[str, Mapping[str, int]],
     ) -> None:
-        """Apply paused tasks, concurrencies of queues, and which jobs other workers can run."""
+        """Apply what the rescuer has read.
+
+        Args:
+            paused: the paused tasks.
+            limits: the concurrencies that operators have set, by queue.
+            elsewhere: by queue, the tasks that another live worker can run and this worker cannot,
+                and the newest version of the task's arguments that the other worker accepts.
+        """
         self._shared.elsewhere.update(elsewhere)
         if paused != self._shared.paused:
             self._shared.paused = paused
@@ -57,7 +63,7 @@ class Controls:
                 events.queue_resized(runner.queue, runner.limit)
 
     def _resize(self) -> list[Runner]:
-        """Set the concurrency of each runner; return the runners that have changed."""
+        """Set the concurrency of each runner; return the runners whose concurrency has changed."""
         changed = []
         for runner in self._runners:
             limit = self._set.get(runner.queue, self._configured[runner.queue])
@@ -70,13 +76,13 @@ class Controls:
 class Calls:
     """Receives the notifications on the channel of all workers.
 
-    A notification without a payload is for all workers: an operator has changed a setting. A
-    notification with a worker's id is for that worker: the cancellation of one of its jobs was
-    requested.
+    A notification without a payload tells all workers that an operator has changed a setting. A
+    notification with a worker's id tells this worker that a user has requested the cancellation of
+    one of its jobs.
 
     Args:
-        look: wakes the service that reads the settings.
-        reconcile: wakes the service that reads requested cancellations.
+        look: the wake-up of the rescuer, which reads the settings.
+        reconcile: the wake-up of the reconciler, which reads requested cancellations.
     """
 
     def __init__(self, lease: Lease, look: Wakeup, reconcile: Wakeup) -> None:
@@ -99,9 +105,9 @@ class RateLimited:
         self._at = 0.0
 
     def set(self) -> None:
-        """Set the wake-up now or as soon as it is allowed."""
+        """Set the wake-up soon: now, or ACT_AT_MOST_EVERY_S after it was last set."""
         now = time.monotonic()
         if self._at > now:
-            return  # already planned
+            return  # a call is planned already
         self._at = max(now, self._at + ACT_AT_MOST_EVERY_S)
         asyncio.get_running_loop().call_later(self._at - now, self._wakeup.set)

@@ -16,10 +16,13 @@ CLOSE_S_MAX = 5.0
 
 
 class Resources:
-    """Opens and closes in one asyncio task, as task groups and cancel scopes in resources require.
+    """Opens and closes the resources of the app.
+
+    The same asyncio task must call open() and close(), because a resource can contain a task group
+    or a cancel scope.
 
     Attributes:
-        made: the resources by name; handlers see them as `ctx.resources`.
+        made: the open resources by name; handlers see them as `ctx.resources`.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -31,7 +34,7 @@ class Resources:
         """Open the resources in the order of their registration.
 
         Raises:
-            ResourceError: one could not be opened; close() closes the ones before it.
+            ResourceError: a resource could not be opened; close() closes the earlier ones.
         """
         for name, maker in self._makers.items():
             limit = asyncio.timeout(OPEN_S_MAX)
@@ -48,9 +51,9 @@ class Resources:
                 raise ResourceError(f"resource {name!r} could not be made: {why}") from error
 
     async def close(self) -> None:
-        """Close the resources in reverse order; an error is logged and harms no job."""
+        """Close the resources in reverse order, in at most CLOSE_S_MAX; log an error or timeout."""
         try:
             async with asyncio.timeout(CLOSE_S_MAX):
                 await self._stack.aclose()
-        except Exception as error:  # noqa: BLE001 - the app's own code, after everything is written
+        except Exception as error:  # noqa: BLE001 - the app's code can raise any error
             events.resources_not_closed(error)

@@ -1,7 +1,7 @@
-"""Notify the supervisor with the protocol of sd_notify(3): a few lines in a datagram.
+"""Notify the supervisor of this process with the protocol of sd_notify(3).
 
-The supervisor is systemd, or the parent of several processes (parent.py), which uses the same
-protocol for its children.
+The supervisor is systemd, or the parent of `--processes` (processes/parent.py), to which its
+children speak the same protocol. A message is a datagram of lines `NAME=value`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from taskd.worker.running.runner import Runner
 from taskd.worker.service import Loop
 
 STATUS_EVERY_S = 1.0
-# Extension of the stop timeout, sent every second during the drain, so that a long stop is not
-# mistaken for a hang. The last one also covers what follows: flushing, closing, ending.
+# By how long each message during the drain extends the supervisor's stop timeout. The last message
+# must cover everything after the drain, such as closing connections.
 EXTEND_BY_S = 15.0
 QUEUES_NAMED = 5
 REPORT_TRIES = 20
 REPORT_TRY_EVERY_S = 0.05
-# systemd drops datagrams of more than 4096 bytes; messages to a parent are far smaller.
+# Larger than any message of a child.
 DATAGRAM_BYTES_MAX = 65536
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 @dataclass(slots=True)
 class Status:
-    """The status of a worker, or of all its processes.
+    """The status of one worker process, or the sum of several.
 
     Attributes:
-        jobs: attempts by how they ended.
-        silent_s: seconds since the database last answered; 0: it answers.
+        queues: the names of the queues, as text.
+        running: the number of running attempts.
+        jobs: the number of attempts by how they ended.
+        silent_s: the seconds since PostgreSQL accepted a lease renewal; 0: renewals are in time.
         stuck, unready: the same as in health.Condition.
         missing: the same as in health.Health.
     """
@@ -64,7 +66,7 @@ class Status:
 
     @classmethod
     def total(cls, parts: Sequence[Status]) -> Status:
-        """Return the sum of all of them."""
+        """Return the status of a parent from those of its children."""
         made = cls()
         for part in parts:
             made.queues = part.queues or made.queues
@@ -77,12 +79,17 @@ class Status:
 
 
 class Notify:
-    """Sends to the supervisor. Never waits or raises; does nothing without a supervisor.
+    """Sends messages to the supervisor, if there is one.
+
+    Lines that the supervisor's socket does not accept are kept for the next call. No method blocks
+    the event loop.
 
     Args:
-        address: a path, or an abstract name that begins with @; empty: no supervisor.
-        watchdog_s: the supervisor expects a sign of life within this many seconds.
-        to_parent: the supervisor is the parent of several processes, which also takes reports.
+        address: the supervisor's socket: a path, or an abstract name that begins with @; empty: no
+            supervisor.
+        watchdog_s: the supervisor ends this process after this many seconds without a message of
+            the watchdog; None: it expects none.
+        to_parent: the supervisor is the parent of `--processes`, which also receives reports.
 
     Attributes:
         every_s: the longest time between two calls of tick(), in seconds.
@@ -93,8 +100,8 @@ class Notify:
     ) -> None:
         self.watchdog_s = watchdog_s
         self.to_parent = to_parent
-        # A quarter of the timeout for the child and a quarter for its parent make half of it in
-        # all.
+        # A quarter of the timeout for the child and a quarter for its parent: together they send
+        # the message within half of the timeout.
         self.every_s = min(STATUS_EVERY_S, STATUS_EVERY_S if watchdog_s is None else watchdog_s / 4)
         self._address: str | bytes = address
         if address.startswith("@"):
@@ -111,10 +118,13 @@ class Notify:
     def from_environment(
         cls, environ: MutableMapping[str, str], pid: int, *, to_parent: bool = False
     ) -> Notify:
-        """Return the supervisor that NOTIFY_SOCKET names.
+        """Return an object that sends to the supervisor that NOTIFY_SOCKET in `environ` names.
 
-        The variables are removed from the environment, so that no program started by a handler can
-        speak for this process.
+        Its variables are removed from `environ`, so that a program which a handler starts does not
+        send messages in place of this process.
+
+        Args:
+            pid: the id of this process; a watchdog for another process is ignored.
         """
         address = environ.pop("NOTIFY_SOCKET", "")
         usec = environ.pop("WATCHDOG_USEC", "")
@@ -135,7 +145,7 @@ class Notify:
             self._socket = None
 
     def starting(self) -> None:
-        """Report that signal handlers are installed: a parent can forward signals from now on."""
+        """Report that signal handlers are installed, so that a parent can forward signals."""
         self._send(STATUS="starting")
 
     def ready(self) -> None:
@@ -153,11 +163,12 @@ class Notify:
         self._send(STOPPING=1, EXTEND_TIMEOUT_USEC=int(EXTEND_BY_S * 1e6))
 
     def tick(self, status: Status, *, ticking: bool = True, draining: bool = False) -> None:
-        """Send what is due; call it every `every_s`.
+        """Send the watchdog's message, and the status if it has changed; called every `every_s`.
 
         Args:
-            ticking: whether the loop runs. The watchdog depends on nothing else: if it depended on
-                the database, an outage would restart every worker.
+            ticking: whether the event loop runs. The watchdog depends on nothing else: if it
+                depended on the database, an outage would restart every worker.
+            draining: extend the supervisor's stop timeout.
         """
         fields: dict[str, object] = {}
         if ticking and self.watchdog_s is not None:
@@ -175,7 +186,7 @@ class Notify:
             self._send(**fields)
 
     async def report(self, report: Mapping[str, Any]) -> bool:
-        """Send the drain report to the parent; return False without a parent that accepts it."""
+        """Send the drain report to the parent; return whether there is one that accepts it."""
         for _ in range(REPORT_TRIES if self.to_parent else 0):
             if self._send(X_TASKD_REPORT=json.dumps(report)):
                 return True
@@ -183,21 +194,21 @@ class Notify:
         return False
 
     def _send(self, **fields: object) -> bool:
-        """Send these lines, and those that could not be sent before."""
+        """Send these lines, and those that could not be sent before; return whether it worked."""
         if self._socket is None:
             return False
         self._unsent |= fields
         lines = [f"{name}={value}\n" for name, value in self._unsent.items()]
         try:
             self._socket.sendto("".join(lines).encode(errors="replace"), self._address)
-        except OSError:  # the queue of the listener is full (10 datagrams are usual), or it is gone
+        except OSError:  # the queue of the socket is full (often at 10 datagrams), or it is closed
             return False
         self._unsent.clear()
         return True
 
 
 class Notifier(Loop):
-    """Service: reports to the supervisor regularly."""
+    """Service: sends the status of this worker to the supervisor."""
 
     name = "notifier"
 
@@ -214,7 +225,7 @@ class Notifier(Loop):
         self._health = health
 
     async def tick(self) -> float:
-        """Send the status."""
+        """Send what is due; return the seconds until the next tick."""
         self._notify.tick(self._status(), draining=self._lease.draining)
         return self.every_s
 
@@ -223,21 +234,24 @@ class Notifier(Loop):
         queues = ", ".join(names[:QUEUES_NAMED])
         if len(names) > QUEUES_NAMED:
             queues += f" and {len(names) - QUEUES_NAMED} more"
-        # Renewals are a sixth of the lease apart; a late one may still be on its way.
+        # Renewals are a sixth of the lease apart, and one may be in flight: up to a third is usual.
         silent_s = self._lease.silent_s + self._lease.lease_s * 2 / 3
         if not self._lease.outage and silent_s < self._lease.lease_s / 3:
             silent_s = 0.0
         running = sum(runner.running for runner in self._runners)
-        # Only a parent evaluates the condition; other supervisors only watch the ticks.
+        # Only a parent uses the condition; systemd only checks that the watchdog's messages arrive.
         how = self._health.check() if self._notify.to_parent else Condition()
         jobs, missing = dict(self._jobs), self._health.missing
         return Status(queues, running, jobs, int(silent_s), how.stuck, how.unready, missing)
 
 
 class NotifySocket:
-    """The parent's end: a socket with an abstract address, which leaves no file behind.
+    """The socket of a parent, at an abstract address, for which no file exists.
 
-    Any process can send to it, as with systemd's; the kernel reports the sender.
+    Any process on the host can send to the socket; the kernel adds the sender's pid.
+
+    Attributes:
+        address: the value of NOTIFY_SOCKET for children.
     """
 
     def __init__(self) -> None:
@@ -248,7 +262,7 @@ class NotifySocket:
         self.address = "@" + self.socket.getsockname()[1:].decode()
 
     def received(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield what has arrived: the sender's pid and the variables it sent."""
+        """Yield each message that has arrived: the sender's pid, and its values by name."""
         with suppress(BlockingIOError):
             while True:
                 data, extra, _, _ = self.socket.recvmsg(

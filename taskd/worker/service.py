@@ -1,4 +1,4 @@
-"""Services: what a worker runs during its whole life."""
+"""Services: the coroutines that a worker runs from its start to its stop."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from taskd.worker.service_failures import Failures
 
 
 class Service(Protocol):
-    """Something that a worker runs. If it raises, the supervisor restarts it."""
+    """A part of the worker that runs as an asyncio task; the supervisor restarts it if it fails."""
 
     name: str
 
     async def run(self) -> None:
-        """Work until stopped."""
+        """Work until stop() is called."""
 
     def stop(self) -> None:
-        """Request the end. Returns at once; can be called twice, or before run()."""
+        """Request the end, without waiting for it. Can be called twice, or before run()."""
 
 
 class Wakeup:
-    """A coalescing event: set from anywhere, awaited by one service.
+    """An asyncio.Event whose wait() has a timeout; used only on the event loop.
 
-    An asyncio.Event whose wait has a timeout. asyncio.timeout would make such a wait twice as slow,
-    and most waits of a worker end by their timeout.
+    asyncio.timeout would make a wait take twice as long, and workers wait often.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class Wakeup:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def set(self) -> None:
-        """Wake the waiting service, or let its next wait return at once."""
+        """Wake all waiting coroutines; until clear(), each wait() returns immediately."""
         if self._is_set:
             return
         self._is_set = True
@@ -44,15 +43,15 @@ class Wakeup:
             _release(waiter)
 
     def clear(self) -> None:
-        """Clear the event; call it before checking for work, so that no wake-up is lost."""
+        """Clear the event. Callers do this before they check for work, to lose no wake-up."""
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Return whether a wait would return at once."""
+        """Return whether a wait would return immediately."""
         return self._is_set
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until set, at most `timeout_s`; return whether it was set."""
+        """Wait until the event is set, at most `timeout_s` seconds; return whether it is set."""
         if self._is_set:
             return True
         loop = asyncio.get_running_loop()
@@ -74,13 +73,13 @@ def _release(waiter: asyncio.Future[None]) -> None:
 
 
 class Loop:
-    """A service that does one thing periodically: subclasses write tick().
+    """A service that calls tick() periodically; subclasses define tick().
 
     Attributes:
-        wakeup: set it for a tick at once.
+        wakeup: setting it starts the next tick without further waiting.
         turned_at: when the last tick began (time.monotonic).
-        failures: where failures are counted; the supervisor replaces it by that of the worker.
-        again_s: the wait after a tick that the database failed; None: `every_s`, jittered.
+        failures: counts failed ticks; the supervisor replaces it by the object of the worker.
+        again_s: the seconds to wait after a tick that raised TaskdError; None: `every_s`, jittered.
     """
 
     name: str
@@ -94,15 +93,18 @@ class Loop:
         self.failures = Failures()
 
     async def tick(self) -> float | None:
-        """Do it once; return the seconds until the next tick, None: `every_s`, jittered.
+        """Do the work of the service once.
+
+        Returns:
+            The seconds until the next tick; None: `every_s`, jittered.
 
         Raises:
-            TaskdError: the database does not answer, or refuses a statement; it is tried again.
+            TaskdError: the database does not answer, or refuses a statement; run() ticks again.
         """
         raise NotImplementedError
 
     async def run(self) -> None:
-        """Tick, wait, and repeat."""
+        """Tick until stopped."""
         while not self.stopping:
             self.wakeup.clear()
             self.turned_at = time.monotonic()
@@ -124,16 +126,22 @@ class Loop:
 
 
 def jittered_s(delay_s: float) -> float:
-    """Return the delay with a jitter of a fifth, so that processes do not act in step."""
+    """Return the delay with a random change of up to 20 %, so that processes do not act in step."""
     return delay_s * random.uniform(0.8, 1.2)
 
 
-# With a new connection and a poll or two, a worker has recovered within 5 s of an outage.
+# A worker must run jobs again within 5 s of the end of an outage, with the time for a new
+# connection and a poll or two.
 RETRY_S_MAX = 4.5
 
 
 class Backoff:
-    """Full-jitter backoff for reconnecting: random, up to a bound that doubles."""
+    """Jittered exponential backoff: each delay is 20 to 100 % of a bound that doubles, up to a cap.
+
+    Args:
+        base_s: the first bound, in seconds.
+        cap_s: the largest bound, in seconds.
+    """
 
     def __init__(self, base_s: float = 0.1, cap_s: float = RETRY_S_MAX) -> None:
         self._base_s, self._cap_s = base_s, cap_s
@@ -146,5 +154,5 @@ class Backoff:
         return random.uniform(0.2, 1.0) * bound_s
 
     def reset(self) -> None:
-        """Start again with short delays."""
+        """Begin with the first bound again, after a success."""
         self._tries = 0

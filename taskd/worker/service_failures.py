@@ -1,7 +1,7 @@
-"""What fails again and again in a worker, although the database answers: one object per worker.
+"""Count lasting failures: services that fail repeatedly although the database answers.
 
-A service that tries again a moment later hides a fault that no retry mends, such as a missing right
-or a table without a key. So a failure that lasts is logged, and stored in the worker's row, where
+Services retry what fails, which hides a fault that a retry cannot repair, such as a missing right
+or a table without a key. So a failure that lasts is logged and stored in the worker's row, where
 `taskd health`, `taskd workers` and `taskd doctor` read it.
 """
 
@@ -12,15 +12,20 @@ from typing import NamedTuple
 
 from taskd import events
 
-# From then on a failure is no coincidence, such as a deadlock.
+# A shorter series of failures can be chance, such as deadlocks.
 LASTING_S = 10.0
-# Without another failure for this long, what failed works. The pruner tries again every minute.
+# A series ends if no failure follows for this long. The pruner retries its steps every minute.
 FORGOTTEN_AFTER_S = 180.0
 STORED_MAX, ERROR_CHARS_MAX = 20, 500
 
 
 class Lasting(NamedTuple):
-    """A failure that lasts; `began_at` as in time.monotonic()."""
+    """A lasting failure of a service, or of a step of the pruner.
+
+    Attributes:
+        error: the text of the last error.
+        began_at: when the series of failures began (time.monotonic).
+    """
 
     service: str
     error: str
@@ -36,13 +41,13 @@ class _Failure:
 
 
 class Failures:
-    """Counts failures of services in a row, and reports those that last."""
+    """Counts the failures of each service in a row, and reports the lasting ones."""
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failure] = {}
 
     def failed(self, service: str, error: str) -> None:
-        """Count a failure; log it if it lasts."""
+        """Count a failure; log it once it has lasted for LASTING_S."""
         now = time.monotonic()
         self._forget(now)
         failure = self._failures.setdefault(service, _Failure(now))
@@ -54,13 +59,13 @@ class Failures:
         events.service_failing(service, failure.error, failure.count, now - failure.began_at)
 
     def worked(self, service: str) -> None:
-        """End a series of failures."""
+        """End the service's series of failures, if there is one."""
         failure = self._failures.pop(service, None)
         if failure is not None and failure.reported:
             events.service_recovered(service, time.monotonic() - failure.began_at)
 
     def lasting(self) -> list[Lasting]:
-        """Return the failures that last, the oldest first."""
+        """Return the lasting failures, the oldest first, at most STORED_MAX."""
         self._forget(time.monotonic())
         found = [
             Lasting(service, each.error, each.began_at)

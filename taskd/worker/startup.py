@@ -1,4 +1,4 @@
-"""The start of a worker before its first claim: count connections, publish tasks and schedules."""
+"""The start of a worker: check the free connections, publish tasks, schedules and limits."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from taskd.worker.assembly import Assembly
 from taskd.worker.service import Backoff
 from taskd.worker.stopping.parent_watch import ProcessIndex
 
-# One each for claims, acks, upkeep, lease renewal and LISTEN, and at times one for pruning and one
-# for the queries of schedules. With more than one queue there is a second one for claims.
+# A connection each for claims, acks, upkeep, lease renewal and LISTEN, and at times one for pruning
+# and one for the queries of schedules. With several queues, claims use a second connection.
 CONNECTIONS = 7
 
 
 async def when_connections_are_free(
     connects: Callable[[], Awaitable[object]], stop_requested: asyncio.Event
 ) -> None:
-    """Await `connects()`; while the server has no free connection, try again.
+    """Await `connects()`, and again while the server has no free connection.
 
     Raises:
         NoRoom: the server has no free connection, and a stop was requested.
@@ -53,10 +53,10 @@ async def check_connections(
     """Compare the connections that the worker needs with those that the server has.
 
     Returns:
-        The counts, for the log.
+        The numbers of connections, as fields of the event `worker.started`.
 
     Raises:
-        ConfigError: the server allows fewer connections than the worker needs.
+        ConfigError: the server allows fewer connections than this worker, with its siblings, needs.
     """
     needed = CONNECTIONS + (len(parts.runners) > 1)
     needed += settings.http != "off" and process_index.alone
@@ -72,8 +72,9 @@ async def check_connections(
             f"; the server allows {usable}. Raise its max_connections"
             f"{'' if process_index.alone else ', or run fewer processes'}."
         )
-    # The lanes are connected already and counted as used. Too few free connections cause only a
-    # warning, as other clients may disconnect; the first of several processes warns for all.
+    # Too few free connections cause only a warning, because other clients can disconnect. The
+    # server counts the worker's lanes as used already. Of several processes, the first one warns
+    # if there are too few for all.
     free = usable - server.used + len(parts.lanes)
     wanted = of_all if process_index.number == 1 else needed
     if wanted > free:
@@ -87,7 +88,10 @@ async def check_connections(
 
 
 async def publish_app(app: str, registry: Registry, queues: Iterable[str], parts: Assembly) -> None:
-    """Store the tasks, schedules and limits of the app; read the key of the database."""
+    """Store the tasks, schedules and limits of the app, and read the key of the database.
+
+    The key is the part of idempotency keys that differs between databases.
+    """
     lane = parts.upkeep
     parts.shared.database_key = await workers.identify(lane)
     await workers.publish(lane, app, registry, list(queues))

@@ -1,4 +1,4 @@
-"""The status that a worker process reports on request: counters and present state."""
+"""The status of a worker process, for the metrics: its counters and its present state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ class WorkerStatus(msgspec.Struct):
     """The status of one process.
 
     Attributes:
-        process: the index of the process; 1 if it is alone.
-        running, waiting, limits: by queue: running attempts, claimed jobs that have not started,
-            and the concurrency.
-        unwritten: outcomes that are not written yet.
-        trusted_s: how long its claims stay valid without another renewal of the lease.
+        process: the index of the process; 1 if there is only one.
+        up_s: the seconds since the process started.
+        running: the number of running attempts, by queue.
+        waiting: the number of claimed jobs that have not started, by queue.
+        limits: the concurrency, by queue.
+        unwritten: the number of outcomes that are not written yet.
+        trusted_s: the seconds for which the process can start jobs without another renewal of its
+            lease; negative if the lease was not renewed in time.
         lags, lag_s: the same as in loop_monitor.Pulse.
-        up_s: seconds since it started.
     """
 
     process: int

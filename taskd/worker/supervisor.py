@@ -1,4 +1,4 @@
-"""The supervisor: runs services in tiers, restarts crashed ones, stops in reverse order."""
+"""The supervisor: starts services in tiers, restarts crashed services, stops tiers in reverse."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from taskd.worker.service_failures import Failures
 
 # A service that crashes this often in a row will not recover.
 CRASHES_MAX = 20
+# A crash after a longer run is the first one in a row.
 STEADY_S = 60.0
 
 
 class Supervisor:
-    """Owns the task of every service, and handles their crashes."""
+    """Owns the asyncio task of every service, and restarts services that crash.
+
+    Attributes:
+        gave_up: set when a service has crashed CRASHES_MAX times in a row.
+        failures: counts the failures of all services.
+    """
 
     def __init__(self, tiers: Sequence[Sequence[Service]]) -> None:
         self._tiers = [list(tier) for tier in tiers]
@@ -37,7 +43,7 @@ class Supervisor:
             )
 
     async def stop_tier(self, within_s: float) -> None:
-        """Stop the last tier that still runs; its services have `within_s` seconds to end."""
+        """Stop the last tier that still runs; wait at most `within_s` seconds for its services."""
         tier, tasks = self._tiers.pop(), self._tasks.pop()
         for service in tier:
             service.stop()
@@ -45,11 +51,11 @@ class Supervisor:
         self._late.extend(late)
 
     def closing(self) -> None:
-        """Let services end when they are cancelled, from now on."""
+        """From now on, let a cancelled service end; before, it is restarted."""
         self._closing = True
 
     def kill(self) -> list[asyncio.Task[None]]:
-        """Cancel all remaining services; return their tasks."""
+        """Cancel all services that still run; return their asyncio tasks."""
         self.closing()
         left = [*self._late, *(task for tasks in self._tasks for task in tasks)]
         for task in left:
@@ -57,7 +63,7 @@ class Supervisor:
         return left
 
     async def _keep(self, service: Service) -> None:
-        """Run a service to its end; when it crashes, log that, wait, and run it again."""
+        """Run a service until it returns. After each crash, log the error, wait, and restart it."""
         loop = asyncio.get_running_loop()
         backoff, crashes, delay_s = Backoff(), 0, 0.0
         while True:
@@ -66,12 +72,12 @@ class Supervisor:
                 await asyncio.sleep(delay_s)
                 return await service.run()
             except asyncio.CancelledError as error:
-                # A handler may cancel any task in asyncio.all_tasks().
+                # A handler can cancel this task, because asyncio.all_tasks() contains it.
                 if self._closing:
                     raise
                 _uncancel()
                 events.service_crashed(service.name, error, crashes=crashes, delay_s=delay_s)
-            except Exception as error:  # noqa: BLE001 - this is the one place
+            except Exception as error:  # noqa: BLE001 - any error of a service is a crash
                 if loop.time() - began > STEADY_S:
                     backoff.reset()
                     crashes = 0

@@ -11,15 +11,17 @@ from taskd.worker.assembly import Assembly
 
 CHECK_EVERY_S = 0.2
 CHECK_AT_LEAST_EVERY_S = 2.0
-# Jobs that may stay; the last line of `taskd run` counts them.
+# The reasons for which jobs can be left at the end; the last line of `taskd run` counts these jobs.
 STAYS = ("future", "paused", "unknown", "blocked", "later_retries")
 
 
 async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[str, int]:
-    """Wait until no job is runnable, running anywhere, or due for a retry soon.
+    """Wait until no job of these queues and tasks is runnable, running, or due for a retry soon.
+
+    Jobs that run in other workers count as well.
 
     Returns:
-        The number of jobs that stay, by reason, without zeros.
+        The number of jobs that are left, by reason, without zeros.
     """
     delay_s = CHECK_EVERY_S
     while True:
@@ -27,14 +29,14 @@ async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[
         if parts.acker.backlog or not all(runner.idle for runner in parts.runners):
             delay_s = CHECK_EVERY_S
             continue
-        # The statement reads every row of the queues, so it runs less often while other workers
-        # have jobs.
+        # The statement reads every row of the queues, so it runs less often while only other
+        # workers run jobs.
         delay_s = min(delay_s * 2, CHECK_AT_LEAST_EVERY_S)
         try:
             left = await workers.left(parts.upkeep, queues, tasks)
         except StoreUnavailable:
             continue
-        except Exception as error:  # noqa: BLE001 - it must go on looking, or the run never ends
+        except Exception as error:  # noqa: BLE001 - without further checks, the run would never end
             events.service_crashed("until-empty", error, crashes=1, delay_s=delay_s)
             continue
         if left.runnable:

@@ -1,6 +1,6 @@
-"""The worker: how it starts, what it does on signals, and how it stops.
+"""The worker: its start, its reaction to signals, and its stop.
 
-assembly.py lists its parts; stopping/drain.py has the phases of a stop.
+assembly.py creates the parts of the worker; stopping/drain.py has the phases of a stop.
 """
 
 from __future__ import annotations
@@ -51,19 +51,24 @@ class Worker:
 
     Args:
         settings: see taskd.config.
-        registry: the tasks it runs.
+        registry: the tasks that the worker runs.
         database: the database with the jobs.
         app: the name of the app that defines the tasks.
         until_empty: stop when the queues hold no job that this worker could run soon.
-        reload: called on SIGHUP; returns the current settings.
-        on_close: awaited at the very end, such as closing connections of built-in tasks.
-        notify: the supervisor to notify: systemd, or the parent of several processes.
-        process_index: the index of this process among several.
-        last: the process ends when this worker ends, so later stop signals are ignored.
+        reload: called on SIGHUP; returns the new settings. None: SIGHUP does nothing.
+        on_close: each is awaited after the app's resources are closed, and closes connections of
+            built-in tasks.
+        notify: sends to the supervisor of this process: systemd, or the parent of `--processes`.
+        process_index: the index of this process among the processes of its parent.
+        last: the process ends with this worker. Stop signals that arrive later are then ignored.
 
     Attributes:
-        beside: services that run from before the start to after the drain, such as probes.
-        counters: event counters, once begin_counting() was called.
+        beside: services that start before everything else and stop last, such as the HTTP server.
+        counters: the event counters; None until begin_counting() is called.
+        limits: the concurrency of each queue by name, as at the start of the worker.
+        parts: the parts of the worker; missing until the schema was checked.
+        ready: set once the worker claims.
+        report: the drain report, whose fields are filled in during the stop.
     """
 
     def __init__(
@@ -106,23 +111,25 @@ class Worker:
         self.counters: Counters | None = None
 
     def begin_counting(self) -> None:
-        """Count events from now on, for metrics."""
+        """Count events from now on, for the metrics."""
         self.counters = Counters(self.limits)
         events.measure(self.counters)
 
     def condition(self) -> Condition:
         """Return the condition of the worker, for probes."""
         parts: Assembly | None = getattr(self, "parts", None)
-        return Condition(unready="it starts") if parts is None else parts.health.check()
+        if parts is None:
+            return Condition(unready="the worker is starting")
+        return parts.health.check()
 
     def status(self) -> WorkerStatus:
-        """Return all counts and the present state."""
+        """Return the counters and the present state, for the metrics."""
         counted = Counters(self.limits) if self.counters is None else self.counters
         parts: Assembly | None = getattr(self, "parts", None)
         return take(self._process_index.number, self.condition(), counted.copy(), parts)
 
     async def run(self) -> int:
-        """Work until stopped; return the exit code.
+        """Start, work until stopped, and stop; return the exit code.
 
         Raises:
             SchemaError, AppError, ConfigError, ResourceError, StoreUnavailable, PermissionDenied:
@@ -178,8 +185,8 @@ class Worker:
         """Request a stop: the first call drains, the second cancels, the third abandons.
 
         Args:
-            why: the name of a signal or another reason. SIGQUIT abandons at once, and writes the
-                stacks of all threads to stderr.
+            why: the name of a signal or another reason. SIGQUIT abandons immediately, and writes
+                the stacks of all threads to stderr.
         """
         if not self.report.why:
             self.report.why = why or "asked"
@@ -206,8 +213,8 @@ class Worker:
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
         if self._last:
-            # Objects that exist now stay until the end. Searching them for garbage would block all
-            # handlers for up to 30 ms at a time.
+            # Objects that exist now live until the end. Without freeze(), the garbage collector
+            # would search them, and block all handlers for up to 30 ms each time.
             gc.collect()
             gc.freeze()
         self._traces = traces.begin()
@@ -216,7 +223,7 @@ class Worker:
         self.parts.handler_tasks.watch()
         await self._registration.register(self.parts.upkeep, **connections)
         self.database.begin_use(events.store_unusable)
-        # Before the first claim, so that paused tasks do not start.
+        # Before the first claim, so that no job of a paused task starts.
         await self.parts.rescuer.check()
         self._lease_thread = LeaseThread(
             self.database,
@@ -226,7 +233,8 @@ class Worker:
             self._works_with,
             self.parts.published,
         )
-        self._pulse.ticked = time.monotonic()  # the first tick is yet to come
+        # The timer has not ticked yet, and the start may have taken long.
+        self._pulse.ticked = time.monotonic()
         self._lease_thread.start()
         self.parts.supervisor.start()
         self._watchers = [
@@ -235,7 +243,7 @@ class Worker:
         ]
         if self._until_empty:
             self._watchers.append(asyncio.create_task(self._watch_empty(), name="watch-empty"))
-        # Do not wait for LISTEN for long: without it the worker polls.
+        # Without LISTEN the worker polls, so it does not wait for the listener for long.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 if self.parts.listener is not None:
@@ -246,7 +254,11 @@ class Worker:
         self._notify.ready()
 
     def _works_with(self, oldest: int) -> None:
-        """Stop if the schema, or an announced change of it, needs newer code than this."""
+        """Stop if the schema, or an announced migration, requires newer code than this process has.
+
+        Args:
+            oldest: the number of the oldest code that works with the schema.
+        """
         newest = self._registration.me.schema.newest
         if oldest > newest and not self.report.outgrown:
             events.worker_outgrown(newest, oldest)
@@ -258,8 +270,8 @@ class Worker:
                 )
 
     def _quiet(self, quiet: bool) -> None:
-        """SIGTSTP and SIGCONT: stop claiming; claim again."""
-        # systemd sends a SIGCONT after its SIGTERM, and so does `timeout`.
+        """Stop claiming (SIGTSTP), or claim again (SIGCONT)."""
+        # systemd and `timeout` send SIGCONT after their SIGTERM: it must not resume claiming.
         if quiet == self.parts.quarantine.quiet or self._stops.requested.is_set():
             return
         self.parts.quarantine.quiet = quiet
@@ -269,7 +281,7 @@ class Worker:
         events.worker_quiet(quiet)
 
     def _reload_settings(self) -> None:
-        """SIGHUP: apply limits, log level and drain times; other settings need a restart."""
+        """Apply concurrencies, log settings and drain times (SIGHUP); others need a restart."""
         if self._reload is None:
             return
         ready = self.ready.is_set()
@@ -317,7 +329,7 @@ class Worker:
             self.report,
             lambda: self.settings,
         ).run()
-        # First: a renewal that finds the row closed would report that the worker was declared dead.
+        # Before the row is closed: a renewal that finds a closed row means "declared dead".
         await self._lease_thread.stop()
         await self._registration.retire(self.parts.upkeep)
         self.report.drain_s = round(time.monotonic() - began, 2)
@@ -347,7 +359,7 @@ class Worker:
             await asyncio.wait(left, timeout=1.0)
         self.parts.threads.shutdown(wait=False, cancel_futures=True)
         events.turn_second()
-        # The parent of several processes logs this for all of them.
+        # A parent of several processes logs the sum of their reports.
         if self.ready.is_set() and not await self._notify.report(asdict(self.report)):
             events.worker_stopped(**self.report.log_fields())
 

@@ -40,7 +40,10 @@ async def test_a_worker_that_starts_is_alive_and_not_ready(desk: Desk, serve: Se
 
     async with serve(ready=False) as served:
         await made.wait()
-        assert await both(served) == {"/livez": (200, "alive"), "/readyz": (503, "it starts")}
+        assert await both(served) == {
+            "/livez": (200, "alive"),
+            "/readyz": (503, "the worker is starting"),
+        }
         assert (await served.metrics())["taskd_database_up"] == 1
         seen.set()
         await served.started.ready()
@@ -57,7 +60,10 @@ async def test_probes_answer_during_a_drain_until_the_very_end(desk: Desk, serve
         await desk.heard.wait("job.started")
         served.worker.stop("SIGTERM")
         await desk.heard.wait("worker.draining")
-        assert await both(served) == {"/livez": (200, "alive"), "/readyz": (503, "it stops")}
+        assert await both(served) == {
+            "/livez": (200, "alive"),
+            "/readyz": (503, "the worker is stopping"),
+        }
         assert (await served.metrics())['taskd_process_ready{process="1"}'] == 0
         served.worker.stop("SIGTERM")
         assert await served.started.end() == 0

@@ -97,7 +97,7 @@ async def test_a_process_whose_loop_is_blocked_is_named_within_bounded_time(
     await family.running(1)
     parent.send_signal(TERM)
     await family.heard("worker.draining")
-    assert await client.get("/readyz") == (503, "it stops")
+    assert await client.get("/readyz") == (503, "the worker is stopping")
     assert await client.get("/livez") == (200, "alive")
     assert await family.end(parent) == 0
 

@@ -48,7 +48,8 @@ class ProgressWriter(Loop):
         """Record the progress of an attempt, to be written later; called in any thread.
 
         Raises:
-            TypeError, ValueError: done or total is not a finite number.
+            TypeError: `done` or `total` is not a number.
+            ValueError: `done` or `total` is not finite, or a string that is not a number.
         """
         progress = Progress(job.id, job.fence, _number("done", done), _total(total), _note(note))
         with self._lock:

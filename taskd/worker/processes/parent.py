@@ -127,7 +127,7 @@ class Child:
         stuck = self.status.stuck
         if self.begun and silent_s > BLOCKED_S:
             stuck = f"its event loop has not run for {silent_s:.0f} s"
-        unready = stuck or (self.status.unready if self.begun else "it starts")
+        unready = stuck or (self.status.unready if self.begun else "the worker is starting")
         return Condition(me + stuck if stuck else "", me + unready if unready else "")
 
     @property
@@ -177,7 +177,7 @@ class Processes:
         conditions = [child.condition() for child in self._children.values()]
         stuck = next((each.stuck for each in conditions if each.stuck), "")
         if self._stop_requested.is_set():
-            return Condition(stuck, "it stops")
+            return Condition(stuck, "the worker is stopping")
         missing = sorted(
             {*range(1, self._settings.processes + 1)}
             - {child.number for child in self._children.values()}
