@@ -1,7 +1,7 @@
 """The events: one function for each, so that a misspelt event is a type error.
 
-The log, the metrics and the tests receive the same stream of events (stream.py). Imports core and
-config; the store, the client, the worker, the command line and the dashboard import it.
+The log, the metrics and subscribers receive the same events (stream.py). These modules import core
+and config; the store, the client, the worker, the command line and the dashboard import them.
 """
 
 from taskd.events.attempts import (

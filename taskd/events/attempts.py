@@ -33,12 +33,12 @@ def job_failed(job: Job, ack: Ack, duration_s: float) -> None:
 
 
 def job_cancelled(job: Job, ack: Ack, duration_s: float) -> None:
-    """A running job was cancelled, by its handler or on request."""
+    """A running job was cancelled, by its handler or by a user."""
     emit("job.cancelled", "info", **job_fields(job, duration_s), reason=ack.reason)
 
 
 def job_snoozed(job: Job, ack: Ack, duration_s: float) -> None:
-    """A handler snoozed its job: it runs again later, and the attempt does not count."""
+    """A handler snoozed its job: the job runs again later, and the attempt does not count."""
     emit("job.snoozed", "info", **job_fields(job, duration_s), delay_s=round(ack.delay_s, 1))
 
 
@@ -59,34 +59,35 @@ def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
 
 
 def job_abandoned(job: Job, why: str, stack: str) -> None:
-    """An attempt ignored its cancellation and was abandoned; its slot is free again."""
+    """An attempt ignored its cancellation and was abandoned: another job can use its slot."""
     emit("job.abandoned", "error", **job_fields(job), why=why, stack=stack)
 
 
 def process_killed(job: Job, why: str, pid: int) -> None:
-    """A process ignored the end of its attempt and was killed; a new process replaces it."""
+    """The process of an attempt ignored the cancellation and was killed; a new one replaces it."""
     emit("process.killed", "warning", **job_fields(job), why=why, pid=pid)
 
 
 def job_lost(job_id: int, fence: int) -> None:
-    """An outcome was not written: another worker owns the job now."""
+    """An outcome was not written, because another worker owns the job now."""
     emit("job.lost", "warning", job_id=job_id, fence=fence)
 
 
 def job_deleted(job_id: int, fence: int) -> None:
-    """An outcome was not written, because the job does not exist any more: its row was deleted."""
+    """An outcome was not written, because the row of the job was deleted."""
     emit("job.deleted", "error", job_id=job_id, fence=fence)
 
 
 def job_outcome_refused(job_id: int, error: str) -> None:
-    """PostgreSQL refused a value of an outcome, which was then written with an error instead."""
+    """PostgreSQL refused an outcome. The worker replaces refused values by an error, or retries."""
     emit("job.outcome_refused", "error", job_id=job_id, error=error)
 
 
 def job_change_refused(job_id: int, action: str, error: str) -> None:
-    """PostgreSQL refuses to change a job, such as by a trigger; the others go on without it.
+    """PostgreSQL refuses to change a job, for example by a trigger; other jobs are not affected.
 
-    It is tried again every minute. `action`: claim, promote, admit, expire, unpark or rescue.
+    The worker retries every minute, and logs this once. `action`: claim, promote, admit, expire,
+    unpark or rescue.
     """
     emit("job.change_refused", "error", job_id=job_id, action=action, error=error)
 
@@ -97,12 +98,12 @@ def task_unknown(task: str, queue: str, count: int, *, elsewhere: bool) -> None:
 
 
 def task_outdated(task: str, queue: str, args_version: int) -> None:
-    """Claimed jobs have arguments of a newer version than this code knows; they were released."""
+    """Claimed jobs were released: the version of their arguments is newer than this code knows."""
     emit("task.outdated", "warning", task=task, queue=queue, args_version=args_version)
 
 
 def tasks_paused(tasks: Sequence[str]) -> None:
-    """The set of paused tasks has changed to `tasks`; workers run no jobs of these tasks."""
+    """The set of paused tasks has changed to `tasks`; workers start no jobs of these tasks."""
     emit("tasks.paused", "info", tasks=list(tasks))
 
 
@@ -118,17 +119,17 @@ def jobs_unparked(queues: Mapping[str, int]) -> None:
 
 
 def jobs_expired(tasks: Mapping[str, int]) -> None:
-    """Waiting jobs failed as `expired`, because their deadlines had passed."""
+    """Jobs that had not started failed as `expired`, because their deadlines had passed."""
     emit("jobs.expired", "error", count=sum(tasks.values()), tasks=dict(tasks))
 
 
 def logs_dropped(count: int, error: str) -> None:
-    """The log lines of `count` attempts could not be stored; their outcomes were stored."""
+    """Log lines of `count` attempts could not be stored; outcomes are not affected."""
     emit("logs.dropped", "warning", count=count, error=error)
 
 
 def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
-    """An attempt left asyncio tasks running; `stack` is the stack of one of them."""
+    """Handlers of a task left `count` asyncio tasks running; `stack` shows one of these."""
     emit(
         "task.leaks",
         "warning",
@@ -142,7 +143,7 @@ def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
 
 
 def _error(ack: Ack) -> str | None:
-    """Return `Type: message` of the error of an ack. Only the row of the job has the traceback."""
+    """Return the error of an ack as `Type: message`, without its traceback; None: no error."""
     if ack.error is None:
         return None
     import msgspec

@@ -10,7 +10,7 @@ from taskd.events.stream import emit
 
 
 def store_unusable(error: str, remedies: Sequence[str]) -> None:
-    """What a worker used is missing or refused: it waits, keeps running attempts and outcomes."""
+    """The database lacks or refuses what the worker needs; the worker retries and loses no job."""
     emit("store.unusable", "error", error=error, remedy=" ".join(remedies))
 
 
@@ -25,12 +25,12 @@ def store_pooled() -> None:
 
 
 def listeners_none() -> None:
-    """The pooler does not forward notifications, so queues are polled. Set TASKD_LISTEN_DSN."""
+    """The pooler does not forward notifications, so the worker polls. Set TASKD_LISTEN_DSN."""
     emit("listeners.none", "warning")
 
 
 def listener_pooled(channels: int) -> None:
-    """TASKD_LISTEN_DSN leads to a pooler that does not forward notifications; queues are polled."""
+    """TASKD_LISTEN_DSN leads to a pooler that does not forward notifications: the worker polls."""
     emit("listener.pooled", "warning", channels=channels)
 
 
@@ -50,22 +50,22 @@ def queue_resized(queue: str, concurrency: int) -> None:
 
 
 def queue_polled(queue: str) -> None:
-    """A queue is polled continuously; producers send no NOTIFY until further notice."""
+    """This worker polls a queue continuously; producers send no NOTIFY until `queue.unpolled`."""
     emit("queue.polled", "debug", queue=queue)
 
 
 def queue_unpolled(queue: str) -> None:
-    """A queue is no longer polled continuously; producers notify again."""
+    """This worker no longer polls a queue continuously; producers notify again."""
     emit("queue.unpolled", "debug", queue=queue)
 
 
 def queue_mark_refused(queue: str, error: str) -> None:
-    """The database refuses the busy mark of a queue, so producers notify; retried every minute."""
+    """PostgreSQL refuses the busy mark of a queue, so producers notify; logged once a minute."""
     emit("queue.mark_refused", "warning", queue=queue, error=error)
 
 
 def queue_woken(queue: str, source: str) -> None:
-    """The worker claims from a sleeping queue again; `source`: `notify`, `idle_poll` or `time`."""
+    """The worker claims from a queue after a pause; `source`: `notify`, `idle_poll` or `time`."""
     if stream.is_watched("debug"):
         emit("queue.woken", "debug", queue=queue, source=source)
 
@@ -77,12 +77,12 @@ def acks_written(count: int, ack_s: float) -> None:
 
 
 def claims_delayed(queue: str, error: str) -> None:
-    """A claim failed; it is retried until it succeeds, and this is logged once."""
+    """A claim failed; the worker retries until a claim succeeds, and logs this once."""
     emit("claims.delayed", "warning", queue=queue, error=error)
 
 
 def acks_delayed(buffered: int, error: str) -> None:
-    """Outcomes cannot be written now; they are kept and retried."""
+    """Outcomes cannot be written now; the worker keeps them and retries."""
     emit("acks.delayed", "warning", buffered=buffered, error=error)
 
 
@@ -95,7 +95,7 @@ def jobs_rescued(states: Mapping[int, str]) -> None:
 
 
 def connections_short(needed: int, free: int) -> None:
-    """The server has fewer free connections than the worker can need; the worker still starts."""
+    """The server has fewer free connections than the worker may need; the worker still starts."""
     emit("connections.short", "warning", needed=needed, free=free)
 
 
@@ -105,23 +105,23 @@ def connections_none(error: str, delay_s: float) -> None:
 
 
 def resources_not_closed(error: BaseException) -> None:
-    """A resource of the app failed, or took too long, when it was closed."""
+    """A resource of the app failed or took too long when the worker closed it."""
     emit("resources.not_closed", "error", error=f"{type(error).__name__}: {error}")
 
 
 def jobs_reconciled(job_ids: Sequence[int]) -> None:
-    """The database says that this worker runs jobs which it never received; they were released."""
+    """The worker released jobs that it had claimed but never received."""
     emit("jobs.reconciled", "warning", count=len(job_ids), job_ids=list(job_ids)[:20])
 
 
 def jobs_promoted(queues: Mapping[str, int]) -> None:
-    """Scheduled jobs became due."""
+    """Scheduled jobs that are due were queued."""
     if stream.is_watched("debug"):
         emit("jobs.promoted", "debug", queues=dict(queues))
 
 
 def schedule_fired(schedule: str, tick: datetime, jobs: int, late_s: float) -> None:
-    """A schedule fired; `jobs` jobs were enqueued, for the tick and the ticks it caught up on."""
+    """A schedule fired; `jobs` jobs were enqueued, for the tick and for missed ticks before it."""
     if stream.is_watched("debug"):
         emit(
             "schedule.fired",
@@ -134,7 +134,7 @@ def schedule_fired(schedule: str, tick: datetime, jobs: int, late_s: float) -> N
 
 
 def schedule_skipped(schedule: str, tick: datetime) -> None:
-    """A tick enqueued no job: an earlier job of its schedule is live, and overlap is `skip`."""
+    """A tick enqueued no job, because an earlier job of the schedule is live (overlap `skip`)."""
     emit("schedule.skipped", "info", schedule=schedule, tick=tick.isoformat())
 
 
@@ -144,7 +144,7 @@ def clock_set_back(ahead_s: float, schedules: Sequence[str]) -> None:
 
 
 def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
-    """Ticks were due while no worker fired them; `caught_up` of them are fired now."""
+    """Ticks were due while no worker fired them; `caught_up` of these ticks are fired now."""
     since_text = since and since.isoformat()
     emit("schedule.missed", "warning", schedule=schedule, since=since_text, caught_up=caught_up)
 
@@ -155,7 +155,7 @@ def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
 
 
 def schedule_delayed(schedule: str, tick: datetime | None, error: str) -> None:
-    """A tick could not be fired because a lock was held too long; it is retried."""
+    """A tick was not fired, because a lock was held or PostgreSQL refused it; it is retried."""
     since = tick.isoformat() if tick else None
     emit("schedule.delayed", "warning", schedule=schedule, tick=since, error=error)
 
@@ -182,25 +182,25 @@ def partition_dropped(name: str) -> None:
 
 
 def upkeep_postponed(what: str, error: str) -> None:
-    """A step of the upkeep is tried again in a minute, because its table is in use."""
+    """A step of the upkeep is retried in a minute: a lock is held, or the database is down."""
     emit("upkeep.postponed", "info", what=what, error=error)
 
 
 def upkeep_failed(what: str, error: str) -> None:
-    """The database refuses a step of the upkeep; the other steps go on, and it is tried again.
+    """A step of the upkeep failed, and is retried in a minute; the other steps are not affected.
 
-    Logged once for each error; `service.failing` follows if it lasts.
+    Logged once for each error; `service.failing` follows if the step fails repeatedly.
     """
     emit("upkeep.failed", "warning", what=what, error=error)
 
 
 def sequences_mended(sequences: Sequence[str]) -> None:
-    """Sequences were behind their rows, as after a switch-over, and were advanced."""
+    """Sequences had values below the ids of rows, as after a switch-over, and were advanced."""
     emit("sequences.mended", "warning", sequences=list(sequences))
 
 
 def sequences_behind(error: str, remedy: str) -> None:
-    """Sequences could not be checked or advanced; the command `remedy` does so."""
+    """Sequences could not be checked or advanced; run the command `remedy`."""
     emit("sequences.behind", "error", error=error, remedy=remedy)
 
 
@@ -212,7 +212,7 @@ def migration_applied(number: int, name: str) -> None:
 def migration_delayed(
     number: int, name: str, error: str, delay_s: float, held_by: Sequence[str]
 ) -> None:
-    """A migration got no lock or was in a deadlock; it changed nothing and is retried."""
+    """A migration got no lock or was in a deadlock; it has changed nothing, and is retried."""
     emit(
         "migration.delayed",
         "warning",
@@ -240,7 +240,7 @@ def migration_waits() -> None:
 
 
 def worker_outgrown(knows: int, works_with: int) -> None:
-    """The schema requires newer code, or soon will: this worker drains."""
+    """The schema, or an announced migration, requires newer code: this worker drains."""
     emit("worker.outgrown", "error", knows=knows, works_with=works_with)
 
 

@@ -1,11 +1,11 @@
-"""The stream of events: the log, its format, subscribers, and the meter of the metrics.
+"""The stream of events: it passes each event to the meter of the metrics, subscribers and the log.
 
-At most `job_lines_per_s` successful attempts per second are logged individually; one `jobs.folded`
-line counts the others. Failures are always logged individually.
+At most `job_lines_per_s` successful attempts per second are logged individually; one line
+`jobs.folded` per second counts the others. Failures are always logged individually.
 
-The metrics are no subscriber, but use a `Meter`: making a dictionary for each ended attempt costs
-more than counting the attempt. `job_done` and `queue_claimed` are in this module for speed: they
-read its state directly.
+A `Meter` counts successful attempts and claims without a dictionary of fields, which would cost
+more than the counting. job_done() and queue_claimed() are in this module because they read its
+state, for speed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ class Meter(Protocol):
     """Counts events for the metrics."""
 
     def done(self, job: Job, duration_s: float) -> None:
-        """Count an attempt that ended successfully."""
+        """Count a successful attempt; called on the main loop."""
 
     def claimed(self, queue: str, jobs: Sequence[Job], claim_s: float) -> None:
-        """Count a batch of claimed jobs."""
+        """Count a claim; called on the main loop.
+
+        Args:
+            claim_s: the duration of the claim in seconds.
+        """
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Count any other event; any thread can call this."""
+        """Count an event that emit() sends; called in any thread."""
 
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _subscribers: list[Subscriber] = []
 _meter: Meter | None = None
-# Whether there are subscribers or a meter; frequent events check only this variable.
+# Whether there are subscribers or a meter.
 _watched = False
 _bound: dict[str, Any] = {}
 _log: Any = None
@@ -54,13 +58,14 @@ def configure(
     job_lines_per_s: int = 10,
     stream: TextIO | None = None,
 ) -> None:
-    """Write events to a stream, by default stderr.
+    """Log events from now on; before the first call, there is no log.
 
     Args:
         log_format: `console` (for people), `json`, or `auto`: `console` if the stream is a
-            terminal, `json` otherwise.
-        log_level: `debug`, `info`, `warning` or `error`.
-        job_lines_per_s: the most successes per second that are logged individually.
+            terminal, otherwise `json`.
+        log_level: the lowest level that is logged: `debug`, `info`, `warning` or `error`.
+        job_lines_per_s: the most successful attempts per second that are logged individually.
+        stream: where to write the lines; None: stderr.
     """
     global _log, _log_level  # noqa: PLW0603 - one process, one log
     stream = stream or sys.stderr
@@ -73,9 +78,11 @@ def configure(
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
     stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console)
-    # Keep the bound logger: structlog's lazy proxy costs 650 ns per call, also below the level.
+    # bind() returns a logger. Without it, _log is a lazy proxy, which costs 650 ns per call, even
+    # for a line below the level.
     _log = structlog.wrap_logger(
-        # WriteLogger writes a line at once, so lines of several processes on a pipe do not mix.
+        # WriteLogger writes each line in one call, so lines of several processes on a pipe do not
+        # mix.
         structlog.WriteLogger(cast("TextIO", _Unbreakable(stream))),
         processors=[stamp, structlog.processors.add_log_level, _mask, _in_order, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level),
@@ -83,41 +90,45 @@ def configure(
 
 
 def bind(**fields: Any) -> None:
-    """Add these fields to every later line, for example the number of the process."""
+    """Add these fields to every later line of the log, for example the index of the process."""
     global _log  # noqa: PLW0603 - one process, one log
     _bound.update(fields)
     _log = _log if _log is None else _log.bind(**fields)
 
 
 def is_written() -> bool:
-    """Return whether events are written to a stream, as in `taskd run`."""
+    """Return whether there is a log, as in `taskd run`."""
     return _log is not None
 
 
 def level() -> int:
-    """Return the lowest level that is written, as a number of the module logging."""
+    """Return the lowest level that is logged, as a number of the standard module `logging`."""
     return _log_level
 
 
 def is_subscribed(level: str) -> bool:
-    """Return whether an event of this level is written, or has subscribers."""
+    """Return whether events of this level are logged, or there are subscribers."""
     return bool(_subscribers) or _log_level <= LEVELS[level]
 
 
 def is_watched(level: str) -> bool:
-    """Return whether an event of this level is written, or has subscribers or a meter."""
+    """Return whether events of this level are logged, or there are subscribers or a meter."""
     return _watched or _log_level <= LEVELS[level]
 
 
 def line(level: str, text: str, fields: Mapping[str, Any]) -> None:
-    """Write a line of a handler or a library that configured no log; it is not an event."""
+    """Write a line of the app or a library to the log, if its level is logged.
+
+    The line is no event: neither the meter nor subscribers receive it. LogCapture calls this if the
+    app has not configured logging itself.
+    """
     if _log is not None and LEVELS.get(level, LEVELS["info"]) >= _log_level:
         others = {name: value for name, value in fields.items() if name not in {"event", "level"}}
         getattr(_log, level if level in LEVELS else "info")(text, **others)
 
 
 class _Unbreakable:
-    """A stream that ignores errors: if its reader has gone away, the work must go on."""
+    """A stream that ignores errors: the worker must go on without a reader of its log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -144,7 +155,7 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
 
 
 def measure(meter: Meter | None) -> None:
-    """Let `meter` count every later event; None: count no events."""
+    """Let `meter` count every later event; None: count no more events."""
     global _meter  # noqa: PLW0603 - one process, one stream
     _meter = meter
     _update_watched()
@@ -156,7 +167,7 @@ def _update_watched() -> None:
 
 
 def emit(name: str, level: str, /, **fields: Any) -> None:
-    """Send an event to the meter, the subscribers and the log."""
+    """Send an event to the meter, to all subscribers, and to the log if it logs this level."""
     if _meter is not None:
         _meter.on_event(name, fields)
     for subscriber in tuple(_subscribers):
@@ -166,13 +177,13 @@ def emit(name: str, level: str, /, **fields: Any) -> None:
 
 
 def _in_order(_logger: Any, _method: str, event: Any) -> Any:
-    """Put time, level and event first: people read a line from the left."""
+    """Put the fields timestamp, level and event first, for people who read the line."""
     first = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
     return first | event
 
 
 def _mask(_logger: Any, _method: str, event: Any) -> Any:
-    """Mask passwords in every field, also in the texts of errors."""
+    """Mask passwords of DSNs in all text fields."""
     for key, value in event.items():
         if isinstance(value, str) and ("://" in value or "password" in value):
             event[key] = hide_password(value)
@@ -180,9 +191,10 @@ def _mask(_logger: Any, _method: str, event: Any) -> Any:
 
 
 class _Folding:
-    """Allows a limited number of lines between two calls of turn(), and counts the others.
+    """Allows `lines_per_s` lines between two calls of turn(), and counts the other lines.
 
-    lets_through() is called for each success. It reads no clock, which would triple its cost.
+    lets_through() is called for each successful attempt. Reading a clock would triple its cost, so
+    turn() is called once a second instead.
     """
 
     def __init__(self) -> None:
@@ -207,12 +219,16 @@ _folding = _Folding()
 
 
 def turn_second() -> None:
-    """Log the number of folded successes; called once a second, and when the worker ends."""
+    """Log the number of folded lines; called once a second, and when the worker ends."""
     _folding.turn()
 
 
 def job_fields(job: Job | None, duration_s: float | None = None) -> dict[str, Any]:
-    """Return the fields of a job; for an ended attempt, also its times in milliseconds."""
+    """Return the fields that describe a job in an event; none if `job` is None.
+
+    Args:
+        duration_s: the duration of the ended attempt, which adds its wait and run time.
+    """
     if job is None:
         return {}
     fields = {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
@@ -231,7 +247,8 @@ def job_done(job: Job, duration_s: float) -> None:
             fields = job_fields(job, duration_s)
             for subscriber in tuple(_subscribers):
                 subscriber("job.done", fields)
-    # Check first whether the line is written: a line of structlog costs 5 us, a small handler 0.3.
+    # Make the fields only for a line that is logged: a line of structlog costs 5 us, which is more
+    # than many handlers.
     if _log_level <= LEVELS["info"] and _log is not None and _folding.lets_through():
         _log.info("job.done", **job_fields(job, duration_s))
 
@@ -242,7 +259,7 @@ def jobs_folded(count: int) -> None:
 
 
 def queue_claimed(queue: str, jobs: Sequence[Job], batch: int, claim_s: float) -> None:
-    """A batch of jobs was claimed."""
+    """A claim returned `count` jobs, of at most `batch`."""
     if _meter is not None:
         _meter.claimed(queue, jobs, claim_s)
     if is_subscribed("debug"):

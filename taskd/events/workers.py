@@ -10,17 +10,17 @@ from taskd.events.stream import emit, job_fields
 
 
 def worker_started(worker_id: int, queues: Mapping[str, int], **facts: Any) -> None:
-    """A worker registered itself."""
+    """This process has registered as a worker, at its start or after it was declared dead."""
     emit("worker.started", "info", worker_id=str(worker_id), queues=dict(queues), **facts)
 
 
 def worker_ready(queues: Sequence[str]) -> None:
-    """The worker listens and claims."""
+    """The worker has started and claims jobs."""
     emit("worker.ready", "info", queues=list(queues))
 
 
 def worker_draining(why: str, running: int, released: int) -> None:
-    """The worker drains: it claims no more jobs and lets running attempts finish."""
+    """The worker drains: it claims no more jobs, and lets running attempts finish."""
     emit("worker.draining", "info", why=why, running=running, released=released)
 
 
@@ -30,29 +30,29 @@ def worker_stopped(**report: Any) -> None:
 
 
 def worker_crashed(process: int, pid: int, code: int, delay_s: float) -> None:
-    """A worker process ended unexpectedly; a new one starts after `delay_s`, if that is set."""
+    """A worker process ended unexpectedly; a new one starts after `delay_s`, unless that is 0."""
     ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
     emit("worker.crashed", "error", process=process, pid=pid, ended=ended, delay_s=delay_s)
 
 
 def worker_not_started(process: int, error: OSError, delay_s: float) -> None:
-    """A worker process could not be started; it is retried if other processes run."""
+    """A worker process could not be started; the parent retries if other processes run."""
     text = f"{type(error).__name__}: {error}"
     emit("worker.not_started", "error", process=process, error=text, delay_s=delay_s)
 
 
 def worker_quiet(quiet: bool) -> None:
-    """A signal has paused or resumed claiming."""
+    """A signal has paused (`quiet`) or resumed claiming."""
     emit("worker.quiet", "info", quiet=quiet)
 
 
 def worker_reloaded(limits: Mapping[str, int]) -> None:
-    """SIGHUP: the settings were read again."""
+    """The worker has read its settings again, after SIGHUP."""
     emit("worker.reloaded", "info", queues=dict(limits))
 
 
 def worker_declared_dead(worker_id: int) -> None:
-    """Another worker declared this live one dead; it drops its jobs and registers again."""
+    """Another worker declared this one dead: this worker drops its jobs and registers again."""
     emit("worker.declared_dead", "error", worker_id=str(worker_id))
 
 
@@ -62,12 +62,12 @@ def worker_fenced(silent_s: float) -> None:
 
 
 def workers_declared_dead(workers: Sequence[str], proof: str) -> None:
-    """Dead workers were found; their jobs are being rescued."""
+    """This worker declared other workers dead, and rescues their jobs."""
     emit("workers.declared_dead", "warning", workers=list(workers), proof=proof)
 
 
 def loop_blocked(blocked_s: float, job: Job | None, stack: str, suppressed: int) -> None:
-    """The event loop is blocked, by `job_id` if given; `suppressed` counts unlogged blocks."""
+    """The event loop is blocked, by `job_id` if known; `suppressed` counts unlogged blockages."""
     emit(
         "loop.blocked",
         "warning",
@@ -84,14 +84,14 @@ def loop_unblocked(blocked_s: float, job: Job | None) -> None:
 
 
 def worker_stuck(job: Job | None, running: int, released: int, stack: str) -> None:
-    """A stop took too long and the event loop does not respond: the process exits now."""
+    """A stop took too long, and the event loop does not respond: the process exits now."""
     emit(
         "worker.stuck", "error", **job_fields(job), running=running, released=released, stack=stack
     )
 
 
 def service_crashed(service: str, error: BaseException, crashes: int, delay_s: float) -> None:
-    """A service of the worker raised an error; it is restarted."""
+    """A service of the worker raised an error, and is restarted."""
     emit(
         "service.crashed",
         "error",
@@ -103,9 +103,9 @@ def service_crashed(service: str, error: BaseException, crashes: int, delay_s: f
 
 
 def service_failing(service: str, error: str, failures: int, for_s: float) -> None:
-    """A service of the worker fails again and again in the same way, although PostgreSQL answers.
+    """A service of the worker has failed repeatedly for 10 s, although PostgreSQL answers.
 
-    Logged once; `taskd doctor` and `taskd workers` show it until it ends.
+    Logged once; `taskd doctor` and `taskd workers` show the failure until it ends.
     """
     emit(
         "service.failing",
@@ -118,7 +118,7 @@ def service_failing(service: str, error: str, failures: int, for_s: float) -> No
 
 
 def service_recovered(service: str, for_s: float) -> None:
-    """A service that failed again and again works again."""
+    """A service that failed repeatedly works again."""
     emit("service.recovered", "info", service=service, for_s=round(for_s, 1))
 
 
@@ -134,7 +134,7 @@ def request_failed(method: str, path: str, error: BaseException) -> None:
 
 
 def figures_delayed(error: str) -> None:
-    """The database did not answer a scrape; logged once per outage."""
+    """The metrics of the database could not be read for a scrape; logged once per outage."""
     emit("figures.delayed", "warning", error=error)
 
 
@@ -155,5 +155,5 @@ def action_taken(action: str, who: str, target: str, jobs: int, job_ids: Sequenc
 
 
 def task_replaced(name: str, by: str) -> None:
-    """A task of the app replaces a built-in one of the same name."""
+    """A task of the app replaces the built-in task of the same name."""
     emit("task.replaced", "info", task=name, by=by)
