@@ -10,7 +10,7 @@ from taskd.events.stream import emit
 
 
 def store_unusable(error: str, remedies: Sequence[str]) -> None:
-    """The database lacks or refuses what the worker needs; the worker retries and loses no job."""
+    """The database lacks or refuses what the worker needs; the worker waits and keeps outcomes."""
     emit("store.unusable", "error", error=error, remedy=" ".join(remedies))
 
 
@@ -166,7 +166,7 @@ def schedule_stalled(schedule: str, error: str) -> None:
 
 
 def jobs_admitted(queues: Mapping[str, int]) -> None:
-    """Limits admitted blocked jobs."""
+    """Blocked jobs were queued, because their limits admit them."""
     if stream.is_watched("debug"):
         emit("jobs.admitted", "debug", queues=dict(queues))
 

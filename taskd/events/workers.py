@@ -103,7 +103,7 @@ def service_crashed(service: str, error: BaseException, crashes: int, delay_s: f
 
 
 def service_failing(service: str, error: str, failures: int, for_s: float) -> None:
-    """A service of the worker has failed repeatedly for 10 s, although PostgreSQL answers.
+    """A service or an upkeep step has failed repeatedly for 10 s, although PostgreSQL answers.
 
     Logged once; `taskd doctor` and `taskd workers` show the failure until it ends.
     """

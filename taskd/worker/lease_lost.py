@@ -76,6 +76,7 @@ class LeaseLost:
             self._registering.cancel()
 
     def _drop_jobs(self) -> None:
+        """Release the jobs that have not started, and cancel all handlers."""
         for runner in self._runners:
             runner.release_waiting()
             runner.attempts.cancel_all("fence")

@@ -22,7 +22,7 @@ class Lease:
             if a renewal is sent after `trusted_until`. None before the registration.
         outage: the last renewal failed because the database server was down, so that no other
             worker can rescue the jobs of this one.
-        declared_dead: another worker declared this one dead, and it has not registered again yet.
+        declared_dead: another worker declared this one dead, and this one has not registered again.
         draining: the worker drains; the renewals store this in its row.
     """
 

@@ -39,7 +39,7 @@ class AttemptLog:
         failed: the attempt counts as failed (log_writer.ENDS), or its end will not be reported.
         hide: redacts the job's arguments in a line.
         hide_batch: redacts the arguments of all jobs of the attempt's batch; None: not made yet.
-        keep: the attempts of this task whose lines are kept.
+        keep: which attempts of the task keep their lines.
         news: the entry has lines that were not written yet.
         seen: the log writer has found the entry before the end of the attempt. If not, a thread may
             have logged the lines after the end.
@@ -222,7 +222,7 @@ class LogBuffer:
             self._bound(why)
 
     def take_running(self, now: float, since_s: float) -> list[AttemptLog]:
-        """Return a batch of open entries with new lines, the longest unwritten ones first.
+        """Return a batch of open entries with new lines; those that wait longest come first.
 
         Entries of attempts whose end will not be reported are closed. A closed entry is in the
         batch only if it was seen before; otherwise it is dropped.
@@ -252,7 +252,7 @@ class LogBuffer:
         return taken
 
     def written_running(self, batch: list[AttemptLog]) -> None:
-        """Move the written attempts to the end of the order in which attempts are written."""
+        """Move written entries behind all other open entries, so that those are written next."""
         with self._lock:
             for each in batch:
                 if self._open.get(each.job.id) is each:

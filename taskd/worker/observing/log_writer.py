@@ -143,7 +143,7 @@ class LogWriter(Loop):
     def _is_refused(self, error: StoreUnavailable) -> bool:
         """Return whether PostgreSQL refuses lines, although it has renewed the lease meanwhile.
 
-        While a dump is restored, tables and rights are missing, but the lease is not renewed, too.
+        While a dump is restored, tables and rights are missing, but no renewal succeeds either.
         """
         if not isinstance(error, RightRefused | NotAsBefore | TablesMissing):
             return False

@@ -30,7 +30,7 @@ CHECK_EVERY_S, REST_CHECK_EVERY_S = 0.1, 0.5
 LATE_S = 0.3
 # The worker rests if no attempt runs, and it has received no jobs for this long.
 REST_AFTER_S = 1.0
-# The least lateness of a standstill. The monitor has named the blocking job earlier.
+# A tick this late ends a standstill. By then, the monitor has named the blocking job.
 STANDSTILL_S = 1.0
 # While a task blocks the loop, it is logged again after 1, 2, 4 ... seconds, later once a minute.
 AGAIN_S = 1.0
@@ -182,7 +182,7 @@ class LoopMonitor:
         self._series_since = 0.0
 
     def check(self) -> None:
-        """Check once; called every CHECK_EVERY_S, or every REST_CHECK_EVERY_S while it rests."""
+        """Check once; called every CHECK_EVERY_S, or REST_CHECK_EVERY_S while the worker rests."""
         tick_s = self._pulse.tick_s
         now, ticked = time.monotonic(), self._pulse.ticked
         late_s, self._checked = now - self._checked, now

@@ -7,10 +7,10 @@ numbers of signals first. The thread passes them on to the loop and watches the 
 takes too long and the loop does not respond, the thread ends the process with exit code 75.
 
 Python's signal handlers are not enough: they run between bytecode instructions of the main thread,
-and a database driver in C that waits for a reply executes no bytecode. Before that, the handler in
-C writes the number of each signal to the file descriptor of `signal.set_wakeup_fd`, whatever the
-main thread does. The thread reads this descriptor. Blocked signals (pthread_sigmask and sigwait)
-are no alternative, because the processes that handlers start would inherit the mask.
+and a database driver in C that waits for a reply executes no bytecode. But when a signal arrives,
+the interpreter also writes its number to the file descriptor of `signal.set_wakeup_fd`, whatever
+the main thread does, and the thread reads this descriptor. Blocked signals (pthread_sigmask and
+sigwait) are no alternative, because the processes that handlers start would inherit the mask.
 
 While C code holds the GIL, no thread runs, and only SIGKILL ends the process. systemd sends SIGKILL
 after TimeoutStopSec.

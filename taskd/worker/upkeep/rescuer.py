@@ -33,8 +33,8 @@ MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
 EXPIRE_BATCH = UNPARK_BATCH = 1000
 SWEEP_EVERY_S_MAX = 5.0
-# The next check after a death: by then, a supervisor has probably started a new worker, and this
-# one must watch its process.
+# The seconds until the check after a death: by then, a supervisor has probably started a new
+# worker, whose process can be watched, too.
 AFTER_DEATH_S = 2.0
 # The correction of a synchronised clock sets it back by less.
 BACK_S_MIN = 1.0
