@@ -1,5 +1,4 @@
 """Observation of a worker: counters, log lines, progress, the loop monitor.
 
-These modules import only worker.service from the worker; every other package of the worker can
-import them.
+Imports worker.service only; every other room of the worker may import it.
 """
