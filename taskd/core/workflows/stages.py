@@ -12,7 +12,7 @@ import msgspec
 from taskd.errors import InvalidWorkflow
 
 STAGES_MAX = 100
-# Return types whose values can never be the arguments of the next stage by name.
+# Return types whose values are never a dict: they cannot name arguments of the next stage.
 PLAIN = (str, bytes, bool, int, float, list, tuple, set, frozenset)
 
 
@@ -20,8 +20,9 @@ class Stage(msgspec.Struct, frozen=True):
     """A stage in the plan of a pipeline.
 
     Attributes:
-        takes: the parameter that receives the result of the previous stage if the result is not a
-            dict; None: the result must be a dict of arguments.
+        takes: the parameter that receives the result of the previous stage if the result is neither
+            a dict nor None: the only required parameter, or else the only accepted one; None: there
+            is no such parameter.
         required: the required arguments.
         accepted: all accepted arguments.
     """
@@ -67,7 +68,7 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
 
 
 def _is_plain(kind: Any) -> bool:
-    """Return whether a value of this annotation can be neither a dict nor a choice of a stage."""
+    """Return whether each type of this annotation is in PLAIN: no value is a dict, Next or Stop."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         return all(_is_plain(each) for each in typing.get_args(kind))
     kind = typing.get_origin(kind) or kind

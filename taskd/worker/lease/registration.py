@@ -65,7 +65,7 @@ class Registration:
 
     async def register_again(self, lane: Lane) -> None:
         """Register under a new id, after the worker was declared dead."""
-        # A new id for each try: if only the reply to a try was lost, its id is registered.
+        # If PostgreSQL committed an earlier try and its reply was lost, the id of that try is taken.
         self.me = new_incarnation(self._app)
         await self._register(lane)
 
@@ -87,7 +87,11 @@ class Registration:
         )
 
     async def retire(self, lane: Lane) -> None:
-        """Close the row. After RETIRE_S give up: other workers will declare this one dead."""
+        """Record that this worker has ended.
+
+        If that takes longer than RETIRE_S, the method gives up, and other workers declare this one
+        dead when its lease has expired.
+        """
         retiring = asyncio.create_task(workers.retire(lane, self.me.id), name="retire")
         await asyncio.wait({retiring}, timeout=RETIRE_S)
         # An abandoned handler can have cancelled the task.

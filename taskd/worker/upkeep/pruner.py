@@ -82,6 +82,6 @@ STEPS: dict[str, Callable[[Lane], Awaitable[Any]]] = {
     "prune workflows": workflows.prune,
     "prune progress": results.prune_progress,
     "prune logs": logs.prune,
-    "prune rates": limits.prune_buckets,
+    "delete full token buckets": limits.prune_buckets,
     "prune workers": _forget_workers,
 }
