@@ -65,7 +65,7 @@ class Registration:
 
     async def register_again(self, lane: Lane) -> None:
         """Register under a new id, after the worker was declared dead."""
-        # If PostgreSQL committed an earlier try and its reply was lost, the id of that try is taken.
+        # The id of an earlier try is taken if PostgreSQL committed it and only its reply was lost.
         self.me = new_incarnation(self._app)
         await self._register(lane)
 
