@@ -1,5 +1,5 @@
-"""Remember: this package sends every statement that taskd sends to PostgreSQL.
+"""All access to PostgreSQL: the statements of sql/, and the connections that run them.
 
-The SQL is in sql/; only this package imports asyncpg. It imports core, events, config and errors;
-the client, the worker, the command line and the dashboard import it.
+Only this package imports asyncpg. It imports core, events, config and errors. The client and all
+packages above the client can import this package.
 """

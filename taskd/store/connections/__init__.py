@@ -1,4 +1,4 @@
 """Connections, pools, LISTEN, transactions, and the translation of PostgreSQL's errors.
 
-The lowest room of the store: it knows statements by name, and no table.
+The lowest package of the store: the other packages of the store build on it.
 """

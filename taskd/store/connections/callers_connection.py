@@ -1,17 +1,17 @@
 """The caller's own connection, so that a job is enqueued in the caller's own transaction.
 
-It is a connection of a driver (asyncpg, psycopg, psycopg2), of SQLAlchemy or of Django. taskd only
-runs statements on it, and begins, commits and rolls back no transaction. (Most drivers and
-frameworks begin a transaction at any statement, unless they are in autocommit.) taskd uses the
-objects of SQLAlchemy and Django and never their drivers' connections, which may not be in the
-framework's transaction yet.
+The connection belongs to a driver (asyncpg, psycopg, psycopg2), to SQLAlchemy or to Django. taskd
+only runs statements on it, and begins, commits and rolls back no transaction. (Most drivers and
+frameworks begin a transaction at the first statement, unless the connection is in autocommit.)
+taskd uses the objects of SQLAlchemy and Django, and never the driver's connection below them, which
+may not be in the framework's transaction yet.
 
-Errors of asyncpg are translated as everywhere. Errors of the other drivers and frameworks are not
-translated: the caller's code and its transaction blocks expect them. Only KeyHeld, which the caller
-has requested by `on_conflict`, and QueueFull are raised over all kinds of connections.
+Errors of asyncpg become errors of taskd. Errors of the other drivers and frameworks are raised
+unchanged, because the caller's code and transaction blocks expect them. The exceptions are KeyHeld,
+QueueFull and SequenceBehind, which are raised over all kinds of connections.
 
-This module imports none of these libraries: an object of a library exists only where the library is
-loaded.
+This module imports psycopg and psycopg2 only for a connection of theirs, and never imports
+SQLAlchemy and Django: an object of a library exists only where the library is loaded.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def fetches_sync(conn: object) -> Fetches:
 
 
 def finished(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never suspends, as over a blocking connection."""
+    """Run a coroutine that never suspends, such as one over a blocking connection."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -101,7 +101,7 @@ def _adapter(
 
 @cache
 def _with_names(name: str) -> str:
-    """Return the statement for drivers that know only `%(name)s`; psycopg restores the `$1`."""
+    """Return a statement with `%(name)s` in place of `$1`, for drivers that know only names."""
     source = statement(name)
     return PARAMETER.sub(
         lambda found: f"%({source.parameters[int(found[1]) - 1]})s", source.text.replace("%", "%%")
@@ -133,8 +133,8 @@ class _AsyncPsycopg:
         from psycopg import AsyncRawCursor
         from psycopg.rows import tuple_row
 
-        # The raw cursor leaves `$1` as it is; its rows are tuples, whatever the connection's
-        # factory.
+        # The raw cursor leaves `$1` as it is. Its rows are tuples, whatever row factory the
+        # connection has.
         async with AsyncRawCursor(self._conn, row_factory=tuple_row) as cursor:
             await cursor.execute(statement(name).text, args)
             return await cursor.fetchall()
@@ -187,7 +187,8 @@ class _SqlAlchemy:
         self._conn = conn
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        rows: list[Any] = self._conn.exec_driver_sql(*_spoken(self._conn, name, args)).fetchall()
+        made = self._conn.exec_driver_sql(*_for_driver(self._conn, name, args))
+        rows: list[Any] = made.fetchall()
         return rows
 
 
@@ -205,7 +206,7 @@ class _AsyncSqlAlchemy:
         self._conn = conn
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        result = await self._conn.exec_driver_sql(*_spoken(self._conn, name, args))
+        result = await self._conn.exec_driver_sql(*_for_driver(self._conn, name, args))
         rows: list[Any] = result.fetchall()
         return rows
 
@@ -218,8 +219,8 @@ class _AsyncSqlAlchemySession:
         return await _AsyncSqlAlchemy(await self._session.connection()).fetch(name, *args)
 
 
-def _spoken(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
-    """Return statement and arguments for the driver below SQLAlchemy."""
+def _for_driver(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
+    """Return the statement and its arguments for the driver below SQLAlchemy."""
     dialect = conn.dialect
     if dialect.driver in {"psycopg", "psycopg_async", "psycopg2"}:
         return _named(name, args)
@@ -231,7 +232,7 @@ def _spoken(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
     )
 
 
-# By module and name of the connection's class: what runs statements on such a connection.
+# The adapters of the classes of connections, by the class's module and name.
 _ASYNC: Mapping[tuple[str, str], Callable[[Any], Fetches]] = {
     ("psycopg", "AsyncConnection"): _AsyncPsycopg,
     ("sqlalchemy.ext.asyncio", "AsyncConnection"): _AsyncSqlAlchemy,

@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Unsure(StoreUnavailable, Generic[T]):
-    """The COMMIT was sent, and the connection broke before the answer.
+    """A COMMIT was sent and got no reply, so that the transaction may have been committed.
 
     Attributes:
-        xid: transaction id, for the status query.
-        made: result of the transaction, valid if it was committed.
+        xid: id of the transaction, for transaction_outcome().
+        made: result of the transaction, valid if the transaction was committed.
     """
 
     def __init__(self, message: str, xid: str, made: T) -> None:
@@ -31,10 +31,11 @@ class Unsure(StoreUnavailable, Generic[T]):
 
 
 class CheckedWriter:
-    """One connection, opened at first use; for one coroutine.
+    """Writes in transactions over one connection, opened at first use; used by one coroutine.
 
     Attributes:
-        committing: a COMMIT was sent and its answer not read, because of a cancellation.
+        committing: whether a COMMIT was sent and its reply not read; stays True if the coroutine is
+            cancelled meanwhile.
     """
 
     def __init__(self, database: Database) -> None:
@@ -46,7 +47,7 @@ class CheckedWriter:
         """Run the named statement in the open transaction.
 
         Raises:
-            StoreUnavailable, ValueRefused: as the server answers, or does not.
+            TaskdError: as Lane.fetch().
         """
         assert self._connection is not None
         with translated(statement(name).roles):
@@ -57,8 +58,8 @@ class CheckedWriter:
         """Run statements in a transaction; return their result.
 
         Raises:
-            Unsure: the transaction may have been committed; transaction_outcome() tells which.
-            StoreUnavailable, EnqueueError: nothing was written.
+            Unsure: the transaction may have been committed; see transaction_outcome().
+            TaskdError: any other error; nothing was written.
         """
         connection = await self._ready()
         try:
@@ -85,10 +86,10 @@ class CheckedWriter:
         return made
 
     async def transaction_outcome(self, xid: str) -> str | None:
-        """Return `committed`, `aborted`, `in progress`; None: the server no longer knows.
+        """Return `committed`, `aborted` or `in progress`; None: the server no longer knows.
 
         Raises:
-            StoreUnavailable: ask again.
+            TaskdError: the status could not be read; the caller can try again.
         """
         await self._ready()
         try:
@@ -98,7 +99,7 @@ class CheckedWriter:
             raise
 
     def drop(self) -> None:
-        """Drop the connection at once."""
+        """Drop the connection without waiting."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -115,7 +116,7 @@ class CheckedWriter:
         return self._connection
 
     async def _back_out(self, error: BaseException) -> None:
-        """Leave the transaction, with a ROLLBACK if the connection still works."""
+        """Roll the transaction back; drop the connection if it broke, or after a cancellation."""
         cause = error.__cause__ or error
         connection = self._connection
         if not isinstance(cause, Exception) or is_gone(cause) or connection is None:
@@ -123,5 +124,5 @@ class CheckedWriter:
             return
         try:
             await self._database.roll_back(connection)
-        except Exception:  # noqa: BLE001 - it ends either way
+        except Exception:  # noqa: BLE001 - without its connection, the transaction ends as well
             self.drop()

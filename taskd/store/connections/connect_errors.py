@@ -32,19 +32,19 @@ from taskd.store.connections.statements import statement
 
 CLOSED = "the server closed the connection before it answered"
 MEND_CLOSED = "Check that PostgreSQL listens there, and read its log."
-# Errors that asyncpg also raises for a reply that does not come from PostgreSQL.
+# Part of asyncpg's error if the server does not support SSL, or is not PostgreSQL.
 NO_SSL = "rejected SSL upgrade"
 ASKS_FOR_SSL = re.compile(r"sslmode=(require|verify-ca|verify-full)")
 NAME_UNKNOWN = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
 class Target(NamedTuple):
-    """Where a database is; never with a password.
+    """Where a database is, for messages; contains no password.
 
     Attributes:
         where: the host and port, or those of all hosts.
         database: the name of the database.
-        wants_ssl: taskd refuses a connection without SSL.
+        wants_ssl: whether the DSN requires SSL.
     """
 
     where: str
@@ -56,7 +56,10 @@ class Target(NamedTuple):
 
 
 def target_of(connect_args: Mapping[str, Any]) -> Target:
-    """Return the target of the driver's arguments, with libpq's variables and defaults."""
+    """Return the target of these arguments of the driver.
+
+    Missing arguments have the values of libpq's environment variables, or libpq's defaults.
+    """
     dsn = str(connect_args.get("dsn") or "postgresql://")
     parts = urlsplit(dsn)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -103,13 +106,13 @@ def _hosts(given: str, ports: str) -> str:
 
 @contextlib.contextmanager
 def reaching(target: Target, limit_s: float) -> Iterator[None]:
-    """Raise the error of a failed connection with its address, the reason, and what to do.
+    """Raise the error of a failed connect with the address, the reason, and what to do.
 
     Args:
-        limit_s: seconds within which one host had to answer.
+        limit_s: seconds within which each host had to answer.
 
     Raises:
-        StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+        StoreUnavailable, PermissionDenied, ConfigError: as Database.connect().
     """
     try:
         with translated():
@@ -124,7 +127,7 @@ def reaching(target: Target, limit_s: float) -> Iterator[None]:
 def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError | None:
     cause = error.__cause__
     if cause is None:
-        return None  # not an error of the driver; its own message says everything
+        return None  # the driver did not raise this error, and its message is complete
     made: TaskdError
     if isinstance(cause, asyncpg.InvalidCatalogNameError):
         made = ConfigError(f"PostgreSQL at {target.where} has no database {target.database!r}")
@@ -136,7 +139,7 @@ def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError 
         made.add_note(_login_remedy(cause))
     elif isinstance(error, StoreUnavailable):
         why, remedy = _why(error, cause, target, limit_s)
-        # The owner has closed the database to all connections.
+        # The database has ALLOW_CONNECTIONS false.
         closed = isinstance(cause, asyncpg.ObjectNotInPrerequisiteStateError)
         made = (Down if closed else type(error))(f"PostgreSQL cannot be reached at {target}: {why}")
         made.add_note(remedy)
@@ -146,7 +149,7 @@ def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError 
 
 
 async def why_read_only(connection: asyncpg.Connection, target: Target) -> Down:
-    """Return the error for a server that accepts no writes: the setting, and how to change it."""
+    """Return an error that says why the server accepts no writes, and how to change that."""
     row = await connection.fetchrow(statement("read_only_cause").text)
     if row["standby"]:
         made = Down(f"PostgreSQL at {target} is a standby: it accepts no writes")
@@ -197,7 +200,7 @@ def _why(
 
 
 def _why_not_connected(cause: BaseException, target: Target) -> tuple[str, str]:
-    """Return the reason for an error of the operating system, or of the TLS handshake."""
+    """Return reason and remedy for an error of the operating system or of the TLS handshake."""
     if NO_SSL in str(cause):
         return _no_ssl(target)
     if isinstance(cause, ConnectionResetError):

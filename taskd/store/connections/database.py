@@ -1,7 +1,7 @@
 """Connections to PostgreSQL, and lanes: a lane is one connection that serves one purpose.
 
-Connections need asyncpg >= 0.32 with `command_timeout`: without it, a half-open socket would block
-a statement, and its pool, without limit.
+The client limits the wait for every reply, by asyncpg's `command_timeout` or by a check of its own:
+without a limit, a statement on a half-open socket would never end.
 """
 
 from __future__ import annotations
@@ -33,25 +33,29 @@ from taskd.store.connections.shielded import to_its_end
 from taskd.store.connections.statements import statement
 
 CONNECT_TIMEOUT_S = 5.0
-# Wait this much longer than the server's own timeout: its error usually arrives.
+# The client waits this much longer than the server's timeout, so that the server's error usually
+# arrives first.
 SILENCE_AFTER_S = 2.0
-# TCP keepalive finds a dead peer within 10 + 3 * 5 s; with the kernel's defaults it takes 2 h 11
-# min.
+# TCP keepalive finds a dead peer within 10 + 3 * 5 s. With the kernel's defaults, this would take
+# over two hours.
 TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 TCP_USER_TIMEOUT_MS = 20_000
-# Every service of a worker tries again within this time: without an error in it, a trouble is over.
+# An outage has ended if no error was noted for this long. Every service of a worker retries within
+# this time.
 QUIET_S = 12.0
-# The most errors of one outage that are reported; each text is reported once.
+# The most error texts that are reported for one outage.
 ERRORS_MAX = 10
-# The largest stride; a fence has room for a billion of them.
+# Strides are smaller than this, so that a fence, a bigint, has room for billions of claims.
 STRIDE_MAX = 2**30
 
 
 class Trouble:
-    """What is missing in a database that has worked; shared by all threads of a worker.
+    """The outage of a database that has worked before; shared by all threads of a worker.
+
+    Only permanent errors that are raised as outages are noted here; see outage().
 
     Args:
-        report: called with each new error, and what to do.
+        report: called with the text of an error and its notes, which say what to do.
     """
 
     def __init__(self, report: Callable[[str, Sequence[str]], None]) -> None:
@@ -60,7 +64,7 @@ class Trouble:
         self._text, self._began, self._noted_at = "", 0.0, 0.0
 
     def note(self, error: StoreUnavailable) -> None:
-        """Remember an error, and report it if it is new."""
+        """Record an error, and report its text once in an outage; at most ERRORS_MAX texts."""
         text, now = str(error), time.monotonic()
         if not self._errors:
             self._began = now
@@ -76,7 +80,10 @@ class Trouble:
         return time.monotonic() - self._noted_at > QUIET_S
 
     def ended_s(self) -> float | None:
-        """Return how long a trouble lasted that is over; None: there is none, or it lasts."""
+        """Return the seconds from the first to the last error of an outage that has ended.
+
+        Each ended outage is returned once. None: no further outage has ended.
+        """
         if not self._errors or not self._is_quiet():
             return None
         self._errors = set()
@@ -88,15 +95,17 @@ class Database:
 
     Args:
         connect_args: arguments of asyncpg.connect (a `dsn`, or host, user, database ...).
-        statement_timeout_s: seconds that a statement may take on the server; the client gives up a
-            little later.
-        revive: restarts the embedded server when it does not answer; blocks.
-        read_args: returns the present `connect_args`, at each connect: a password may be rotated.
+        statement_timeout_s: the server's limit for a statement, in seconds. The client waits
+            SILENCE_AFTER_S longer for the reply.
+        revive: restarts the embedded server; called in a thread if no server accepts connections.
+        read_args: returns the current `connect_args`; called before each connect, because the
+            password can have changed.
 
     Attributes:
-        trouble: what a worker that uses this database misses now; None: none does yet.
-        pooled: whether the database is behind a pooler that assigns a session to each transaction,
-            so that taskd cannot rely on session state; None: not connected yet.
+        trouble: the record of outages; None before begin_use().
+        pooled: whether a pooler is in front of the database. Then taskd expects another session for
+            each transaction, and relies on no session state. None: not known before the first
+            connect.
     """
 
     def __init__(
@@ -120,21 +129,21 @@ class Database:
         self._target = target_of(connect_args)
 
     def with_timeout(self, statement_timeout_s: float) -> Database:
-        """Return the same database with another limit for statements."""
+        """Return a copy with another statement timeout."""
         made = copy.copy(self)
         made.statement_timeout_s = statement_timeout_s
         return made
 
     def begin_use(self, report: Callable[[str, Sequence[str]], None]) -> None:
-        """From now on raise permanent errors as outages, as this database has worked.
+        """Declare that the database works: from now on, raise permanent errors as outages.
 
         Args:
-            report: called with each new error, and what to do.
+            report: as in Trouble.
         """
         self.trouble = Trouble(report)
 
     def outage(self, error: TaskdError) -> TaskdError:
-        """Return the error as an outage, if it is one and this database has worked before."""
+        """Return a permanent error as an outage, after begin_use(); return others unchanged."""
         made = None if self.trouble is None else outage(error)
         if made is None or self.trouble is None:
             return error
@@ -152,12 +161,14 @@ class Database:
         """Open a connection whose `application_name` is `taskd <purpose>`.
 
         Args:
-            watched: the caller itself checks for replies that take longer than silence_s; without
-                this, and behind a pooler, asyncpg checks.
-            settings: server settings in addition to the usual ones.
+            watched: whether the caller checks for replies that take longer than silence_s. If not,
+                or behind a pooler, asyncpg checks.
+            settings: server settings in addition to the usual ones, or in place of these.
 
         Raises:
-            StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+            StoreUnavailable: no server accepts connections, or none accepts writes.
+            PermissionDenied: the server refuses the login.
+            ConfigError: the DSN cannot be used, or the server has no such database.
         """
         self._read_args_again()
         with self._outages(), reaching(self._target, CONNECT_TIMEOUT_S):
@@ -174,10 +185,10 @@ class Database:
     async def connect_plain(self, purpose: str) -> asyncpg.Connection:
         """Open a connection for statements of the app; the session keeps the settings of its user.
 
-        Call it after another connection, which has found out whether there is a pooler.
+        connect() must have been called before, because it finds out whether there is a pooler.
 
         Raises:
-            StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+            StoreUnavailable, PermissionDenied, ConfigError: as connect().
         """
         # As in _connect_directly_or_not: prepare nothing, and do not ask the host for its role.
         pooled: dict[str, Any] = {"statement_cache_size": 0, "target_session_attrs": "any"}
@@ -204,7 +215,7 @@ class Database:
     def _read_args_again(self) -> None:
         if self._read_args is None:
             return
-        # If the file is gone, the last DSN may still do.
+        # If the DSN file cannot be read, the last DSN may still be valid.
         with contextlib.suppress(ConfigError):
             args = self._read_args()
             if args != self.connect_args:
@@ -213,16 +224,16 @@ class Database:
     def run(
         self, connection: Connection, name: str, args: tuple[Any, ...], **settings: str
     ) -> Coroutine[Any, Any, list[asyncpg.Record]]:
-        """Run the named statement on a connection that was opened here with these settings.
+        """Run the named statement on a connection that connect() opened with these settings.
 
-        Report its errors to failed().
+        The caller must pass an error of the statement to failed().
         """
         if not self.pooled:
             return connection.run(name, args)
         return self._run_pooled(connection, statement(name).text, args, settings)
 
     def failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
-        """Note that a statement of this connection failed: a pooler is recognised by its errors."""
+        """Recognise a pooler by the error of a statement; then drop the connection."""
         if isinstance(error, STRAYED):
             self.pooled = True
             connection.terminate()
@@ -239,10 +250,11 @@ class Database:
         try:
             rows: list[asyncpg.Record] = await connection.fetch(text, *args)
         except TimeoutError:
-            raise  # the statement that still runs there cannot be cancelled
+            # No ROLLBACK: the statement may still run, and cannot be cancelled through a pooler.
+            raise
         except Exception as error:
             if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-                # The host was not asked for its role when connecting: try another host first.
+                # The connect did not check the role of the host: connect to another host next.
                 self._addresses = [*self._addresses[1:], self._addresses[0]]
             if not connection.is_closed():
                 await self.roll_back(connection)
@@ -251,12 +263,13 @@ class Database:
         return rows
 
     async def begin(self, connection: asyncpg.Connection, **settings: str) -> None:
-        """Begin a transaction; through a pooler, with the settings that a session would keep."""
-        words = "".join(
+        """Begin a transaction; through a pooler, set the server settings for the transaction."""
+        assignments = "".join(
             f" SET LOCAL {key} = '{value}';" for key, value in self._settings(settings).items()
         )
-        spoken = words if self.pooled else ""
-        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED;{spoken}")
+        if not self.pooled:
+            assignments = ""
+        await connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED;{assignments}")
 
     async def commit(self, connection: asyncpg.Connection) -> None:
         """Commit the transaction."""
@@ -273,15 +286,15 @@ class Database:
             "idle_in_transaction_session_timeout": "15000",
             "jit": "off",
             "client_min_messages": "error",
-            # A user who can create functions or operators in other schemas could put better matches
-            # there.
+            # With other schemas in the path, any user who can create objects there could replace
+            # functions and operators of statements.
             "search_path": "pg_catalog",
         } | dict(settings)
 
     async def _connect_directly_or_not(
         self, purpose: str, settings: Mapping[str, str], watched: bool
     ) -> asyncpg.Connection:
-        """Connect with the settings; without them if a pooler rejects them."""
+        """Connect with the server settings, or, through a pooler, without them."""
         name = {"application_name": f"taskd {purpose}"}
         if not self.pooled:
             isolation = {"default_transaction_isolation": "read committed"}
@@ -300,11 +313,11 @@ class Database:
                 if not self.pooled:
                     return connection
                 connection.terminate()
-        # Prepare nothing by name, and send no query before the first transaction.
+        # Through a pooler, prepare nothing by name, and send no query outside of a transaction.
         return await self._connect(name, statement_cache_size=0, target_session_attrs="any")
 
     async def _connect(self, server_settings: dict[str, str], **args: Any) -> asyncpg.Connection:
-        """Connect to the first suitable host; start with the last one that was suitable."""
+        """Connect to the first suitable host; try the host of the last connect first."""
         addresses = self._addresses
         args = {"command_timeout": self.silence_s} | args
         unsure: Exception | None = None
@@ -320,19 +333,23 @@ class Database:
                 known_error = translate(error)
                 if not isinstance(known_error, StoreUnavailable):
                     raise
-                # If one host is down and another one cannot be reached, the database may still be
-                # up.
+                # A host that is down is the reason only if all hosts are down: the database may
+                # still be up on a host that did not answer.
                 unsure = unsure or (None if isinstance(known_error, Down) else error)
                 if number == len(addresses):
                     raise await self._read_only(address, unsure or error) from None
             else:
-                # One assignment, as the lease thread connects by the same list.
+                # One assignment, because the lease thread reads the same list.
                 self._addresses = [address, *(each for each in addresses if each != address)]
                 return connection
         raise AssertionError("there is at least one address")
 
     async def _read_only(self, address: Mapping[str, Any], error: Exception) -> Exception:
-        """Return the error of the last host; one that says why, if the host accepts no writes."""
+        """Return the error; if it says that the host accepts no writes, return one that says why.
+
+        Args:
+            address: the address of the host.
+        """
         not_matched: type[Exception] = asyncpg.exceptions.TargetServerAttributeNotMatched
         if not isinstance(error, not_matched):
             return error
@@ -372,15 +389,15 @@ async def _is_pooled(connection: asyncpg.Connection) -> bool:
 
 
 async def close(connection: asyncpg.Connection) -> None:
-    """Close the connection in order within a second, otherwise drop the socket."""
+    """Close the connection; drop the socket if this fails, or takes longer than a second."""
     try:
         await connection.close(timeout=1.0)
-    except Exception:  # noqa: BLE001 - it is going away either way
+    except Exception:  # noqa: BLE001 - the connection ends either way
         connection.terminate()
 
 
 def _keep_alive(connection: asyncpg.Connection) -> None:
-    # asyncpg sets only TCP_NODELAY; its transport is private, and a test watches it.
+    # asyncpg sets only TCP_NODELAY. `_transport` is private; a test checks that it still exists.
     transport = getattr(connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -401,8 +418,9 @@ class Lane:
     at a time; the other callers wait.
 
     Attributes:
-        stride: by how much a claim over this lane increases fences: 1; after the connection broke,
-            a random number. The next server can be another one, which does not know earlier claims.
+        stride: the step by which a claim over this lane increases fences. The step is 1 at first,
+            and a random number after the connection broke: then a standby can have taken over
+            that has not received the last claims.
     """
 
     def __init__(self, database: Database, purpose: str, **settings: str) -> None:
@@ -419,19 +437,20 @@ class Lane:
         """Run the named statement; return its rows.
 
         Raises:
-            Silence: no answer in time; the statement may have run.
-            StoreUnavailable: the connection broke (the statement may have run), or the server is
-                busy.
-            ValueRefused: a value was refused; nothing was written.
+            Silence: the server did not reply in time; the statement may have run.
+            StoreUnavailable: the server cannot be reached or is busy, or the connection broke (then
+                the statement may have run).
+            ValueRefused, PermissionDenied, SchemaError, StatementRefused: the server refused the
+                statement; nothing was written.
             asyncio.CancelledError: the caller was cancelled, and the statement has ended; or the
                 lane was closed.
         """
-        # Not a shielded task per statement: that makes a claim 5 % slower.
+        # A shielded task for each statement would make a claim 5 % slower.
         return await to_its_end(self._fetch(name, args))
 
     @property
     def busy(self) -> bool:
-        """Return whether a statement is running."""
+        """Return whether a statement, or a block of at_rest(), is running."""
         return self._lock.locked()
 
     @contextlib.asynccontextmanager
@@ -460,7 +479,7 @@ class Lane:
                 found = self._database.outage(error)
                 if found is error:
                     raise
-                # What was prepared there may name objects that are gone.
+                # Statements that this connection has prepared may name objects that are missing.
                 self.drop()
                 raise found from error.__cause__
 
@@ -475,7 +494,8 @@ class Lane:
         if self._connection is None or self._connection.is_closed():
             if self._connection is not None:
                 self._draw_stride()
-            # In a task of its own: asyncpg ends a slow connect by cancelling the current task.
+            # In a task of its own: asyncpg ends a slow connect by cancelling the current task,
+            # which to_its_end() does not allow.
             self._connecting = asyncio.create_task(
                 self._database.connect(self._purpose, **self._settings),
                 name=f"connect:{self._purpose}",
@@ -486,27 +506,26 @@ class Lane:
             finally:
                 self._connecting = None
             if self._times_closed != times_closed:
-                # The connection was opened while the lane was being closed, and no one else knows
-                # it.
+                # The lane was closed meanwhile, so that no one else would close this connection.
                 connection.terminate()
                 self._check_open(times_closed)
             self._connection = connection
         return self._connection
 
     async def open(self) -> None:
-        """Connect now, so that a wrong DSN shows at the start."""
+        """Connect now, so that a wrong DSN raises an error here."""
         async with self._lock:
             await self._ready()
 
     def drop(self) -> None:
-        """Drop the connection at once; the next statement opens a new one."""
+        """Drop the connection without waiting; the next statement opens a new one."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
             self._draw_stride()
 
     async def close(self) -> None:
-        """Close in order; a running statement is cut off, and its caller gets an error."""
+        """Close the connection; the caller of a running or waiting statement is cancelled."""
         connection, self._connection = self._connection, None
         self._times_closed += 1
         if self._connecting is not None:

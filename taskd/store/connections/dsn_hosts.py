@@ -1,8 +1,8 @@
 """The hosts of a DSN: `postgresql://a:5432,b:5433/jobs`, or `?host=a,b`, also with sockets.
 
-The driver tries several hosts under one time limit: a first host that does not answer (a dead
-machine, a cut network) would keep it from ever trying the second. taskd therefore tries each host
-as an address of its own, with a limit of its own.
+The driver has one time limit for all hosts together: if the first host does not answer (a dead
+machine, a cut network), the driver never tries the second one. So taskd passes one host at a time
+to the driver, and each host has a limit of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:]*)(?::(\d+))?")
 
 
 def addresses(connect_args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return additional arguments of the driver for each host; [{}] if there is one host."""
+    """Return the arguments of the driver that choose each host; [{}] without several hosts."""
     dsn = connect_args.get("dsn")
     if dsn is None or "," not in dsn:
         return [{}]
@@ -32,7 +32,7 @@ def addresses(connect_args: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not hosts:
         ports = query.get("port", [""])[-1].split(",")
         names = [name for name in query.get("host", [""])[-1].split(",") if name]
-        # As in libpq: one port applies to all hosts.
+        # As in libpq, a single port applies to all hosts.
         fill = ports[0] if len(ports) == 1 else ""
         hosts = list(zip_longest(names, ports[: len(names)], fillvalue=fill))
     if len(hosts) < 2:

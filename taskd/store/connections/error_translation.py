@@ -1,7 +1,7 @@
-"""Translate the errors of PostgreSQL and asyncpg into taskd's; no other package sees the originals.
+"""Translate errors of PostgreSQL and asyncpg into errors of taskd.
 
-The text of an asyncpg error has a DETAIL, which can quote a whole row: only its first line, the
-message, is passed on.
+Only the message of an error is passed on, which is the first line of its text: the DETAIL can quote
+a whole row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GONE = (
     OSError,
     *STRAYED,
 )
-# At this address, no server accepts connections, or none accepts writes.
+# No server at this address accepts connections, or the server accepts no writes.
 _DOWN = (
     ConnectionRefusedError,
     FileNotFoundError,
@@ -50,7 +50,8 @@ _DOWN = (
     asyncpg.exceptions.TargetServerAttributeNotMatched,
 )
 _WAITED_TOO_LONG = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
-# The server answers, but cannot run the statement now: deadlocks, no room, a full NOTIFY queue.
+# The server cannot run the statement now, for example because of a deadlock, a full disk or a full
+# NOTIFY queue.
 _BUSY = (
     asyncpg.ProgramLimitExceededError,
     asyncpg.TransactionRollbackError,
@@ -59,7 +60,7 @@ _BUSY = (
     asyncpg.ObjectNotInPrerequisiteStateError,
     asyncpg.PostgresSystemError,
 )
-# A column, a function, a type.
+# A column, a function or a type is missing.
 _PART_MISSING = (
     asyncpg.UndefinedColumnError,
     asyncpg.UndefinedFunctionError,
@@ -72,13 +73,13 @@ _BAD_VALUE = (
     OverflowError,
 )
 
-# Constraint names in the errors of enqueue_unique() and its index, and of check_queue_room().
+# The errors by the name of the constraint: a unique index, and a name that check_queue_room() sets.
 REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
     "job_holds_key": KeyHeld,
     "queue_has_room": QueueFull,
 }
 
-# Keys of tables whose ids come from sequences.
+# Primary keys of tables whose ids come from sequences, and these sequences.
 ID_KEYS = {
     "job_pkey": "job_id_seq",
     "workflow_pkey": "workflow_id_seq",
@@ -87,13 +88,14 @@ ID_KEYS = {
 
 NO_SCHEMA = "this database has no schema taskd. Run `taskd db migrate`."
 OTHER_SCHEMA = "`taskd db check` says whether the schema is older or newer than this taskd."
-# asyncpg refuses a value before it is sent, with a message that quotes the value.
+# The message of asyncpg for a value that it cannot encode; the part between `:` and `(` quotes the
+# value.
 _ARGUMENT = re.compile(r"(?s)(invalid input for query argument \$\d+): .* (?=\()")
 _CODES = re.compile(r"\[Errno (\d+)\]")
-# The innermost function in the context of an error; its name has its schema, as the search path has
-# only pg_catalog. Other lines can quote values.
+# The innermost function in the context of an error. The name contains the schema, because the
+# search path has only pg_catalog. Other parts of the context can quote values.
 _FUNCTION = re.compile(r"PL/pgSQL function ([^(\s]+)")
-# How PostgreSQL names what is missing, whatever the language of its messages.
+# The schema in the name of a missing object, which messages contain in every language.
 _OURS = re.compile(r"\btaskd\b")
 
 
@@ -102,37 +104,38 @@ class Silence(StoreUnavailable):
 
 
 class Down(StoreUnavailable):
-    """The server has stopped, stops, starts, or is a standby: it takes no writes now."""
+    """No server runs there, the server is starting or stopping, or it accepts no writes."""
 
 
 class LoginRefused(StoreUnavailable, PermissionDenied):
-    """The server refuses a login that it accepted before."""
+    """The server refuses the login, and accepted it before."""
 
 
 class RightRefused(StoreUnavailable, PermissionDenied):
-    """The server refuses a statement for want of a right."""
+    """The server refuses a statement because the login lacks a right that it had before."""
 
 
 class NotAsBefore(StoreUnavailable, SchemaError):
-    """A part of the schema that was there is missing, as while a dump is restored."""
+    """A part of the schema that existed before is missing, for example during a restore."""
 
 
 class NotUsable(StoreUnavailable, ConfigError):
-    """The DSN, or a file that it names, cannot be used any more."""
+    """The DSN, or a file that the DSN names, cannot be used any more."""
 
 
 class DatabaseMissing(Down, ConfigError):
-    """The database that was there is missing."""
+    """The database is missing, and existed before."""
 
 
 class TablesMissing(Down, SchemaMissing):
-    """The tables that were there are missing."""
+    """The tables of the schema are missing, and existed before."""
 
 
 class HeldUp(StoreUnavailable):
-    """The server cancelled the statement after its timeout, or after waiting for a lock.
+    """The server ended the statement: it took too long, or waited too long for a lock.
 
-    Nothing of it was written. A smaller statement may succeed.
+    Nothing was written. A smaller statement may succeed. A session that cancels the statement
+    causes the same error.
     """
 
 
@@ -145,9 +148,9 @@ class ValueRefused(InvalidJob):
 
 
 def may_concern_one_row(error: TaskdError) -> bool:
-    """Return whether the server refused a statement for a reason that may lie in one of its rows.
+    """Return whether a single row of a statement may be the reason why the server refused it.
 
-    A trigger of the user can raise any error, or lack a right or a table; or an id is taken.
+    A trigger of the user can raise any error, and can lack a right or a table. An id can be taken.
     """
     if isinstance(error, StoreUnavailable):
         return False
@@ -157,7 +160,7 @@ def may_concern_one_row(error: TaskdError) -> bool:
 
 
 def is_outage(error: TaskdError) -> bool:
-    """Return whether the server did not answer, or takes no statements of this login now."""
+    """Return whether the server does not answer, or accepts no statements from this login now."""
     if not isinstance(error, StoreUnavailable) or isinstance(error, HeldUp):
         return False
     outages = (Down, Silence, NoRoom, LoginRefused, NotUsable)
@@ -170,9 +173,12 @@ def is_outage(error: TaskdError) -> bool:
 def outage(error: TaskdError) -> StoreUnavailable | None:
     """Return a permanent error as an outage, for a program that has worked with this database.
 
-    What was there comes back: a database or schema that is restored, a password that was rotated.
-    If the database or its tables are missing, no other worker can work either; a refused login may
-    concern this one only.
+    The cause can end: a database or schema is restored, a rotated password is stored in the DSN
+    file. A missing database and missing tables stop all workers, so these errors are kinds of Down.
+    The other errors may stop this worker only.
+
+    Returns:
+        None if the error is an outage already, or if a program cannot wait for its end.
     """
     cause = error.__cause__
     kind: type[StoreUnavailable]
@@ -198,14 +204,17 @@ def outage(error: TaskdError) -> StoreUnavailable | None:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """Return whether a function of the user raised it, as a trigger on a table of taskd can."""
+    """Return whether a function of the user raised the error, for example a trigger function."""
     context = getattr(error.__cause__ or error, "context", None) or ""
     inner = _FUNCTION.search(context)
     return inner is not None and not inner[1].startswith("taskd.")
 
 
 def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | None:
-    """Return the taskd error for what the driver raised; None if it is not the driver's.
+    """Return the error of taskd for an error of the driver.
+
+    An error of taskd is returned unchanged. None: the error comes neither from taskd nor from the
+    driver.
 
     Args:
         roles: roles whose members are allowed to run the statement.
@@ -222,7 +231,8 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
     if refused is not None:
         return refused
     if _is_bad_value(error):
-        hint = getattr(error, "hint", None)  # our own functions put the remedy there
+        # Functions of the schema write the remedy into the HINT.
+        hint = getattr(error, "hint", None)
         return ValueRefused(f"PostgreSQL: {message}" + (f". {hint}" if hint else ""))
     if isinstance(error, _DOWN) or is_refused(error):
         return Down(f"PostgreSQL cannot be reached: {message}")
@@ -239,7 +249,7 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
 
 
 def _origin(error: asyncpg.PostgresError) -> str:
-    """Return what raised an error that taskd does not know, and what to do about it."""
+    """Return, for an error that taskd does not know, what raised the error and what to do."""
     raised = _FUNCTION.search(getattr(error, "context", None) or "")
     by = f", raised by {raised[1]}()" if raised else ""
     return (
@@ -266,46 +276,47 @@ def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> Task
 
 
 def _missing(message: str) -> SchemaError:
-    # A trigger or a rule of another application can need a table of its own that is missing.
+    # The table can be one of another application, in a trigger or a rule on a table of taskd.
     ours = _OURS.search(message)
     return SchemaMissing(NO_SCHEMA) if ours else SchemaError(f"PostgreSQL: {message}")
 
 
 def is_refused(error: BaseException) -> bool:
-    """Return whether no address of the host accepts connections."""
+    """Return whether the host refused the connection at each of its addresses."""
     if isinstance(error, ConnectionRefusedError):
         return True
-    # For a name with several addresses, such as localhost with ::1, asyncio raises one error.
+    # For a host with several addresses, such as localhost, asyncio raises one error that lists all.
     codes = _CODES.findall(str(error)) if type(error) is OSError and error.errno is None else []
     return bool(codes) and all(int(code) == errno.ECONNREFUSED for code in codes)
 
 
 def is_gone(error: BaseException) -> bool:
     """Return whether the connection is unusable after this error."""
-    # Another host of the DSN may accept writes now if this one refuses them.
+    # Also if this host accepts no writes: another host of the DSN may accept them.
     gone = (*_GONE, *_DOWN, TimeoutError, asyncio.TimeoutError)
     return isinstance(error, gone) and not _unencodable(error)
 
 
 def _is_bad_value(error: BaseException) -> bool:
+    # A full NOTIFY queue has the SQLSTATE of a value that is too large.
     if getattr(error, "server_source_filename", None) == "async.c":
-        return False  # the NOTIFY queue is full, which has the code of a value that is too large
+        return False
     return isinstance(error, _BAD_VALUE) or _unencodable(error)
 
 
 def _unencodable(error: BaseException) -> bool:
-    # asyncpg refuses a Python value, such as a lone surrogate, before sending anything.
+    # asyncpg refuses some Python values, such as a lone surrogate, before it sends anything.
     return isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the error's message without DETAIL and HINT, and without the quoted value."""
+    """Return the message of an error without DETAIL and HINT, and without a quoted argument."""
     text = getattr(error, "message", None) or str(error) or type(error).__name__
     return _ARGUMENT.sub(r"\1 ", str(text)).splitlines()[0].rstrip(".")
 
 
 def _broken_rule(error: BaseException, message: str) -> KeyHeld | QueueFull | SequenceBehind | None:
-    """Return the error for a constraint that taskd knows, as any driver reports it."""
+    """Return the error of taskd for a constraint in REFUSALS or ID_KEYS; None for any other."""
     # asyncpg's errors have the fields themselves, those of psycopg and psycopg2 have a `diag`.
     fields = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
     name: str = getattr(fields, "constraint_name", None) or ""
@@ -320,11 +331,12 @@ def _broken_rule(error: BaseException, message: str) -> KeyHeld | QueueFull | Se
     return None
 
 
-class refusals:  # noqa: N801 - as translated, and for the same reason no generator
-    """Raise refusals of the enqueue functions as errors of taskd, whatever the driver.
+class refusals:  # noqa: N801 - a context manager and no generator, as `translated` below
+    """Raise refusals of enqueue statements as errors of taskd, whatever the driver.
 
     Raises:
-        KeyHeld, QueueFull: a function has refused a job.
+        KeyHeld: another job holds the unique key of a job.
+        QueueFull: a queue has no room for a job.
         SequenceBehind: an id is taken.
     """
 
@@ -383,7 +395,7 @@ class translated:  # noqa: N801 - a context manager, named as suppress and closi
         if not isinstance(error, Exception):
             return
         if isinstance(error, asyncpg.PostgresError):
-            # The original error quotes rows, and a traceback would print it.
+            # The DETAIL can quote a row, and a traceback would print it.
             error.detail = None
         ours = translate(error, self._roles)
         if ours is not None and ours is not error:

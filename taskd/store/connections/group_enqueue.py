@@ -2,13 +2,13 @@
 
 PostgreSQL's group commit works in the same way: concurrent commits share a flush. Without group
 enqueue, ten coroutines that enqueue single jobs reach about 0.6 of the rate of plain inserts; with
-it, they reach nearly the same rate (`python -m tests.bench enqueue --peers plain`).
+group enqueue, they reach nearly the same rate (`python -m tests.bench enqueue --peers plain`).
 
-A job is sent at once while fewer than two statements are running; where commits are slow, while
-fewer than a larger number are running. Otherwise it waits until a statement has ended, or for at
-most 2 ms while a connection is free. Then it is sent together with all waiting jobs of its queue.
-Each job is written or refused as if it had been sent alone: when the server refuses a statement,
-nothing of it was written, and its halves are tried.
+A job is sent immediately if fewer than two statements are running; where statements are slow, this
+limit is higher. Otherwise the job waits until a statement has ended, but at most 2 ms if a
+connection is free. Then all waiting jobs of a queue are sent in one statement, or in several if
+they are many. Each job is written or refused as if it had been sent alone: if the server refuses a
+statement, nothing was written, and each half of its jobs is sent again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Enqueued
 from taskd.errors import EnqueueError
 
-# Statements at a time. With one, each job would wait for a flush in progress; with ten, no two jobs
-# would share a flush.
+# The number of concurrent statements for single jobs if statements are fast. With one statement,
+# each job would wait for a flush in progress; with ten, no two jobs would share a flush.
 ABREAST = 2
-# While a statement waits for a slow flush or for a distant server, the CPU is free for other
-# statements. This much of a statement's time is work on the CPU; for each such period in its
-# duration, another statement can run.
+# The CPU time of a statement. While a statement waits for a slow flush or a distant server, the CPU
+# can work for other statements: as many can run at a time as this fits into the duration of one.
 WORK_S = 0.0002
-# The shortest duration of recent statements counts as the duration without waiting. It grows by
-# this factor with each statement, so that an old one is forgotten.
+# The shortest recent duration of a statement counts as its duration without waiting. Each statement
+# multiplies the stored duration by this factor, so that an old minimum is replaced.
 FORGETS = 1.02
-# The longest wait for other statements, also where the server is distant.
+# The longest wait of a job for a running statement, if a connection is free.
 WAIT_S = 0.002
 JOBS_MAX = 1000
 CHARACTERS_MAX = 8 * 1024 * 1024
@@ -62,11 +61,11 @@ class _Taken:
 
 
 class Group:
-    """Groups the jobs of one pool of connections, and so of one event loop.
+    """Groups the single jobs that are enqueued over one pool, and so on one event loop.
 
     Args:
         insert: inserts jobs in one statement and returns their ids.
-        statements_max: the most statements at a time, given the number of connections.
+        statements_max: the most connections of the pool.
     """
 
     def __init__(self, insert: Insert, statements_max: int) -> None:
@@ -79,7 +78,11 @@ class Group:
         self._statements: set[asyncio.Task[None]] = set()
 
     def begin(self) -> float | None:
-        """Start a statement for one job if it can run now; return its start time, or None."""
+        """Count a statement for one job as running, if it can be sent now.
+
+        Returns:
+            The time.monotonic() of its start; None: the caller must use enqueue().
+        """
         if self._under_way >= ABREAST and self._under_way >= self._abreast():
             return None
         self._under_way += 1
@@ -108,7 +111,8 @@ class Group:
 
         Raises:
             EnqueueError: the job was refused, and not written.
-            StoreUnavailable: as for a statement of its own: the job may have been written.
+            StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
+                reply, the job may have been written.
         """
         taken = _Taken(job, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(job.queue, []).append(taken)
@@ -117,17 +121,21 @@ class Group:
         try:
             return await taken.receipt
         except asyncio.CancelledError:
-            # A caller that continues here can rely on the job not being written any more.
+            # When the caller continues, its job must not be written any more, so wait until the
+            # pool has cancelled the statement.
             if taken.statement is not None:
                 await asyncio.wait({taken.statement}, timeout=CANCEL_S)
             raise
 
     def _waited(self) -> None:
         if self._under_way < self._statements_max:
-            self._go()  # otherwise the next statement that ends sends it
+            self._go()  # otherwise ended() sends the waiting jobs
 
     def _go(self) -> None:
-        """Send all waiting jobs, one statement per queue: a slow queue delays only its own jobs."""
+        """Send all waiting jobs, those of each queue in statements of their own.
+
+        So a statement that waits for a lock of a queue delays only jobs of this queue.
+        """
         if self._goes is not None:
             self._goes.cancel()
             self._goes = None
@@ -146,7 +154,7 @@ class Group:
         self.ended()
 
     async def _write(self, batch: list[_Taken]) -> None:
-        """Insert jobs; if the statement is refused, halve it until the refused job is found."""
+        """Insert jobs; if the server refuses the statement, insert each half of the jobs."""
         try:
             results = await self._insert([each.job for each in batch])
         except EnqueueError as error:
@@ -169,14 +177,14 @@ class Group:
 
 
 def _own(error: Exception) -> Exception:
-    """Return a copy of the error for each caller, as each adds to the traceback."""
+    """Return a copy of the error for one caller: each caller adds to the traceback."""
     mine = copy.copy(error)
     mine.__cause__ = error
     return mine
 
 
 def _batches(waiting: list[_Taken]) -> list[list[_Taken]]:
-    """Yield jobs in their order, in batches that fit into a statement."""
+    """Return the jobs in their order, in batches that fit into a statement."""
     batches: list[list[_Taken]] = []
     characters = 0
     for each in waiting:

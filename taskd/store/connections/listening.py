@@ -1,11 +1,12 @@
-"""LISTEN: one connection of the process receives the notifications of all queues.
+"""LISTEN: one connection receives the notifications of many channels, such as those of all queues.
 
-The connection is used for nothing else and is never in a transaction: during a transaction it would
-receive nothing, and the server could not remove notifications from its queue. There is one
+The connection is used for nothing else and never stays in a transaction: during a transaction it
+would receive nothing, and the server could not remove notifications from its queue. There is one
 connection for all queues, because PostgreSQL wakes every listening session of a database for each
-NOTIFY, whatever its channel, and each session then begins a transaction to look.
+NOTIFY, whatever its channel, and each session then begins a transaction to read the notification.
 
-A half-open connection raises no error, so it is probed, with a timeout for the reply.
+A half-open connection raises no error. Therefore probe() runs a query on it, with a timeout for the
+reply.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import translated
 
 PROBE_TIMEOUT_S = 5.0
-# Channels of queues begin with this and an underscore.
+# The channel of all workers. The name of a queue's channel is this, an underscore and the queue.
 ALL_WORKERS = "taskd"
 
 
@@ -31,9 +32,9 @@ class Listening:
     """A listening connection.
 
     Args:
-        channels: by name, the function that is called with the payload of each notification. Any
-            user can forge a notification, so it is only a hint.
-        lost: called once if the connection ends by itself.
+        channels: by name of the channel, the function that is called with the payload of each
+            notification. Any user can forge a notification, so it is only a hint.
+        lost: called once when the connection has ended, also after drop().
     """
 
     def __init__(
@@ -56,14 +57,15 @@ class Listening:
 
         Raises:
             Pooled: the connection leads through a pooler.
-            StoreUnavailable: not possible now.
+            StoreUnavailable, PermissionDenied, ConfigError: as Database.connect().
         """
         self._connection = connection = await self._database.connect("listen")
         if self._database.pooled:
             raise Pooled("notifications do not pass through a pooler")
         connection.add_termination_listener(lambda _connection: self._lost())
-        # asyncpg sends LISTEN for each new channel, one after another, in two round trips each. Its
-        # list of known channels is private, and a test watches it.
+        # For each new channel, add_listener() would send a LISTEN of its own, in two round trips.
+        # So the channels are entered as known, and one statement listens to all of them.
+        # `_listeners` is private; a test checks that it still exists.
         known: dict[str, set[Any]] = getattr(connection, "_listeners", {})
         with translated():
             for channel in self._channels:
@@ -75,7 +77,7 @@ class Listening:
         """Check that the connection answers and still listens.
 
         Raises:
-            StoreUnavailable: it does not.
+            StoreUnavailable: the connection does not answer, or does not listen any more.
         """
         with translated():
             async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -84,7 +86,7 @@ class Listening:
             raise StoreUnavailable(f"the connection no longer listens to {min(missing)}")
 
     def drop(self) -> None:
-        """Drop the connection at once."""
+        """Drop the connection without waiting."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -97,9 +99,9 @@ class Channels(Listening):
     """The channels of queues, one each, and the channel of all workers.
 
     Args:
-        heard: called with the queue for each notification, without its payload.
+        heard: called with the name of the queue for each notification on a queue's channel.
         called: called with the payload of each notification on the channel of all workers.
-        lost: called once if the connection ends by itself.
+        lost: as in Listening.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Channels(Listening):
         called: Callable[[str], None],
         lost: Callable[[], None],
     ) -> None:
-        channels = {f"taskd_{queue}": _ring(heard, queue) for queue in queues}
+        channels = {f"taskd_{queue}": _without_payload(heard, queue) for queue in queues}
         super().__init__(database, {**channels, ALL_WORKERS: called}, lost)
 
     def __len__(self) -> int:
@@ -118,5 +120,5 @@ class Channels(Listening):
         return super().__len__() - 1
 
 
-def _ring(heard: Callable[[str], None], queue: str) -> Callable[[str], None]:
+def _without_payload(heard: Callable[[str], None], queue: str) -> Callable[[str], None]:
     return lambda _payload: heard(queue)

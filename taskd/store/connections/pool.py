@@ -1,9 +1,9 @@
 """A producer's connections: opened when needed, shared by the coroutines of one event loop.
 
-With asyncpg's own pool, the client would need several times its CPU time per job. That pool does
-more than is needed here: no caller holds a connection over several statements, and taskd's
-statements leave no session state to reset. This pool checks twice a second for statements that got
-no reply, while asyncpg sets a timer per statement.
+With asyncpg's own pool, an enqueue would take several times the CPU time. That pool does more than
+is needed here: no caller holds a connection over several statements, and taskd's statements leave
+no session state to reset. This pool checks twice a second for statements that got no reply, while
+asyncpg sets a timer for each statement.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CHECK_SILENCE_EVERY_S = 0.5
 class Pool:
     """Runs statements, each in its own transaction, on up to `size_max` connections.
 
-    Belongs to the event loop that uses it. A connection is closed after five idle minutes.
+    Belongs to the event loop that uses it. A connection is closed after five to six idle minutes.
 
     Attributes:
-        group: enqueues concurrent single jobs together; created with the first job.
+        group: sends concurrent single jobs in shared statements; None before the first job.
     """
 
     def __init__(self, database: Database, *, size_max: int = 10, purpose: str = "client") -> None:
@@ -42,7 +42,7 @@ class Pool:
         self.size_max = size_max
         self._database = database
         self._purpose = purpose
-        # How many connections can still be opened; an open or opening connection takes one.
+        # How many connections can still be opened; each open or opening connection takes a slot.
         self._free_slots = size_max
         # Idle connections, with the time.monotonic() of their last use; the last used one is used
         # next.
@@ -61,10 +61,11 @@ class Pool:
         """Run the named statement; return its rows.
 
         Raises:
-            Silence: no answer in time; the statement may have run.
-            StoreUnavailable: the connection could not be opened, or broke (the statement may have
-                run).
-            ValueRefused: a value was refused; nothing was written.
+            Silence: the server did not reply in time; the statement may have run.
+            StoreUnavailable: the server cannot be reached or is busy, the connection broke (then
+                the statement may have run), or the pool was closed.
+            ValueRefused, PermissionDenied, SchemaError, StatementRefused: the server refused the
+                statement; nothing was written.
         """
         try:
             connection = self._at_hand() or await self._awaited()
@@ -92,32 +93,34 @@ class Pool:
         self._database.failed(connection, error)
         since = self._busy.pop(connection)
         silent = connection.is_closed() and since < self._too_long_ago()
-        # A refused statement has ended on the server. After any other error, a cancellation or
-        # silence, it may still run there. A connection that accepts no writes any more is of no
-        # use.
+        # A refused statement has ended on the server, so the connection is kept. After a
+        # cancellation, or without a reply, the statement may still run there. A connection to a
+        # server that accepts no writes any more is dropped, too.
         ended = isinstance(error, asyncpg.PostgresError) and not is_gone(error)
         if ended and not connection.is_closed() and not connection.is_in_transaction():
             self._give(connection)
         else:
             leaving = self._drop(connection)
             if isinstance(error, asyncio.CancelledError):
-                # From here on, the caller can rely on it that the statement no longer writes
-                # anything.
+                # When the caller continues, the statement must not write anything any more.
                 await asyncio.wait({leaving}, timeout=CANCEL_S)
         if silent and isinstance(error, Exception):
             raise TimeoutError from error
 
     async def open(self) -> None:
-        """Connect now, so that a wrong DSN shows.
+        """Connect now, so that a wrong DSN raises an error here.
 
         Raises:
-            StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+            StoreUnavailable, PermissionDenied, ConfigError: as Database.connect().
         """
         with translated():
             self._give(self._at_hand() or await self._awaited())
 
     async def close(self) -> None:
-        """Let statements end and close the connections; those that take over 2 s are dropped."""
+        """Close all connections, after at most 2 s for the statements that are running.
+
+        Callers that wait for a connection get StoreUnavailable.
+        """
         self._closed = True
         for each in (self._idle_timer, self._silence_timer):
             if each is not None:
@@ -139,7 +142,7 @@ class Pool:
             task.cancel()
 
     def _at_hand(self) -> asyncpg.Connection | None:
-        """Return an idle connection that still works."""
+        """Return an idle connection that is open, or None."""
         while self._idle:
             connection, _ = self._idle.pop()
             if not connection.is_closed():
@@ -170,7 +173,7 @@ class Pool:
             self._give(None)
             raise
         if self._closed:
-            # close() did not wait for it, and its caller relies on nothing being written any more.
+            # close() did not wait for this connection, and nothing may be written after close().
             self._drop(connection)
         self._check_open()
         return connection
@@ -180,7 +183,7 @@ class Pool:
             raise asyncpg.InterfaceError("the client has been closed")
 
     def _give(self, connection: asyncpg.Connection | None) -> None:
-        """Give a connection, or the right to open one, to the first waiting caller, if any."""
+        """Give a connection, or a free slot (None), to the first waiting caller, or keep it."""
         if self._closed and connection is not None:
             self._drop(connection)
             return
@@ -197,7 +200,7 @@ class Pool:
             self._check_idle_later()
 
     def _drop(self, connection: asyncpg.Connection) -> asyncio.Task[None]:
-        """Cancel its statement and close it, which takes up to a second; do not wait for that."""
+        """Return a task that cancels the statement and closes the connection, within a second."""
         task = asyncio.create_task(close(connection), name="connection-close")
         self._leaving.add(task)
         task.add_done_callback(self._left)
@@ -214,7 +217,7 @@ class Pool:
         )
 
     def _check_idle(self) -> None:
-        """Close connections that have been idle for five minutes."""
+        """Close connections that have been idle for IDLE_S."""
         self._idle_timer = None
         longest = time.monotonic() - IDLE_S
         while self._idle and self._idle[0][1] < longest:
@@ -227,9 +230,9 @@ class Pool:
         self._silence_timer = loop.call_later(CHECK_SILENCE_EVERY_S, self._check_silence)
 
     def _check_silence(self) -> None:
-        """Give up statements that got no reply for too long; the server has cancelled them."""
+        """Drop connections without a reply for silence_s; the server's timeout has passed then."""
         self._silence_timer = None
-        # Behind a pooler asyncpg sets timers, because there each of taskd's statements is three.
+        # Behind a pooler, asyncpg sets timers: a statement of taskd is three statements there.
         if not self._database.pooled:
             for connection, since in self._busy.items():
                 if since >= self._too_long_ago():
@@ -239,5 +242,5 @@ class Pool:
             self._check_silence_later()
 
     def _too_long_ago(self) -> float:
-        """Return the start from which a statement counts as silent, in time.monotonic()."""
+        """Return the time.monotonic() before which a statement must have begun to be silent."""
         return time.monotonic() - self._database.silence_s

@@ -1,9 +1,9 @@
-"""A connection that keeps the named statements prepared that it has run.
+"""A connection that prepares each named statement when it is first run, and keeps it prepared.
 
-asyncpg's own fetch() finds a prepared statement by its text, and passes it through ten calls. For a
-client that enqueues one job at a time, a direct call of the protocol saves 5 to 10 % of its time.
+asyncpg's own fetch() finds a prepared statement by its text, and makes ten nested calls. For a
+client that enqueues one job at a time, a direct call of the protocol saves 5 to 10 % of the time.
 
-The protocol is private to asyncpg, so pyproject.toml pins the version.
+The protocol is private to asyncpg, so pyproject.toml pins the version of asyncpg.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
         try:
             rows = await self._execute_ready(ready, args)
         except asyncpg.InvalidCachedStatementError:
-            # Its columns have changed, for example by a migration. It was refused before it ran, so
-            # prepare and run it again.
+            # The columns of the result have changed, for example by a migration. PostgreSQL refused
+            # the statement before it ran, so it can be prepared and run again.
             rows = await self._execute_ready(await self._make_ready(name), args)
         return rows
 
@@ -44,7 +44,8 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
     ) -> Awaitable[list[asyncpg.Record]]:
         self._check_open()
         state = ready._state  # noqa: SLF001
-        # Fetch all rows of an unnamed portal, and only rows, with the connection's own time limit.
+        # The arguments after `args`: an unnamed portal, all rows, only rows as the result, and the
+        # timeout of the connection.
         rows: Awaitable[list[asyncpg.Record]] = self._protocol.bind_execute(
             state, args, "", 0, False, None
         )

@@ -1,6 +1,6 @@
 """Await a statement to its end, even if the caller's task is cancelled.
 
-asyncio's own way, a task behind a shield, takes four more turns of the loop.
+asyncio's own way, asyncio.shield() around a new task, takes four more iterations of the event loop.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class _Until:
-    """What the caller's task awaits: a future that the task cannot cancel.
+    """A future for the caller's task to await, which the task cannot cancel.
 
-    It has what a task needs of an awaited object: `_asyncio_future_blocking`, the loop, a callback,
-    and `cancel()`.
+    A task needs only these members of an awaited object: `_asyncio_future_blocking`, get_loop(),
+    add_done_callback() and cancel().
     """
 
     __slots__ = ("_asyncio_future_blocking", "_future")
@@ -57,19 +57,19 @@ def to_its_end(work: Coroutine[Any, Any, T]) -> Generator[Any, None, T]:
                 if future is None:  # asyncio.sleep(0)
                     yield
                 else:
-                    # As a task does; this tells the future that it is being awaited.
+                    # A task does the same with a future that it receives.
                     future._asyncio_future_blocking = False  # noqa: SLF001
                     yield _Until(future)
             except asyncio.CancelledError as error:
                 if future is None or not future.cancelled():
                     cancelled = error
-            except Exception:  # noqa: BLE001, S110 - the future's, and the coroutine reads it there
+            except Exception:  # noqa: BLE001, S110 - the coroutine reads this error from the future
                 pass
     except StopIteration as ended:
-        told: T = ended.value
+        result: T = ended.value
     except Exception:
         if cancelled is None:
             raise
     if cancelled is not None:
         raise cancelled
-    return told
+    return result

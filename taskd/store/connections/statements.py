@@ -1,9 +1,9 @@
 """Read sql/queries/*.sql into Statements, and check them.
 
 The header line `-- name: claim_jobs(worker_id bigint, queue text, batch integer)` is the signature.
-The text uses `$1, $2, $3`, so it also runs in psql. `-- moves: a -> b` says which states the
-statement changes, and `-- roles: worker, admin` says which roles are allowed to run it
-(sql/roles.sql).
+The text has the parameters `$1, $2, $3`, so psql can run it as well. `-- moves: a -> b` lists the
+changes of states that the statement makes, and `-- roles: worker, admin` the roles that are allowed
+to run the statement (sql/roles.sql).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Statement:
 
     Attributes:
         parameters: names in the order of `$1, $2, ...`.
-        types: their PostgreSQL types, in the same order.
-        moves: pairs of states as written; `-` stands for "no row".
-        roles: roles of sql/roles.sql, without their prefix, whose members can run it; the owner
-            can.
+        types: the PostgreSQL types of the parameters, in the same order.
+        moves: pairs of states, before and after; `-` stands for "no row".
+        file: name of the file in sql/queries.
+        roles: roles of sql/roles.sql, without their prefix, whose members can run the statement.
+            The owner of the schema can run every statement.
     """
 
     name: str
@@ -69,7 +70,7 @@ def statement(name: str) -> Statement:
     """Return the statement of that name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no statement has this name.
     """
     return load()[name]
 
@@ -113,7 +114,7 @@ def _statement(file: str, header: re.Match[str], lines: list[str]) -> Statement:
 
 
 class Fetches(Protocol):
-    """Runs a named statement: a Lane, or a caller's connection in `store.connections`."""
+    """Runs named statements: a Lane, a Pool, a CheckedWriter or the caller's own connection."""
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        """Return the rows of the statement."""
+        """Run the named statement; return its rows."""

@@ -1,4 +1,4 @@
-"""Look up whether a transaction committed, after its COMMIT got no answer."""
+"""Look up whether a transaction committed, after its COMMIT got no reply."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from taskd.store.connections.statements import Fetches
 
 
 async def draw_xid(on: Fetches) -> str:
-    """Return the id of the open transaction, which gets one by this call."""
+    """Return the id of the open transaction; this call makes PostgreSQL assign the id."""
     xid: str = (await on.fetch("draw_xid"))[0][0]
     return xid
 
 
 async def status(on: Fetches, xid: str) -> str | None:
-    """Return `committed`, `aborted`, `in progress`; None: the server no longer knows."""
+    """Return `committed`, `aborted` or `in progress`; None: the server no longer knows."""
     try:
         found: str | None = (await on.fetch("transaction_status", xid))[0][0]
     except ValueRefused:
-        return "aborted"  # an id of the future: this server never had the transaction
+        # The server has not assigned this id yet: it was a standby without the transaction.
+        return "aborted"
     return found

@@ -16,17 +16,17 @@ from taskd.core.tasks.handler_kind import Isolation
 from taskd.store.connections.database import Database, close
 from taskd.store.connections.error_translation import is_gone, translated
 
-# The server's timeouts for the session are this much longer than the attempt's timeout, which
-# applies first.
+# The server's timeouts in the transaction are this much longer than the attempt's timeout, so that
+# the attempt's timeout applies first.
 MARGIN_S = 2.0
 CLEAN_S = 2.0
 CLOSE_S = 2.0
-# Serialization failure, deadlock: the same transaction can succeed the next time.
+# Serialization failure and deadlock: the same transaction can succeed if it is repeated.
 CONFLICTS = frozenset({"40001", "40P01"})
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether the cause is a concurrent transaction, and not this one."""
+    """Return whether a concurrent transaction caused the error."""
     return getattr(error, "sqlstate", None) in CONFLICTS
 
 
@@ -44,14 +44,15 @@ class Transaction:
 
     @property
     def is_open(self) -> bool:
-        """Return whether it is still open."""
+        """Return whether the transaction is still open."""
         return not self.conn.is_closed() and bool(self.conn.is_in_transaction())
 
     async def commit(self) -> bool:
-        """Commit; return False if the reply was lost, so it is unknown whether it was committed.
+        """Commit; return False if there was no reply, so that the outcome is unknown.
 
         Raises:
-            Exception: PostgreSQL refused, and has rolled it back.
+            Exception: PostgreSQL refused the COMMIT and rolled the transaction back. The caller
+                must call roll_back(), which takes the connection back.
         """
         self._ending = True
         try:
@@ -75,14 +76,15 @@ class Transaction:
         if self.is_open:
             await self._inner.rollback()
         elif not self._ending:
-            self.conn.terminate()  # the handler has ended it, and may have changed the session
-        # Through a pooler another client has the session by now.
+            # The handler itself has ended the transaction, and may have changed the session.
+            self.conn.terminate()
+        # Through a pooler, another client can have the session by now.
         if not pooled and not self.conn.is_closed():
             await self.conn.reset()
 
 
 class Transactions:
-    """The pool of these connections; belongs to the event loop that uses it.
+    """A pool of connections for handlers with transaction=; belongs to one event loop.
 
     Args:
         size: the most concurrent transactions.
@@ -97,7 +99,14 @@ class Transactions:
         self._cleaning: set[asyncio.Task[None]] = set()
 
     async def begin(self, isolation: Isolation, timeout_s: float | None) -> Transaction:
-        """Wait for a free slot, and begin a transaction of at most `timeout_s` seconds."""
+        """Wait for a free slot, and begin a transaction.
+
+        Args:
+            timeout_s: timeout of the attempt in seconds; None: the attempt has none.
+
+        Raises:
+            TaskdError: as Database.connect_plain(), or the transaction could not be begun.
+        """
         await self._slots.acquire()
         try:
             # A connection that broke while idle has begun nothing: try the next one.
@@ -132,9 +141,9 @@ class Transactions:
         return Transaction(self, conn, inner)
 
     def take_back(self, transaction: Transaction) -> None:
-        """Clean a connection, or drop it; then its slot is free."""
+        """Clean a connection in the background, or drop it; then free its slot."""
         loop = asyncio.get_running_loop()
-        # Not through the loop's task factory: it is no task of the handler that has just ended.
+        # Not through the loop's task factory, which would count this task as one of the handler.
         cleaning = asyncio.Task(self._clean(transaction), loop=loop, name="transaction-clean")
         self._cleaning.add(cleaning)
         cleaning.add_done_callback(self._cleaning.discard)
@@ -153,7 +162,7 @@ class Transactions:
         self._slots.release()
 
     async def close(self) -> None:
-        """Close them all; open transactions are rolled back."""
+        """Close all connections; the server rolls open transactions back."""
         if self._cleaning:
             await asyncio.wait(self._cleaning, timeout=CLEAN_S)
         closing = [
