@@ -1,4 +1,4 @@
-"""Busy marks in the database: they tell producers that a queue is polled and needs no NOTIFY."""
+"""Busy marks, which tell producers that a queue is polled and that they need not notify workers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ async def set_busy_mark(
     """Set or renew this worker's mark on a queue, for `for_s` seconds.
 
     Args:
-        yields: leave another worker's mark in place.
+        yields: set no mark if another worker's mark is in place.
 
     Returns:
-        None if no mark was set: another worker's is in place, or this worker is declared dead.
+        None if no mark was set: because of `yields`, because this worker does not live, or because
+        other queues hold both sequences of this queue.
     """
     alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, yields))[0]
     return None if alone is None else OwnMark(alone, others)
 
 
 async def clear_busy_mark(on: Fetches, queue: str, worker_id: int | None) -> None:
-    """Clear the mark that this worker has set; with None, the mark of any worker."""
+    """Clear the mark that this worker has set; None: clear the mark of any worker."""
     await on.fetch("clear_busy_mark", queue, worker_id)
 
 
@@ -58,5 +59,5 @@ async def transactions_ended(on: Fetches, xid: str) -> bool:
 
 
 async def wake_workers(on: Fetches, queue: str) -> None:
-    """Notify all workers of the queue."""
+    """Notify all workers of the queue, even if the queue is marked as polled."""
     await on.fetch("wake_workers", queue)

@@ -16,7 +16,7 @@ READ_MAX = 5000
 async def change(
     on: Fetches, ids: Sequence[int], new: Change, args: str | None = None
 ) -> dict[int, ChangeOutcome]:
-    """Change the waiting ones of these jobs; return the outcome for each job, by id.
+    """Change those of these jobs that wait; return the outcome for each job, by id.
 
     Args:
         args: the JSON text of `new.args` or `new.update_args`, whichever is given.
@@ -40,15 +40,16 @@ async def change(
 
 
 async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
-    """Return the names of the tasks of the waiting ones of these jobs."""
+    """Return the names of the tasks of those of these jobs that wait."""
     return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
 
 
 async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
     """Yield the ids of the jobs that match a filter, in sorted batches; a batch can be empty.
 
-    Jobs that are enqueued or fail after the first read are left out. No lock is held between two
-    batches: a caller that acts on a batch must check its jobs again.
+    Live, failed and cancelled jobs are found, done jobs never. Jobs that are enqueued or end after
+    the call are left out. No row is locked: a caller that acts on a batch must check its jobs
+    again.
     """
     up_to_id, after, up_to = (await on.fetch("find_bounds", chosen.since_s, chosen.older_than_s))[0]
     live = [state.value for state in chosen.states or LIVE if state in LIVE]
@@ -74,11 +75,15 @@ async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
 async def unpark(
     on: Fetches, worker_id: int, tasks: Sequence[str], batch: int, among: Among = ANY_JOB
 ) -> dict[str, int]:
-    """Queue the parked jobs of these tasks that this worker can run; return counts by queue."""
+    """Unpark at most `batch` jobs of these tasks that this worker can run.
+
+    Returns:
+        The number of unparked jobs, by queue.
+    """
     rows = await on.fetch("unpark_jobs", worker_id, list(tasks), batch, *among)
     return {row[0]: row[1] for row in rows}
 
 
 async def expire(on: Fetches, batch: int, among: Among = ANY_JOB) -> dict[str, int]:
-    """Fail waiting jobs whose deadline has passed; return their number by task."""
+    """Fail at most `batch` waiting jobs whose deadline has passed; return their number by task."""
     return {row[0]: row[1] for row in await on.fetch("expire_jobs", batch, *among)}

@@ -1,8 +1,8 @@
-"""Upkeep of the history: make partitions for the next days, drop expired ones.
+"""Upkeep of the history: make partitions for the next days, and delete what has expired.
 
-Every step is idempotent. It waits at most 50 ms for a lock, and is retried later. So a transaction
-that reads the history can postpone a step, but the acks that queue behind a waiting step are
-delayed by at most 50 ms.
+Each step can be repeated. The caller's connection waits at most LOCK_TIMEOUT_MS for a lock, and the
+caller repeats a step that got no lock. So a transaction that reads the history can postpone a step,
+but acks, which queue behind a waiting step, are delayed by at most that time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def drop_expired(on: Fetches) -> list[str]:
     """Empty all expired partitions, then drop them.
 
     Returns:
-        The names of the dropped ones, without those that another worker is dropping.
+        The names of the partitions that this call has dropped; other workers can drop some.
 
     Raises:
         StoreUnavailable: the history is in use; try again later.
@@ -46,7 +46,7 @@ async def prune_default(on: Fetches) -> int:
     """Delete expired rows of the default partition, in batches; return how many.
 
     Raises:
-        StoreUnavailable: not possible now; try again later.
+        StoreUnavailable: PostgreSQL cannot be reached or is busy; try again later.
     """
     return await _prune(on, "prune_default_partition")
 
@@ -55,7 +55,7 @@ async def prune_keys(on: Fetches) -> int:
     """Delete expired unique keys, in batches; return how many.
 
     Raises:
-        StoreUnavailable: not possible now; try again later.
+        StoreUnavailable: as prune_default().
     """
     return await _prune(on, "prune_keys")
 

@@ -1,7 +1,7 @@
-"""Jobs in the database: enqueue, claim, ack, promote, rescue, cancel, retry; always in batches.
+"""Jobs in the database: enqueue, claim, ack, promote, rescue, cancel, retry.
 
-The first argument of every function is the object that runs the statement: a `Lane`, or (enqueue,
-complete) the caller's own connection.
+The first argument of every function that runs a statement is the object that runs it: a `Lane`, a
+`Pool`, or the caller's own connection.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from taskd.store.connections.group_enqueue import Group
 from taskd.store.connections.pool import Pool
 from taskd.store.connections.statements import Fetches
 
-# Priority, due time and id of a claimed row. Claimed rows are sorted here: RETURNING has no order.
+# Priority, due time and id of a claimed row: the order of claims. RETURNING returns rows in no
+# order, so the functions here sort them.
 URGENCY = itemgetter(7, 10, 0)
 
 
-# The smallest and the largest priority. _EVER is a time before that of any job.
+# The smallest and the largest priority. _EVER is earlier than the due time of any job.
 PRIORITY_MIN, PRIORITY_MAX = -(2**15), 2**15 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class Read(NamedTuple):
-    """The part of a queue that a claim reads: the jobs after one position, and up to a priority.
+    """The part of a queue that a claim reads: the jobs after a position and up to a priority.
 
     Jobs are claimed in the order of priority, due time and id.
     """
@@ -45,7 +46,7 @@ class Read(NamedTuple):
 
     @classmethod
     def after(cls, job: Job) -> Read:
-        """Return the part that is claimed after this job."""
+        """Return the part with the jobs that follow this job in the order of claims."""
         # A float of seconds since 1970 is exact to a quarter of a microsecond until 2106.
         due_at = _EPOCH + timedelta(microseconds=round(job.due_at_s * 1e6))
         return cls(job.priority, due_at, job.id)
@@ -65,11 +66,11 @@ ALL = Read()
 
 
 class Among(NamedTuple):
-    """Which jobs a statement may choose, by their ids: see worker/claiming/refused_jobs.py.
+    """The jobs from which a statement chooses: see worker/claiming/refused_jobs.py.
 
     Attributes:
-        after_id, up_to_id: the range of ids, without its beginning.
-        without: ids that are left out.
+        after_id, up_to_id: bounds of their ids; `after_id` itself is left out.
+        without: further ids that are left out.
     """
 
     after_id: int = 0
@@ -83,7 +84,7 @@ NONE_REFUSED: Mapping[str, int] = {}
 
 
 class DueIn(NamedTuple):
-    """Seconds until the next due times, as read by next_due; None: there is none.
+    """Seconds until the next due times, 0 or less if the time has come; None: there is none.
 
     Attributes:
         job_s: until the next scheduled job is due.
@@ -119,7 +120,7 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
 
 
 def _rare(column: list[Any]) -> list[Any]:
-    """Return the column of an option; empty if no job has it: unnest() then returns NULLs."""
+    """Return the column of an option, or [] if no job has the option: unnest() returns NULLs."""
     return column if column.count(None) < len(column) else []
 
 
@@ -165,7 +166,7 @@ async def enqueue(
     """Insert jobs.
 
     Args:
-        collected: Group has collected these jobs already, so they are not given to it again.
+        collected: whether Group calls this; if not, Group can send a single job with others.
 
     Returns:
         An id for each job, in the same order: its own, or that of the job that holds its key.
@@ -173,12 +174,14 @@ async def enqueue(
     Raises:
         KeyHeld: another job holds a key with on_conflict `raise`; nothing was written.
         QueueFull: a queue has no room for the jobs; nothing was written.
+        SequenceBehind: an id is taken; nothing was written.
+        TaskdError: as Pool.fetch(); a caller's connection raises errors of its own driver.
     """
     if len(jobs) == 1 and jobs[0].unique is None:
         return [await enqueue_one(on, jobs[0], collected=collected)]
     with refusals():
         if any(job.unique is not None for job in jobs):
-            # A transaction on a connection of the client's own pool contains only this statement.
+            # `alone`: the transaction contains only this statement, which only a pool ensures.
             columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
             rows_by_job = await on.fetch("enqueue_unique_jobs", *columns)
             return [
@@ -197,12 +200,12 @@ async def enqueue(
             tasks, queues, args, priorities, *options = enqueue_args(jobs)
             columns = (_once(tasks), _once(queues), args, _once(priorities), *options)
             row = (await on.fetch("enqueue_jobs", *columns))[0]
-    # Ids are drawn in the order of the arrays, so sorted ids are in the jobs' order.
+    # Ids are drawn in the order of the arrays, so sorted ids are in the order of the jobs.
     return [Enqueued.at(job_id, row[1]) for job_id in sorted(row[0])]
 
 
 async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> Enqueued:
-    """Do as enqueue() does, for a job without a unique key."""
+    """Insert one job without a unique key, as enqueue() does; return its id."""
     group = None if collected or not isinstance(on, Pool) else on.group or _make_group(on)
     began = None if group is None else group.begin()
     if group is not None and began is None:
@@ -252,8 +255,8 @@ async def claim(
 
     Args:
         stride: the step between the fences of the claimed jobs; see Lane.stride.
-        refused: tasks whose jobs are not claimed if their arguments have this version or a newer
-            one.
+        refused: tasks, each with a version of arguments. Jobs of the task with this version or a
+            newer one are not claimed.
     """
     left_out = (list(refused), list(refused.values()))
     rows = await on.fetch("claim_jobs", worker_id, queue, batch, *read, stride, *left_out, *among)
@@ -273,13 +276,15 @@ async def claim_suspects(
     clear: bool = False,
     among: Among = ANY_JOB,
 ) -> list[Job]:
-    """Claim the next group of suspects of these tasks, and record that the last group is over.
+    """Claim the next group of suspects of these tasks.
+
+    The row of the worker names the last group. A claimed group replaces it there.
 
     Args:
         slots: by queue, how many suspects can start.
         isolated: claim suspects that must start alone, instead of the others.
         stride: as in claim.
-        clear: record the end of the last group even if no suspect is claimed.
+        clear: remove the last group from the row even if no suspect is claimed.
     """
     rows = await on.fetch(
         "claim_suspects",
@@ -297,7 +302,7 @@ async def claim_suspects(
 
 
 async def poll(on: Fetches, queues: Iterable[str]) -> set[str]:
-    """Return those of these queues that have a queued job and are not paused."""
+    """Return which of these queues have a queued job and are not paused."""
     return {row[0] for row in await on.fetch("poll_queues", list(queues))}
 
 
@@ -339,22 +344,30 @@ async def ack_outcomes(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict
 async def check_acks(
     on: Fetches, worker_id: int, ids: list[int], fences: list[int]
 ) -> dict[int, str]:
-    """Return why each ack matched no row: `running`, `acked`, `lost`, `deleted` or `absent`."""
+    """Return the status of acks that matched no row, or whose reply was lost, by id of the job.
+
+    The comment of the statement check_acks explains the status: `running`, `acked`, `lost`,
+    `deleted` or `absent`.
+    """
     return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}
 
 
 async def locked(on: Fetches, ids: Sequence[int]) -> list[int]:
-    """Return the ids of the jobs whose rows another transaction has locked."""
+    """Return which of these jobs, or whose dependants, another transaction has locked."""
     return [row[0] for row in await on.fetch("locked_jobs", list(ids))]
 
 
 async def promote(on: Fetches, batch: int, among: Among = ANY_JOB) -> dict[str, int]:
-    """Move due jobs to `queued`; return how many, by queue."""
+    """Move at most `batch` due jobs to `queued`, or with a limit to `blocked`.
+
+    Returns:
+        The number of moved jobs, by queue.
+    """
     return {row[0]: row[1] for row in await on.fetch("promote_jobs", batch, *among)}
 
 
 async def next_due(on: Fetches) -> DueIn:
-    """Return when the next scheduled job, the next suspect and the next check of limits are due."""
+    """Return when the next scheduled job, suspect and check of limits are due."""
     return DueIn(*(await on.fetch("next_due"))[0])
 
 
@@ -365,11 +378,11 @@ async def rescue(
     max_crashes_unproved: int,
     among: Among = ANY_JOB,
 ) -> dict[int, JobState]:
-    """Take back jobs that no live worker owns; return the new state of each.
+    """Take back at most `batch` jobs that no live worker owns; return the new state of each.
 
     Args:
         max_crashes: an isolated suspect that was alone in its group fails after this many crashes.
-        max_crashes_unproved: any job fails after this many.
+        max_crashes_unproved: any job fails after this many crashes.
     """
     rows = await on.fetch("rescue_jobs", batch, max_crashes, max_crashes_unproved, *among)
     return {row[0]: JobState(row[1]) for row in rows}
@@ -381,10 +394,11 @@ async def cancel(
     """Cancel waiting jobs, and request the cancellation of running ones.
 
     Args:
-        states: cancel only jobs in one of these states; none given: in any state.
+        states: cancel only jobs in one of these states; empty: jobs in any state.
 
     Returns:
-        The new state of each of these jobs. Finished and unknown jobs are missing.
+        The state of each job, by id: `cancelled`, or `running` if its cancellation was requested.
+        Other jobs are missing.
     """
     rows = await on.fetch("cancel_jobs", list(ids), reason, list(states) or None)
     return {row[0]: JobState(row[1]) for row in rows}
@@ -396,6 +410,10 @@ async def retry(
     run_at: datetime | None = None,
     delay_s: float | None = None,
 ) -> list[int]:
-    """Retry failed and cancelled jobs, now or later; return the ids of the retried jobs."""
+    """Retry failed and cancelled jobs, now or later; return the ids of the retried jobs, sorted.
+
+    Jobs that were cancelled because of a retried job are retried with it. See taskd.retry() for the
+    jobs that stay in the history.
+    """
     rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s)
     return sorted(row[0] for row in rows)

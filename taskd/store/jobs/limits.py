@@ -23,7 +23,7 @@ class Admitted(NamedTuple):
     """The result of one call of admit().
 
     Attributes:
-        checked: how many newly blocked jobs and keys of limits were checked.
+        checked: number of jobs that have just arrived, plus number of due openings.
         queues: number of admitted jobs, by queue.
     """
 
@@ -35,7 +35,7 @@ class Claimed(NamedTuple):
     """Claimed jobs of a limited queue, the most urgent first.
 
     Attributes:
-        opens_s: seconds until the next token, if a token is missing.
+        opens_s: seconds until the next token, if a token is missing; otherwise None.
     """
 
     jobs: list[Job]
@@ -50,7 +50,7 @@ async def publish(on: Fetches, app: str, registry: Registry) -> None:
     """
     limits = _limits(app, registry)
     bounds = [limit.bounds for limit in limits.values()]
-    # A task has the same limit under its former names.
+    # The former names of a task have the limit of the task.
     tasks = [(name, task) for task in registry for name in (task.name, *task.aliases)]
     await on.fetch(
         "publish_limits",
@@ -123,7 +123,7 @@ async def set_limit(
     burst: int | None,
     without: Sequence[str],
 ) -> dict[str, Any]:
-    """Change a limit by hand; None leaves a bound as it is, `without` removes bounds.
+    """Change a limit by hand; None leaves a bound as it is, `without` names bounds to remove.
 
     Raises:
         InvalidJob: a burst is given and there is no rate, or the burst is too small for the rate.
@@ -137,17 +137,20 @@ async def set_limit(
 
 
 async def clear(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Remove the bounds that were set by hand; return the names of the changed limits."""
+    """Remove the bounds that were set by hand; return the names of the limits that had such."""
     return [row[0] for row in await on.fetch("clear_limits", list(names))]
 
 
 async def list_limits(on: Fetches) -> list[dict[str, Any]]:
-    """Return all limits, each with the numbers of its running and blocked jobs."""
+    """Return limits, at most ROWS_MAX, each with the numbers of its jobs by state."""
     return [dict(row) for row in await on.fetch("list_limits", ROWS_MAX)]
 
 
 async def list_keys(on: Fetches, name: str, keys_max: int) -> list[dict[str, Any]]:
-    """Return the keys of a limit that have jobs, the key with the most blocked jobs first."""
+    """Return at most `keys_max` keys of a limit that have jobs, those with most blocked ones first.
+
+    Each has the numbers of its jobs by state, and with a rate the number of its tokens.
+    """
     return [dict(row) for row in await on.fetch("list_limit_keys", name, keys_max)]
 
 
@@ -165,7 +168,8 @@ async def limit_queue(
     """Change the limits of a queue, as set_limit does.
 
     Args:
-        concurrency: attempts per worker process; if it is removed, the worker's setting applies.
+        concurrency: concurrent attempts per worker process. Without it, the setting of the process
+            applies.
 
     Raises:
         InvalidJob: a burst is given, and there is no rate.
@@ -174,7 +178,7 @@ async def limit_queue(
         "limit_queue", name, concurrency, max_running, max_depth, rate, burst, list(without)
     )
     if max_depth is not None:
-        # An older mark tells producers that the queue has no depth limit to check.
+        # A busy mark from before tells producers that the queue has no depth limit to check.
         await busy_marks.clear_busy_mark(on, name, None)
     return _changed(rows, f"the queue {name}")
 

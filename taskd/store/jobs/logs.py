@@ -37,7 +37,10 @@ class AttemptLines(NamedTuple):
 
 
 async def write(on: Fetches, attempts: Sequence[AttemptLines]) -> None:
-    """Store the lines of these attempts, in place of lines that were stored before."""
+    """Store the lines of these attempts, in place of lines that were stored before.
+
+    Nothing replaces the lines that were stored with `ended`.
+    """
     await on.fetch("write_logs", *map(list, zip(*attempts, strict=True)))
 
 
@@ -50,7 +53,7 @@ async def prune(on: Fetches) -> int:
     """Delete expired lines, in batches; return the number of attempts whose lines were deleted.
 
     Raises:
-        StoreUnavailable: not possible now; try again later.
+        StoreUnavailable: PostgreSQL cannot be reached or is busy; try again later.
     """
     total = 0
     while True:
@@ -61,6 +64,6 @@ async def prune(on: Fetches) -> int:
 
 
 async def of_job(on: Fetches, job_id: int) -> list[dict[str, Any]]:
-    """Return the stored logs of a job's attempts, in order, each with its lines decoded."""
+    """Return the stored logs of a job's attempts, in their order, with decoded lines."""
     rows = [dict(row) for row in await on.fetch("job_logs", job_id)]
     return [row | {"lines": msgspec.json.decode(row["lines"])} for row in rows]

@@ -24,7 +24,11 @@ class Progress(NamedTuple):
 
 
 class JobKey(NamedTuple):
-    """Which job is meant: its id, and `enqueued_us` of Enqueued, or None for the newest."""
+    """Identifies a job: its id, and `enqueued_us` as in Enqueued.
+
+    If several jobs have the id and `enqueued_us` is None, the live one is meant, or else the
+    newest.
+    """
 
     id: int
     enqueued_us: int | None
@@ -34,8 +38,9 @@ class Outcome(NamedTuple):
     """The state of a job.
 
     Attributes:
-        awaited: the job is live and sends a NOTIFY when it ends.
-        error: JSON of the error of the last failed attempt.
+        awaited: whether the job is live, and its end will be notified.
+        reason: why the job failed or was cancelled.
+        error: JSON of the error of the last failed attempt; None while the job is live.
         result: JSON of the value that its handler returned.
     """
 
@@ -57,7 +62,7 @@ async def delete_progress(on: Fetches, job_ids: Sequence[int], fences: Sequence[
 
 
 async def prune_progress(on: Fetches) -> int:
-    """Delete the progress of attempts of dead workers; return how many rows were deleted."""
+    """Delete the progress of attempts that no longer run; return how many rows were deleted."""
     pruned: int = (await on.fetch("prune_progress"))[0][0]
     return pruned
 
@@ -65,7 +70,8 @@ async def prune_progress(on: Fetches) -> int:
 async def await_jobs(on: Fetches, keys: Sequence[JobKey]) -> dict[JobKey, Outcome]:
     """Return the outcomes of these jobs, and mark the live ones, so that their ends are notified.
 
-    A live job has its current state. Unknown jobs are missing.
+    The outcome of a live job is its current state. A live job whose row is locked is not marked:
+    then `awaited` is False, and the caller must call again. Unknown jobs are missing.
     """
     rows = await on.fetch("await_jobs", *map(list, zip(*keys, strict=True)))
     return {
