@@ -1,6 +1,5 @@
-"""Statements that only read.
+"""Statements that collect rows for people: reports, dashboard, `top`, `tail`, metrics, doctor.
 
-They serve reports, the dashboard, `top` and `tail`, metrics and the doctor. The statements of
-bench, demo and taskd.testing are here, too; some of them write. Imports the other packages of the
-store.
+Nearly all of them only read. The statements of bench, demo and taskd.testing are here, too. Imports
+the other packages of the store.
 """

@@ -38,7 +38,7 @@ async def read_environment(on: Fetches) -> Environment:
 async def new_name(on: Fetches) -> str:
     """Return a name for a benchmark's queue and task.
 
-    It contains an id that is lower than those of the benchmark's jobs: see clear().
+    The name contains the last id of a job that was drawn before: see clear().
     """
     last_id = (await on.fetch("bench_last_id"))[0][0]
     return f"taskd-bench-{last_id}-{secrets.token_hex(3)}"
@@ -74,7 +74,8 @@ async def clear(on: Fetches, name: str) -> None:
     """Delete the rows of a benchmark: its jobs, their history, its worker, its queue and task."""
     while (await on.fetch("bench_clear_jobs", name, CLEAR_BATCH))[0][0]:
         pass
-    # The id in the name can be that of the first job: an unused sequence has the value 1, too.
+    # The first job of the benchmark can have the id in the name: an unused sequence has the same
+    # value, 1, as one from which 1 was drawn.
     after_id: int | None = int(name.split("-")[2]) - 1
     while after_id is not None:
         after_id = (await on.fetch("bench_clear_history", name, after_id, CLEAR_BATCH))[0][0]

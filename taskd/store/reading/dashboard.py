@@ -16,16 +16,18 @@ from taskd.store.reading import reports
 Row = dict[str, Any]
 
 PAGE_ROWS = 50
-# The most live and the most finished jobs that one statement reads for a page. That takes some 20
-# ms, or 30 ms if arguments are searched.
+# How many live and how many finished jobs one statement reads at most for a page. This takes some
+# 20 ms, or 30 ms if arguments are searched.
 READ_MAX = 5000
-# The same for failed and cancelled jobs sorted by their end, which have an index of their own.
+# The same limit for a page of failed and cancelled jobs that is sorted by their end, without a
+# filter: these jobs have an index of their own.
 ENDS_READ_MAX = 500
 # The most jobs of a key of a limit that are counted, and the most that are named.
 COUNT_MAX = 1000
 HOLDERS_MAX = 3
 ID_MAX = 2**63 - 1
-# The most blocks of a partition of the history that a chart reads: 16 MB, some 60,000 jobs, 120 ms.
+# How many blocks of a partition of the history a chart reads at most: 16 MB with some 60,000 jobs,
+# in 120 ms.
 CHART_BLOCKS_MAX = 2048
 
 
@@ -33,7 +35,8 @@ class Key(NamedTuple):
     """Where a page begins: after the job with this id.
 
     Attributes:
-        at: the end of that job, if jobs are sorted by their end; None: they are sorted by id.
+        at: when that job ended, if the page is sorted by the ends of jobs; None: the page is sorted
+            by id.
     """
 
     id: int
@@ -45,8 +48,8 @@ class Found(NamedTuple):
 
     Attributes:
         next: where the next page begins; None: this is the last page.
-        more: whether the next page has jobs. If not, and there is a next page, the read ended at
-            its limit of rows, and it is unknown whether more jobs match.
+        more: whether the next page certainly has jobs. If not, and there is a next page, the read
+            ended at its limit of rows, and it is unknown whether more jobs match.
     """
 
     jobs: list[Row]
@@ -79,19 +82,22 @@ class JobSearch:
 
     @property
     def by_end(self) -> bool:
-        """Return whether the page is sorted by the end of jobs: only failed or cancelled ones."""
+        """Return whether the page is sorted by the ends of jobs.
+
+        It is if it shows only failed or cancelled jobs, and arguments are not searched.
+        """
         states = self.filter.states
         return bool(states) and set(states) <= FINISHED_BADLY and not self.searches_args
 
     @property
     def reads(self) -> int:
-        """Return how many rows to read at most; without a filter, as many as the page shows."""
+        """Return how many rows to read at most; without a filter, one more than a page shows."""
         chosen = self.filter
         if self.searches_args or chosen.queue or chosen.task or chosen.error:
             return READ_MAX
         if self.by_end:
             return ENDS_READ_MAX
-        # Jobs of one state can be rare, so that many rows must be read to fill a page.
+        # Jobs in these states or of this time can be rare: then many rows must be read for a page.
         return READ_MAX if chosen.states or chosen.since_s else PAGE_ROWS + 1
 
 
@@ -133,10 +139,11 @@ def _page(rows: list[Row], by_end: bool) -> Found:
 
 
 async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
-    """Return all columns of one job, its JSON decoded; None if the id is unknown.
+    """Return the columns of one job, with decoded JSON; None if the id is unknown.
 
     Args:
-        reads_args: whether the login can read arguments and results; if not, they are missing.
+        reads_args: whether the login can read arguments, results and unique keys; if not, they are
+            missing.
     """
     for record in await on.fetch("web_job", job_id):
         row = dict(record)
@@ -153,8 +160,8 @@ async def finished_recently(
 ) -> list[Row]:
     """Count recently finished jobs in `steps` equal parts of the last `window_s` seconds.
 
-    `since` and `until` in each row are the covered period, which can be shorter than requested. If
-    no job finished, the result is one row without a step.
+    `since` and `until` of each row are the period that was read, which can be shorter than
+    `window_s`. If no job finished, the result is one row without a step.
     """
     rows = await on.fetch("web_finished", queue, window_s, steps, CHART_BLOCKS_MAX)
     return [dict(row) for row in rows]
@@ -163,16 +170,17 @@ async def finished_recently(
 async def limit_keys(on: Fetches, name: str, first: str) -> list[Row]:
     """Return the keys of a limit from `first` on: those of a page, and the first of the next page.
 
-    Each row has the numbers of jobs, at most COUNT_MAX + 1, and `holders`: the jobs that hold slots
-    of the key, running jobs first.
+    Each row has the numbers of jobs, counted up to COUNT_MAX + 1, and `holders`: at most
+    HOLDERS_MAX jobs that hold slots of the key, running jobs first.
     """
     rows = await on.fetch("web_limit_keys", name, first, PAGE_ROWS + 1, COUNT_MAX + 1, HOLDERS_MAX)
     return [dict(row) | {"holders": msgspec.json.decode(row["holders"])} for row in rows]
 
 
 async def watch_jobs(on: Fetches, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
-    """Return a value for each job that differs whenever the job has changed.
+    """Return for each job its state, attempt, fence, end and progress; unknown ids are missing.
 
-    Unknown ids are missing.
+    If one of these values differs from those of an earlier call, an open page about the job is out
+    of date.
     """
     return {row[0]: tuple(row)[1:] for row in await on.fetch("web_watch", list(ids))}

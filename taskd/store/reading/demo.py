@@ -25,9 +25,12 @@ class Outcome(NamedTuple):
 
     Attributes:
         live: number of jobs that have not ended.
-        span_s: seconds from the first start to the last end.
-        wait_s: median and 95th percentile of the seconds from the due time to the start.
-        message_ids: the Message-IDs of the sent mails.
+        retries: number of attempts after the first attempts.
+        span_s: seconds from the earliest start to the last end. The start of a job is that of its
+            last attempt.
+        wait_s: median and 95th percentile of the seconds from the due time of a job's last attempt
+            to its start.
+        message_ids: the Message-IDs of the sent mails, from the results of the jobs.
     """
 
     done: int
@@ -52,5 +55,5 @@ async def live(on: Fetches, ids: Sequence[int]) -> int:
 
 
 async def outcome(on: Fetches, ids: Sequence[int]) -> Outcome:
-    """Return how these jobs ended; jobs that have not ended are only counted."""
+    """Return how these jobs ended."""
     return Outcome(*(await on.fetch("demo_outcome", list(ids)))[0])

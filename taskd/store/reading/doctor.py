@@ -1,4 +1,4 @@
-"""What `taskd doctor` reads: rows by statement; one refused statement does not hide the others."""
+"""What `taskd doctor` reads: the rows of several statements, of which some can be refused."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from taskd.store.connections.statements import Fetches, sql_root, statement
 from taskd.store.schema.migrate import LEDGER
 from taskd.store.schema.migrations import all_migrations
 
-# The most rows of a kind, and the most counted jobs.
+# How many rows a statement returns at most, and how many jobs it counts at most.
 BATCH = COUNTED_MAX
-# With these settings, a plan reads the first rows of an index and does not sort all rows, whatever
-# the statistics say.
+# With these settings, plans read the first rows along an index, and do not sort all rows, whatever
+# the statistics are.
 PLANS = {
     "enable_bitmapscan": "off",
     "enable_seqscan": "off",
     "max_parallel_workers_per_gather": "0",
 }
-# PostgreSQL prints definitions according to these, which a database or a login may set otherwise;
-# sql/objects.tsv was written with these values.
+# PostgreSQL prints definitions according to these settings, for which a database or a login can
+# have other values. sql/objects.tsv was written with these values.
 DEFINITIONS = {
     "TimeZone": "UTC",
     "DateStyle": "ISO, MDY",
@@ -46,8 +46,8 @@ class Readings(NamedTuple):
     """The rows that were read, and the refused statements.
 
     Attributes:
-        rows: the rows, by the statement that fetched them.
-        refused: why a statement failed, by its name.
+        rows: the rows, by the name of the statement.
+        refused: why a statement failed or was skipped, by its name.
     """
 
     rows: dict[str, list[dict[str, Any]]]
@@ -55,10 +55,10 @@ class Readings(NamedTuple):
 
 
 async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) -> Readings:
-    """Run these statements one after another, within IN_ALL_S.
+    """Run these statements one after another; start none after IN_ALL_S or if the server is lost.
 
     Args:
-        has_schema: if not, statements that read its tables are skipped.
+        has_schema: whether the schema exists; if not, statements that read its tables are skipped.
     """
     args: Mapping[str, tuple[Any, ...]] = {
         "doctor_server": (),
@@ -112,25 +112,24 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
             seen.refused[name] = f"it took too long. {error}"
         except StoreUnavailable as error:
             over = seen.refused[name] = str(error)
-        except (
-            SchemaError
-        ) as error:  # a table of ours, or one that a rule of another application needs
+        except SchemaError as error:
+            # The original message names what is missing, which can belong to another application.
             seen.refused[name] = f"PostgreSQL: {first_line(error.__cause__ or error)}"
         except TaskdError as error:
             seen.refused[name] = str(error)
-        except asyncpg.PostgresError as error:  # such as a column that was dropped
+        except asyncpg.PostgresError as error:
             seen.refused[name] = f"PostgreSQL: {first_line(error)}"
     return seen
 
 
 async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Database, Lane]:
-    """Yield a lane to the database; if no host accepts writes, to one that does not.
+    """Return the database and an open lane; if no host accepts writes, a lane to one that does not.
 
     Args:
-        timeout_s: seconds that one statement may take.
+        timeout_s: statement timeout in seconds.
 
     Raises:
-        StoreUnavailable, PermissionDenied, ConfigError: as the server answers, or does not.
+        StoreUnavailable, PermissionDenied, ConfigError: as Database.connect().
     """
     database = Database(connect_args, statement_timeout_s=timeout_s)
     lane = Lane(database, "doctor", **PLANS, **DEFINITIONS)
@@ -149,7 +148,7 @@ async def identify(connect_args: Mapping[str, Any]) -> tuple[bool, str]:
     """Return whether a pooler is in front of a database, and the identity of the database.
 
     Raises:
-        TaskdError: it cannot be reached, or has no schema taskd.
+        TaskdError: the database cannot be reached, or has no schema taskd.
     """
     database = Database(connect_args, statement_timeout_s=CONNECT_TIMEOUT_S)
     lane = Lane(database, "doctor")
@@ -169,5 +168,5 @@ def schema_objects() -> dict[str, str]:
 
 
 def grants_text() -> str:
-    """Return the grants of each role, from sql/roles.sql."""
+    """Return the text of sql/roles.sql, which contains the grants of each role."""
     return (sql_root() / "roles.sql").read_text(encoding="utf-8")

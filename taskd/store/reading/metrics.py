@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from taskd.store.connections.statements import Fetches
 
-# The most blocks of jobs that a scrape reads: 2 MB, some 15,000 small jobs, a few milliseconds.
+# How many blocks of live jobs a scrape reads at most: 2 MB with some 15,000 small jobs, in a few
+# milliseconds.
 BLOCKS_MAX = 256
-# The most values of a label, except queues of live jobs.
+# How many values a label has at most. There can be more queues if more of them have live jobs.
 ROWS_MAX = 1000
 
 

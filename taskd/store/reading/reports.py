@@ -1,4 +1,4 @@
-"""Reports for the command line. The columns of a row are the keys of the `--json` output."""
+"""Reports for the command line; the columns of a row are the keys of the `--json` output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskd.store.workers import Incarnation
 
 Row = dict[str, Any]
 ROWS_MAX = 1000
-# The most workers and the most parents that the report about one job names.
+# How many workers, and how many parents, the report about one job names at most.
 SERVERS_MAX = 20
 PARENTS_MAX = 20
 
@@ -26,6 +26,7 @@ class Errors(NamedTuple):
     """Errors of jobs, and whether the errors of all jobs were read.
 
     Attributes:
+        failures: the errors, by task and text.
         failed_back_s: age in seconds of the oldest failed job that was read, if the read ended at
             its limit of rows; None if all were read.
         all_scheduled: whether every scheduled job was read.
@@ -45,15 +46,20 @@ async def list_jobs(
     since_s: float | None = None,
     limit: int = 50,
 ) -> list[Row]:
-    """Return jobs, newest first; without `states`, in any state."""
+    """Return at most `limit` jobs, newest first.
+
+    Args:
+        states: the states of the jobs; empty: any state.
+        since_s: only jobs that were enqueued (if live) or finished within this many seconds.
+    """
     return _rows(await on.fetch("list_jobs", queue, task, list(states) or None, since_s, limit))
 
 
 async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row | None:
-    """Return all columns of one job, its JSON decoded; None if the id is unknown.
+    """Return all columns of one job, with decoded JSON; None if the id is unknown.
 
     Args:
-        unredacted: include the arguments that the job's task redacts.
+        unredacted: show the arguments that the job's task redacts.
     """
     for row in _rows(await on.fetch("show_job", job_id, unredacted)):
         decoded = {
@@ -103,28 +109,34 @@ async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int |
 
 
 async def queues_with_due_jobs(on: Fetches) -> dict[str, int]:
-    """Return the number of live workers of each queue that has due jobs and is not paused."""
+    """Return the queues that have due jobs and are not paused, each with its number of workers.
+
+    Workers that are draining or not live are not counted.
+    """
     return {row[0]: row[1] for row in await on.fetch("queues_with_due_jobs")}
 
 
 async def count_serving(on: Fetches, queue: str) -> int:
-    """Return how many live workers serve a queue."""
+    """Return how many live workers that are not draining serve a queue."""
     count: int = (await on.fetch("count_serving", queue))[0][0]
     return count
 
 
 async def list_workers(on: Fetches, dead_s: float) -> list[Row]:
-    """Return live workers, and those that died within the last `dead_s` seconds."""
+    """Return the workers that have not ended, and those that ended in the last `dead_s` seconds."""
     return _rows(await on.fetch("list_workers", dead_s, ROWS_MAX))
 
 
 async def failing_services(on: Fetches) -> list[Row]:
-    """Return the services of live workers that fail again and again, the longest first."""
+    """Return services of live workers that fail repeatedly, the longest failing first."""
     return _rows(await on.fetch("doctor_services", ROWS_MAX))
 
 
 async def list_workers_here(on: Fetches, me: Incarnation) -> list[Row]:
-    """Return workers with the host, boot and pid namespace of this process, newest first."""
+    """Return the workers with the host, boot and pid namespace of this process, newest first.
+
+    Workers that were declared dead are missing.
+    """
     return _rows(
         await on.fetch("list_workers_here", me.host, me.boot_id, me.pid_namespace, ROWS_MAX)
     )
@@ -163,7 +175,13 @@ async def stats(
     task: str | None = None,
     by_hour: bool = False,
 ) -> list[Row]:
-    """Count the jobs that finished in the last `since_s` seconds, by queue and task; with times."""
+    """Count the jobs that finished in the last `since_s` seconds, by queue and task.
+
+    Each row also has the percentiles of wait and run times.
+
+    Args:
+        by_hour: count each hour separately.
+    """
     rows = _rows(await on.fetch("stats", since_s, queue, task, by_hour, ROWS_MAX))
     return [_flat(row, by_hour) for row in rows]
 
@@ -176,10 +194,12 @@ async def stats_errors(
     task: str | None = None,
     read_max: int,
 ) -> Errors:
-    """Return the errors of failed and retried jobs of the last `since_s` seconds, by task and text.
+    """Return errors of the last `since_s` seconds, by task and text.
+
+    These are the errors of failed jobs, and of jobs that wait for another attempt.
 
     Args:
-        read_max: the most failed jobs that are read, and the most scheduled jobs.
+        read_max: how many failed jobs, and how many scheduled jobs, are read at most.
     """
     rows = _rows(await on.fetch("stats_errors", since_s, queue, task, read_max))
     return Errors(

@@ -51,7 +51,7 @@ async def jobs(on: Fetches) -> list[Row]:
 
 
 async def due_queues(on: Fetches, tasks: Iterable[str]) -> set[str]:
-    """Return the queues with a running job, or with a job that a worker could run now.
+    """Return the queues with a running job, a job that a worker could run now, or a due tick.
 
     Args:
         tasks: the tasks that the worker knows.
@@ -60,6 +60,6 @@ async def due_queues(on: Fetches, tasks: Iterable[str]) -> set[str]:
 
 
 async def travel(on: Fetches, seconds: float) -> int:
-    """Move all future times `seconds` closer to now; return how many jobs are live."""
+    """Move all times in the rows `seconds` into the past; return how many jobs are live."""
     moved: int = (await on.fetch("travel", float(seconds)))[0][0]
     return moved

@@ -11,9 +11,9 @@ from taskd.core.watching.tail import JobRow, PastError, Poll, ids_of
 from taskd.core.watching.top import BORN_MAX, Ended, State
 from taskd.store.connections.statements import Fetches
 
-# Rows per statement, so that one statement takes little time.
+# How many jobs one statement reads at most, so that it takes little time.
 ROWS_MAX = 1000
-# The most workers, queues and running jobs of one poll.
+# How many workers, how many queues and how many running jobs one poll returns at most.
 PARTS_MAX = 200
 ENDED_MAX = 500
 
@@ -24,7 +24,8 @@ async def poll(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Pol
     """Return the ids of the live jobs, of the running jobs, and of some finished jobs.
 
     Args:
-        after_id: finished jobs with a higher id are returned; None: a little before the newest id.
+        after_id: finished jobs with a higher id are returned; None: start a little below the newest
+            id.
         missing: further ids to look up among the finished jobs.
     """
     [row] = await on.fetch("watch_ids", after_id, list(missing))
@@ -50,12 +51,16 @@ async def jobs(on: Fetches, ids: Sequence[int]) -> list[JobRow]:
 async def since(
     on: Fetches, since_s: float, queue: str | None, task: str | None, batch: int
 ) -> list[int]:
-    """Return the ids of jobs with events in the last `since_s` seconds, the latest first."""
+    """Return the ids of at most `batch` jobs with events in the last `since_s` s, latest first."""
     return [row[0] for row in await on.fetch("watch_since", since_s, queue, task, batch)]
 
 
 async def state(on: Fetches, after_id: int | None) -> State:
-    """Return counts of the live jobs, and how many were enqueued after `after_id`, by queue."""
+    """Return the state of queues, workers, running jobs and full limits.
+
+    Args:
+        after_id: `born` counts the jobs with higher ids, by queue; None: it counts none.
+    """
     [row] = await on.fetch("watch_state", after_id, BORN_MAX, PARTS_MAX)
     made: dict[str, Any] = dict(row)
     for part in ("queues", "workers", "running", "limits"):
@@ -65,7 +70,7 @@ async def state(on: Fetches, after_id: int | None) -> State:
 
 
 async def ended(on: Fetches, since_s: float, running: Sequence[int]) -> list[Ended]:
-    """Return jobs that ended in the last `since_s` seconds; not all of them, if there are many.
+    """Return jobs whose last attempt ended in the last `since_s` seconds; if many, not all.
 
     Args:
         running: ids of jobs that were running at the last poll; these are looked up in any case.

@@ -11,7 +11,7 @@ class Adopted(NamedTuple):
     """What the adoption of a database changed.
 
     Attributes:
-        former: the environment that the database belonged to before.
+        former: the environment that the database belonged to before; None: to none.
         paused: whether all queues and schedules were paused.
         queues: how many queues were paused.
         schedules: how many schedules were paused.
@@ -30,7 +30,7 @@ async def read(on: Fetches) -> str | None:
 
 
 async def name(on: Fetches, wanted: str) -> None:
-    """Let the database belong to this environment, unless it belongs to one already."""
+    """Let the database belong to this environment, unless it already belongs to one."""
     if await read(on) is None:
         await on.fetch("name_environment", wanted)
 
@@ -39,8 +39,8 @@ async def adopt(on: Fetches, wanted: str, *, pauses: bool | None) -> Adopted:
     """Let the database belong to this environment from now on.
 
     Args:
-        pauses: whether to pause all queues and schedules; None: pause them if the database belonged
-            to another environment.
+        pauses: whether to pause all known queues and all schedules; None: pause them if the
+            database belonged to another environment.
     """
     former = await read(on)
     if pauses is None:

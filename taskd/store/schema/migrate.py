@@ -1,9 +1,10 @@
 """Apply migrations to a database that is in use; migrations.py decides which.
 
-Each migration runs in one transaction, which also inserts its row into taskd.migration. One process
-migrates at a time. A migration waits for a lock only briefly, because statements of other sessions
-queue behind it, and then tries again. If live workers are too old for a migration, the migration is
-postponed until they have ended.
+Each migration runs in one transaction, which also inserts its row into taskd.migration; only steps
+that PostgreSQL refuses in a transaction, such as concurrent index builds, run without one. One
+process migrates at a time. A migration waits for a lock only briefly, because statements of other
+sessions queue behind it, and then tries again. What happens if live workers are too old for a
+migration is described at has_outgrown_nobody().
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ from taskd.store.connections.error_translation import first_line, translate
 from taskd.store.schema import migration_history
 
 ADVISORY_LOCK = 0x7461736B64  # "taskd"
-# A request for a lock blocks all later requests while it waits, so it delays a job at most this
-# long.
+# A waiting lock request blocks all later requests, and so delays jobs by at most this time.
 LOCK_TIMEOUT_MS = 100
 RUNNER_WAIT_S = 120.0
 RETRY_S_MAX = 3.0
 # In practice no limit: a migration takes as long as it needs.
 STATEMENT_S = 6 * 3600.0
 
-# This table lists the applied migrations, so it cannot itself be a migration.
+# This table lists the applied migrations, so no migration can create it.
 LEDGER = """
 CREATE TABLE IF NOT EXISTS taskd.migration (
     number integer PRIMARY KEY,
@@ -47,12 +47,12 @@ CREATE TABLE IF NOT EXISTS taskd.migration (
 
 
 class Runner:
-    """Applies migrations over one connection.
+    """Applies migrations over one connection; steps without a transaction need a second one.
 
     Args:
         known: all migrations of this code.
-        lock_wait_s: how long to retry to lock the tables of a migration. One try waits at most a
-            tenth of a second.
+        lock_wait_s: how long to retry to lock the tables of a migration. One try waits at most
+            LOCK_TIMEOUT_MS for each lock.
     """
 
     def __init__(
@@ -83,18 +83,20 @@ class Runner:
         return bool(missing([migration], found))
 
     async def has_outgrown_nobody(self, migration: Migration, drain: bool, wait_s: float) -> bool:
-        """Return whether no live worker is too old for the migration.
-
-        False: the migration must be postponed, and this code works without it.
+        """Return whether the migration can be applied because no live worker is too old for it.
 
         Args:
-            drain: announce the migration, so that workers that are too old drain, and wait for
-                their end.
-            wait_s: the longest to wait.
+            drain: if workers are too old, announce the migration, so that these workers drain, and
+                wait for their end.
+            wait_s: the longest wait for their end.
+
+        Returns:
+            False: workers are too old, and this code works without the migration, which is
+            therefore postponed.
 
         Raises:
-            MigrationFailed: some live workers are too old, and this code needs the migration; or
-                they have not ended within `wait_s`.
+            MigrationFailed: workers are too old, and either this code needs the migration and
+                `drain` is False, or the workers have not ended within `wait_s`.
         """
         if migration.number == 1:
             return True
@@ -134,7 +136,7 @@ class Runner:
             Whether this process applied it; False: another process has applied it meanwhile.
 
         Raises:
-            MigrationFailed: it could not be applied; the message says what was changed.
+            MigrationFailed: the migration could not be applied; the message says what was changed.
         """
         once = self._in_transaction if migration.in_transaction else self._apart
         tries, deadline = 0, time.monotonic() + self._lock_wait_s
@@ -164,8 +166,8 @@ class Runner:
         async with self._alone(connection):
             if not await self.is_missing(migration):
                 return False
-            # Lock all tables first, in order. A lock that is requested later in the transaction
-            # would make other sessions wait for the locks that are held by then.
+            # Lock all tables first, in order: while a later statement waited for a lock, other
+            # sessions would wait for the locks that the transaction holds already.
             for lock in migration.locks:
                 await connection.execute(lock_text(lock))
             await connection.execute(migration.text, timeout=STATEMENT_S)
@@ -175,8 +177,8 @@ class Runner:
 
     async def _apart(self, migration: Migration) -> bool:
         """Apply a migration that cannot run in a transaction; each of its steps can be repeated."""
-        # Another connection holds the lock for migrations, in an idle transaction. That transaction
-        # has no snapshot: a concurrent index build would wait for a transaction with a snapshot.
+        # Another connection holds the lock for migrations, in an idle transaction without a
+        # snapshot: a concurrent index build would wait for the end of a snapshot.
         keeper = await self._database.connect("migrate", idle_in_transaction_session_timeout="0")
         try:
             async with self._alone(keeper):
@@ -189,7 +191,8 @@ class Runner:
 
     async def _take_steps(self, migration: Migration) -> None:
         connection = self._connection
-        # The steps wait for the end of older transactions; no job waits for these locks.
+        # The steps wait for the end of older transactions. No job waits for their locks, so the
+        # short lock_timeout does not apply.
         await connection.execute(f"SET lock_timeout = {int(self._lock_wait_s * 1000)}")
         try:
             for step in migration.steps:
@@ -203,10 +206,10 @@ class Runner:
 
     @contextlib.asynccontextmanager
     async def _alone(self, connection: asyncpg.Connection) -> AsyncIterator[None]:
-        """Begin a transaction as soon as no other process migrates this database.
+        """Run the block in a transaction that holds the lock for migrations.
 
         Raises:
-            MigrationFailed: another process has migrated for over two minutes.
+            MigrationFailed: another session has held the lock for RUNNER_WAIT_S.
         """
         deadline, logged = time.monotonic() + RUNNER_WAIT_S, False
         while True:
@@ -228,7 +231,8 @@ class Runner:
                 events.migration_waits()
             await asyncio.sleep(random.uniform(0.1, 0.3))
         try:
-            # This also closes the portal of the SELECT above, which releases its snapshot.
+            # A further statement also closes the portal of the SELECT above, and so releases its
+            # snapshot.
             await connection.execute(
                 f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
             )

@@ -1,4 +1,4 @@
-"""The history of migrations, and the sessions that block a migration."""
+"""The history of migrations, and the workers and sessions that block a migration."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def entries(on: Fetches) -> list[Entry]:
 
 
 async def record(on: Fetches, migration: Migration, *, is_applied: bool) -> None:
-    """Record that a migration was applied, or is about to be."""
+    """Record that a migration was applied, or announce that it will be applied."""
     await on.fetch(
         "record_migration",
         migration.number,
@@ -80,10 +80,13 @@ async def outgrown(on: Fetches, works_with: int) -> list[OldWorker]:
 
 
 async def holders(on: Fetches, tables: Sequence[str]) -> list[Holder]:
-    """Return the sessions that lock these tables; without tables, sessions with an old snapshot."""
+    """Return sessions that hold locks on these tables; without tables, those with a snapshot.
+
+    At most HOLDERS_MAX sessions are returned, those with the oldest transactions first.
+    """
     return [Holder(*row) for row in await on.fetch("lock_holders", list(tables), HOLDERS_MAX)]
 
 
 async def is_invalid(on: Fetches, index: str) -> bool:
-    """Return whether the index was only partly built."""
+    """Return whether the index exists and is invalid, because its build has failed."""
     return bool((await on.fetch("is_index_invalid", index))[0][0])

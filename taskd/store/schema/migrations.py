@@ -1,4 +1,4 @@
-"""Migrations: the files of sql/migrations, and whether a database fits them."""
+"""Migrations: the files of sql/migrations, and whether a database has the schema that they make."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def check(database: Database) -> int:
 
 async def entries(database: Database) -> list[Entry]:
     """Return the applied and announced migrations; empty if the schema is missing."""
-    # Imported here: callers that never use this function need no PostgreSQL driver.
+    # Imported here, so that callers of other functions need no PostgreSQL driver.
     from taskd.store.connections.database import Lane
 
     lane = Lane(database, "check")
@@ -77,15 +77,22 @@ async def migrate(
     lock_wait_s: float = LOCK_WAIT_S,
     workers_wait_s: float = WORKERS_WAIT_S,
 ) -> list[Migration]:
-    """Apply the missing migrations and return them; safe to repeat, and safe while jobs run.
+    """Apply the missing migrations; safe to repeat, and safe while jobs run.
 
     Args:
         known: all migrations of the code; None: those of this code.
         drain: let workers that are too old for a migration drain, and wait for their end.
         lock_wait_s: how long to retry to lock the tables of a migration.
         workers_wait_s: how long to wait for the end of workers that are too old.
+
+    Returns:
+        The migrations that this call has applied, without postponed ones and those after them.
+
+    Raises:
+        MigrationFailed, SchemaTooNew, SchemaEdited: a migration could not be applied; the message
+            says why, and what was changed.
     """
-    # This module imports structlog, which commands that only check the schema do not need.
+    # Imported here: migrate.py imports structlog, which a check of the schema does not need.
     from taskd.store.schema.migrate import Runner
 
     known = known or all_migrations()

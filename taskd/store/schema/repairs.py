@@ -1,4 +1,7 @@
-"""The SQL of sql/repairs.sql, which repairs what `taskd doctor` finds. taskd only prints it."""
+"""The SQL of sql/repairs.sql, which repairs faults that `taskd doctor` finds; taskd only prints it.
+
+An operator runs the SQL in psql.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def names(prefix: str = PREFIX_DEFAULT) -> list[str]:
     """Return the names of the roles, the owner first.
 
     Raises:
-        ValueError: the prefix is not made of lower-case letters, digits and underscores.
+        ValueError: the prefix is not 1 to 40 of the characters a-z 0-9 _, or begins with a digit.
     """
     if not PREFIX.fullmatch(prefix):
         raise ValueError(
@@ -31,10 +31,10 @@ def names(prefix: str = PREFIX_DEFAULT) -> list[str]:
 
 
 def script(prefix: str = PREFIX_DEFAULT) -> str:
-    """Return the SQL that makes the roles and grants their rights, for psql.
+    """Return the SQL that makes the roles and grants their rights.
 
     Raises:
-        ValueError: the prefix is not valid; see names().
+        ValueError: as names().
     """
     names(prefix)
     text = (sql_root() / "roles.sql").read_text(encoding="utf-8")
@@ -45,8 +45,9 @@ async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
     """Make the missing roles, and grant each role its rights. Safe to repeat.
 
     Raises:
-        SchemaMissing: there is no schema yet.
-        PermissionDenied: this user cannot make roles, or does not own the schema.
+        SchemaMissing: the database has no schema taskd.
+        PermissionDenied: this user is not allowed to make roles, or does not own the schema.
+        ValueError: as names().
     """
     if not await entries(database):
         raise SchemaMissing(NO_SCHEMA)
@@ -63,7 +64,7 @@ async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
 async def renew(database: Database) -> list[str]:
     """Grant the rights of the roles again after a migration; return the names of the roles.
 
-    If the schema belongs to no such role, do nothing and return an empty list.
+    If make() was never called, do nothing and return an empty list.
     """
     lane = Lane(database, "roles")
     try:

@@ -38,7 +38,8 @@ def _in_transaction(migration: Migration) -> str:
 
 
 def _apart(migration: Migration) -> str:
-    # The steps wait for the end of older transactions; no job waits for their locks.
+    # The steps wait for the end of older transactions. No job waits for their locks, so the
+    # lock_timeout does not apply.
     steps = "".join(_step(each) for each in migration.steps)
     return (
         f"{_title(migration)}SET lock_timeout = 0;\n{steps}"
