@@ -10,7 +10,7 @@ from taskd.store.connections.statements import Fetches
 async def pause(
     on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
 ) -> list[str]:
-    """Pause queues for `for_s` seconds (None: until they are resumed); return their names."""
+    """Pause queues for `for_s` seconds (None: until resumed); return their names, sorted."""
     rows = await on.fetch("pause_queues", list(names), for_s, reason)
     return sorted(row[0] for row in rows)
 

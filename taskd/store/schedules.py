@@ -1,4 +1,4 @@
-"""Schedules in the database: declare, change at run time, fire, pause."""
+"""Schedules in the database: declare, change at run time, fire, pause, run, list and delete."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ROWS_MAX = 10_000
 
 
 class TicksIn(NamedTuple):
-    """Seconds until the next tick; None: no tick follows.
+    """Seconds until the next ticks, 0 or less if a tick is due; None: there is no such schedule.
 
     Attributes:
-        plain_s: of schedules without a query.
-        query_s: of schedules whose query runs as this worker's user.
+        plain_s: seconds until the next tick of schedules without a query.
+        query_s: the same for schedules whose query runs as this worker's user.
     """
 
     plain_s: float | None
@@ -30,7 +30,10 @@ class TicksIn(NamedTuple):
 
 
 class DueSchedule(NamedTuple):
-    """A schedule whose next tick is due, or not computed yet; `now` is the database's time."""
+    """A schedule whose next tick is due, or not computed yet (`next_at` is None).
+
+    `now` is the database's time, or the end of the schedule's pause if that is later.
+    """
 
     name: str
     revision: int
@@ -47,16 +50,18 @@ class DueSchedule(NamedTuple):
         """Return the rule for its ticks.
 
         Raises:
-            InvalidSchedule: it was made by SQL, with a cron expression that is not valid.
+            InvalidSchedule: the cron expression is not valid; SQL can have created the schedule.
         """
         return rhythm(self.every_s, self.cron, self.timezone, self.starts_at)
 
 
 class Fired(NamedTuple):
-    """What a tick did.
+    """The result of fire().
 
     Attributes:
-        outcome: `fired`, `skipped`, `failed` or `moved`; None: another worker has fired the tick.
+        outcome: `fired`; `skipped`: an earlier job is live; `failed`: see `error`; `moved`: there
+            were no ticks to fire. None: nothing was done, because another worker fires or has fired
+            the ticks, or because the schedule was changed or paused.
         jobs: number of enqueued jobs.
     """
 
@@ -83,12 +88,12 @@ async def set_(
         app: the app that declares the schedules; None: they are set by hand.
 
     Returns:
-        By name: `created`, `changed`, `unchanged`, or `taken` (another app has declared it, or it
-        was made by hand).
+        By name: `created`, `changed`, `unchanged`, or `taken` (a different schedule of the same
+        name was declared by another app, or made by hand).
 
     Raises:
-        ValueRefused: PostgreSQL refuses a value; or the schedule names no queue, and its task is
-            not published.
+        ValueRefused: PostgreSQL refuses a value, the schedule names no queue and its task is not
+            published, or the arguments do not fit the published task.
     """
     if not schedules:
         return {}
@@ -142,7 +147,13 @@ async def publish(on: Fetches, app: str, schedules: Iterable[Schedule]) -> None:
 
 
 async def due(on: Fetches, batch: int, *, with_query: bool) -> list[DueSchedule]:
-    """Return schedules whose next tick is due, the longest overdue first."""
+    """Return at most `batch` schedules whose next tick is due or not computed yet.
+
+    Those without a computed tick come first, then those that have been due for longest.
+
+    Args:
+        with_query: read the schedules whose query runs as this user, instead of those without one.
+    """
     return [DueSchedule(*row) for row in await on.fetch("due_schedules", with_query, batch)]
 
 
@@ -156,7 +167,7 @@ async def fire(
     """Enqueue the jobs of these ticks and set the next tick, unless another worker has done so.
 
     Raises:
-        StoreUnavailable: not possible now; the ticks stay due.
+        StoreUnavailable: PostgreSQL cannot be reached or is busy; the ticks stay due.
     """
     args = (read.name, read.revision, read.next_at, list(ticks), next_at, metadata)
     return Fired(*(await on.fetch("fire_schedule", *args))[0])
@@ -173,12 +184,12 @@ async def next_ticks(on: Fetches) -> TicksIn:
 
 
 async def list_(on: Fetches) -> list[Row]:
-    """Return all schedules, sorted by name, without their arguments."""
+    """Return schedules, sorted by name, without their arguments; at most ROWS_MAX."""
     return [dict(record) for record in await on.fetch("list_schedules", ROWS_MAX)]
 
 
 async def delete(on: Fetches, names: Sequence[str]) -> dict[str, str | None]:
-    """Delete schedules; return the app of each deleted one, by name; None: no app declares it."""
+    """Delete schedules; return by name the app that declares each (None: no app does)."""
     return {row[0]: row[1] for row in await on.fetch("delete_schedules", list(names))}
 
 
@@ -198,11 +209,13 @@ async def run(on: Fetches, name: str) -> list[int] | None:
     """Enqueue the jobs of a schedule now.
 
     Returns:
-        Their ids; None: its overlap is `skip`, and one of its jobs is live.
+        The ids of the jobs; None: nothing was enqueued, because the overlap of the schedule is
+        `skip` and one of its jobs is live.
 
     Raises:
         ScheduleNotFound: no schedule has this name.
-        PermissionDenied: it has a query, which runs as another user.
+        PermissionDenied: this user has no right to run schedules, or the schedule has a query,
+            which runs as another user.
     """
     outcome, ids = (await on.fetch("run_schedule", name))[0]
     if outcome is None:

@@ -1,4 +1,4 @@
-"""Tasks as workers have published them, for producers that do not import the app."""
+"""Published tasks: find them for producers that do not import the app, list, pause and resume."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
 
 
 async def names(on: Fetches) -> list[str]:
-    """Return the names of all published tasks, sorted; at most 10,000."""
+    """Return the names of at most NAMES_MAX published tasks, sorted."""
     return [row[0] for row in await on.fetch("task_names", NAMES_MAX)]

@@ -1,4 +1,4 @@
-"""Workers in the database: registration, leases, deaths, and the jobs that they run."""
+"""Workers in the database: registration, leases, deaths, running jobs, and what upkeep reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Other(NamedTuple):
 
     Attributes:
         neighbour: it runs on this host, in this pid namespace, so its pid can be checked here.
-        silent: its lease has expired, and the server has been up long enough for a renewal.
+        silent: its lease has expired, and the server has been up for longer than a lease.
     """
 
     id: int
@@ -52,7 +52,7 @@ class Other(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """The state of the database that a worker reads for upkeep.
+    """What a worker reads from the database for upkeep.
 
     Attributes:
         others: the other workers that were not declared dead.
@@ -86,7 +86,7 @@ class RunningJob(NamedTuple):
     """A job that a worker runs, according to the database.
 
     Attributes:
-        cancel_reason: the reason of the requested cancellation; None: none was requested.
+        cancel_reason: the reason of the requested cancellation; None: no request.
         age_s: seconds since the claim.
     """
 
@@ -105,7 +105,7 @@ class Connections(NamedTuple):
 
 
 class Left(NamedTuple):
-    """How many jobs some queues have left, by what they wait for.
+    """The numbers of live jobs of a worker's queues, by what they wait for.
 
     A worker with `--until-empty` runs until `runnable`, `running` and `soon` are zero.
 
@@ -139,7 +139,7 @@ async def register(
     """Insert the row of a new worker.
 
     Args:
-        tasks: by name, the newest version of the arguments that its code reads.
+        tasks: by name, the newest version of the arguments that the code of the worker reads.
     """
     await on.fetch(
         "register_worker",
@@ -162,19 +162,24 @@ async def register(
 async def renew_lease(
     on: Fetches, worker_id: int, lease_s: float, *, draining: bool, status: str = "{}"
 ) -> int | None:
-    """Renew the lease; return the oldest code that works with the schema.
-
-    Return None if the worker has been declared dead.
+    """Renew the lease of a worker.
 
     Args:
         status: the worker's status (see WorkerStatus), as JSON.
+
+    Returns:
+        The lowest schema version of code that works with the applied and announced migrations.
+        None if the worker was declared dead.
     """
     rows = await on.fetch("renew_lease", worker_id, lease_s, draining, status)
     return rows[0][0] if rows else None
 
 
 async def retire(on: Fetches, worker_id: int) -> None:
-    """Record that this worker has ended; after the last live worker, producers stop notifying."""
+    """Record that this worker has ended.
+
+    If no worker lives any more and no queue has a depth limit, enqueues make no checks from now on.
+    """
     await on.fetch("retire_worker", worker_id)
     await on.fetch("turn_enqueue_checks_off")
 
@@ -185,7 +190,7 @@ async def running_jobs(on: Fetches, worker_id: int) -> list[RunningJob]:
 
 
 async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surroundings:
-    """Read the other workers, whether jobs must be rescued, and when the next jobs are due."""
+    """Read what a worker needs for upkeep, in one statement."""
     rows = await on.fetch("check_upkeep", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
     orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
     tick_s, query_tick_s, expired, paused, resumed, elsewhere, limits, now, *_ = rest
@@ -219,11 +224,12 @@ class ClockSetBack(NamedTuple):
 async def follow_clock_back(on: Fetches, noticed_s: float | None) -> ClockSetBack | None:
     """Correct times that are in the future because the database's clock was set back.
 
-    Return None if it was not.
-
     Args:
         noticed_s: by how many seconds this worker saw the clock go back; None: look for times in
             the future.
+
+    Returns:
+        None if the clock was not set back.
     """
     [[ahead_s, schedules]] = await on.fetch("follow_clock_back", noticed_s)
     return None if ahead_s is None else ClockSetBack(ahead_s, schedules or [])
@@ -232,10 +238,12 @@ async def follow_clock_back(on: Fetches, noticed_s: float | None) -> ClockSetBac
 async def store_failures(
     on: Fetches, worker_id: int, failures: Sequence[tuple[str, str, float]], now: float
 ) -> None:
-    """Store what fails again and again in this worker.
+    """Store which services of this worker fail repeatedly, in place of what was stored before.
 
     Args:
-        failures: the service, its error, and since when, by the same clock as `now`, in seconds.
+        failures: for each service: its name, its error, and since when it fails, in seconds on any
+            clock.
+        now: the time on that clock.
     """
     await on.fetch(
         "store_failures",
@@ -250,20 +258,20 @@ async def declare_dead(on: Fetches, ids: Sequence[int], *, proved: bool) -> list
     """Declare workers dead; return `host/pid` of those that this call declared dead.
 
     Args:
-        proved: their processes are known to have ended; if not, only workers whose leases have
-            expired are declared dead.
+        proved: whether it is known that their processes have ended. If not, only workers whose
+            leases have expired are declared dead.
     """
     rows = await on.fetch("declare_workers_dead", list(ids), proved)
     return [f"{row[1]}/{row[2]}" for row in rows]
 
 
 async def prune(on: Fetches, after_s: float) -> None:
-    """Delete the rows of workers that died more than `after_s` seconds ago."""
+    """Delete the rows of workers that died over `after_s` seconds ago and own no job any more."""
     await on.fetch("prune_workers", after_s)
 
 
 async def connections(on: Fetches) -> Connections:
-    """Return how many connections the server allows and has open."""
+    """Return how many connections the server allows, reserves and has open."""
     return Connections(*(await on.fetch("count_connections"))[0])
 
 
@@ -274,7 +282,7 @@ async def identify(on: Fetches) -> str:
 
 
 async def left(on: Fetches, queues: Sequence[str], tasks: Sequence[str]) -> Left:
-    """Count the jobs that are left in queues, for a worker that knows these tasks."""
+    """Count the live jobs of queues, for a worker that knows these tasks."""
     return Left(*(await on.fetch("count_left", list(queues), list(tasks)))[0])
 
 

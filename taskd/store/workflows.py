@@ -21,8 +21,9 @@ class Results(NamedTuple):
     """The results of jobs.
 
     Attributes:
-        by_node: the results by node; None if they are larger than the limit.
-        size: their total size in bytes.
+        by_node: the results by node, or by the id of a job without a node, as text; None if all
+            results together are larger than the limit.
+        size: total size of the results in bytes.
     """
 
     by_node: dict[str, Any] | None
@@ -40,6 +41,7 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
 
     Raises:
         QueueFull: a queue has no room for the jobs without parents; nothing was written.
+        SequenceBehind: an id is taken; nothing was written.
     """
     with refusals():
         rows = await on.fetch(
@@ -69,7 +71,7 @@ async def parent_results(on: Fetches, job_id: int, bytes_max: int) -> Results:
 
 
 async def list_workflows(on: Fetches, name: str | None, limit: int) -> list[Row]:
-    """Return the newest workflows, with the states of their jobs."""
+    """Return the newest workflows, each with the numbers of its jobs by state."""
     return [dict(row) for row in await on.fetch("list_workflows", name, limit)]
 
 
@@ -82,13 +84,16 @@ async def find(on: Fetches, workflow_id: int) -> Row | None:
 
 
 async def parts(on: Fetches, workflow_id: int, limit: int) -> list[Row]:
-    """Return the parts of a workflow with the states of their jobs, in order."""
+    """Return the parts of a workflow, each with the numbers of its jobs by state.
+
+    The parts are in the order of their first jobs.
+    """
     rows = await on.fetch("workflow_parts", workflow_id, limit)
     return [dict(row) | {"states": msgspec.json.decode(row["states"])} for row in rows]
 
 
 async def stats(on: Fetches, name: str, limit: int) -> list[Row]:
-    """Return the states of the jobs of all workflows of this name, by part."""
+    """Return the numbers of jobs by state, for each part of all workflows of this name."""
     return [dict(row) for row in await on.fetch("workflow_stats", name, limit)]
 
 
@@ -98,12 +103,12 @@ async def stop(on: Fetches, workflow_id: int) -> bool:
 
 
 async def jobs_to_cancel(on: Fetches, workflow_id: int) -> list[int]:
-    """Return the live jobs of a workflow whose cancel has not been requested yet."""
+    """Return the ids of the live jobs of a workflow whose cancellation was not requested yet."""
     return [row[0] for row in await on.fetch("workflow_jobs_to_cancel", workflow_id)]
 
 
 async def jobs_to_retry(on: Fetches, workflow_id: int) -> list[int]:
-    """Return the failed and cancelled jobs of a workflow, oldest first.
+    """Return the ids of the failed and cancelled jobs of a workflow, sorted.
 
     Callbacks that were cancelled because nothing failed are left out.
     """
@@ -111,15 +116,19 @@ async def jobs_to_retry(on: Fetches, workflow_id: int) -> list[int]:
 
 
 async def pending_parents(on: Fetches, job_id: int, limit: int) -> list[Row]:
-    """Return at most `limit` of the jobs that a blocked job waits for, oldest first.
+    """Return at most `limit` of the jobs that a blocked job waits for, sorted by id.
 
-    The column `parents` of each row is how many there are in all.
+    The column `parents` of each row is the number of all jobs that it waits for.
     """
     return [dict(row) for row in await on.fetch("pending_parents", job_id, limit)]
 
 
 async def prune(on: Fetches) -> int:
-    """Delete workflows without jobs, in batches; return how many rows were checked."""
+    """Delete workflows without jobs, in batches.
+
+    Returns:
+        The number of checked workflows plus the number of deleted dependencies.
+    """
     total = 0
     while pruned := (await on.fetch("prune_workflows"))[0][0]:
         total += pruned
