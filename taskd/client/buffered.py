@@ -121,7 +121,7 @@ class Buffered:
         """
         if self._writing is None:
             raise RuntimeError("a buffer accepts jobs only inside `async with client.buffered()`")
-        size = len(job.args)
+        size = _size(job)
         if not self._fits(size):
             raise BufferFull(
                 f"the buffer is full: it holds {len(self):,} jobs that are not written yet"
@@ -143,7 +143,7 @@ class Buffered:
         Raises:
             RuntimeError: used outside of its block, or the block has ended.
         """
-        while self._writing is not None and not self._fits(len(job.args)):
+        while self._writing is not None and not self._fits(_size(job)):
             self._room.clear()
             await self._room.wait()
         return self.enqueue(job)
@@ -262,7 +262,7 @@ class Buffered:
 
     def _end(self, pending: Pending, result: Enqueued | Exception) -> None:
         self._in_flight.remove(pending)
-        self._bytes -= len(pending.job.args)
+        self._bytes -= _size(pending.job)
         self._room.set()
         if isinstance(result, Exception):
             self._refused.append((pending.job, result))
@@ -293,6 +293,11 @@ class Buffered:
             if not each.receipt.done():
                 _refuse(each.receipt, error)
         return error
+
+
+def _size(job: NewJob) -> int:
+    """Return the size of the arguments in bytes, as UTF-8."""
+    return len(job.args) if job.args.isascii() else len(job.args.encode())
 
 
 def _refuse(receipt: Receipt, error: Exception) -> None:

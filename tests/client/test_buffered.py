@@ -100,6 +100,16 @@ async def test_bytes_are_bounded_too_but_one_job_always_fits(client: Client) -> 
             b.enqueue(job())
 
 
+async def test_the_limit_counts_bytes_and_not_characters(client: Client) -> None:
+    euros = NewJob("t", '{"x": "' + "€" * 30 + '"}', queue="default")
+    async with client.buffered(max_bytes=100) as b:
+        b.enqueue(job())
+        with pytest.raises(BufferFull):
+            b.enqueue(euros)  # 39 characters, 99 bytes
+        await b.flush()
+        b.enqueue(euros)
+
+
 async def test_a_refused_job_is_named_and_harms_no_other(client: Client, sql: Any) -> None:
     await client.enqueue(job(unique=Unique("k")))
     bad = [NewJob("unheard_of"), job(7, unique=Unique("k", on_conflict="raise"))]
