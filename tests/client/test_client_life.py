@@ -21,6 +21,7 @@ from taskd.client import default_client, open_target, set_default_client
 from taskd.config import Settings
 from taskd.errors import (
     ConfigError,
+    JobCancelled,
     PermissionDenied,
     SchemaError,
     SchemaMissing,
@@ -278,6 +279,29 @@ async def test_the_default_client_takes_its_dsn_from_the_environment(
     assert await send.enqueue(to="x") == 1
     await aclose_default()
     await aclose_default()
+
+
+async def test_the_default_client_listens_over_the_listen_dsn_of_the_environment(
+    dsn: str, home: Path, monkeypatch: pytest.MonkeyPatch, send: Any
+) -> None:
+    connected = asyncio.Event()
+
+    async def accept(_reader: object, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setenv("TASKD_DSN", dsn)
+        monkeypatch.setenv("TASKD_LISTEN_DSN", f"postgresql://app@127.0.0.1:{port}/app")
+        job_id = await send.enqueue(to="x")
+        waits = asyncio.create_task(job_id.result())
+        async with asyncio.timeout(10):
+            await connected.wait()
+        await default_client().cancel([job_id])
+        with pytest.raises(JobCancelled):  # found by polling
+            await waits
+        await aclose_default()
 
 
 async def test_the_default_client_takes_its_dsn_from_taskd_toml(

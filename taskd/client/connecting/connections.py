@@ -50,6 +50,7 @@ class ClientConnections:
         self._pool_max = pool_max
         self._built_ins = built_ins
         self._target: Target | None = None
+        self._listen_dsn: str | None = None
         self._begin()
         _clients.add(self)
 
@@ -171,18 +172,18 @@ class ClientConnections:
     async def _opened(self) -> Target:
         if self._target is not None:
             return self._target
-        target = await open_target(self._settings or config.load().settings)
-        # The embedded server takes a moment to start. Meanwhile another loop can have opened it.
+        settings = self._settings or config.load().settings
+        target = await open_target(settings)
+        # The start of the embedded server takes a moment, in which another loop can have opened it.
         kept = self._target or target
         if kept is not target:
             target.close()
-        self._target = kept
+        self._target, self._listen_dsn = kept, settings.listen_dsn
         return kept
 
     def _listen_database(self, target: Target) -> Database:
         """Return the database to LISTEN on: that of `listen_dsn` if set, else that of the DSN."""
-        direct = self._settings and self._settings.listen_dsn
-        return Database({"dsn": direct}) if direct else target.database
+        return Database({"dsn": self._listen_dsn}) if self._listen_dsn else target.database
 
     def _refuse_in_loop(self, instead: str) -> None:
         try:
