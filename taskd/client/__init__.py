@@ -1,7 +1,7 @@
 """The producer API: tasks with their enqueue methods, the client, and the location of its database.
 
-A name is imported when it is first used, so a module that only declares tasks needs no PostgreSQL
-driver.
+A public name is imported at its first use, so that a module that only declares tasks imports no
+PostgreSQL driver.
 """
 
 from importlib import import_module
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name and return it.
 
     Raises:
-        AttributeError: there is no public name like that.
+        AttributeError: this package has no such public name.
     """
     if name not in _HOME:
         raise AttributeError(f"module 'taskd.client' has no attribute {name!r}")

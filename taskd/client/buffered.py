@@ -1,10 +1,11 @@
-"""A buffer for busy producers: it accepts jobs at once and writes them in batches later.
+"""A buffer for busy producers: it accepts jobs immediately, and writes them in batches later.
 
-A batch is one transaction of up to a thousand jobs. The buffer retries a failed batch until it is
-written or the block ends; it never drops a job silently. If the connection breaks at a COMMIT, the
-buffer asks the server whether that transaction committed, so no batch is written twice. A crashed
-server still knows this after its restart. A failover to a standby loses a transaction that the
-standby has not received; the buffer then writes the batch again.
+A batch is one transaction of up to a thousand jobs. If PostgreSQL cannot be reached, the buffer
+retries the batch until it is written or the time at the end of the block is over. A job that could
+not be written, or was refused, is reported at the end of the block. If the connection breaks at a
+COMMIT, the buffer asks the server whether the transaction committed, so no batch is written twice.
+The server knows this even after a crash. A failover to a standby loses a transaction that the
+standby has not received; then the buffer writes the batch again.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ class Pending(NamedTuple):
 
 
 class Buffered:
-    """A buffer that accepts jobs at once and writes them soon: `async with client.buffered()`.
+    """A buffer that accepts jobs immediately and writes them soon: `async with client.buffered()`.
 
-    At the end of the block it writes the remaining jobs within `flush_s`. If some could not be
-    written, it raises NotEnqueued with these jobs. Jobs in the buffer are lost when the process
-    dies.
+    The end of the block waits at most `flush_s` until the remaining jobs are written. It raises
+    NotEnqueued if jobs were refused or could not be written; the error contains these jobs. If the
+    block itself has raised an exception, that exception gets a note instead. Jobs in the buffer are
+    lost when the process dies.
     """
 
     def __init__(
@@ -70,8 +72,8 @@ class Buffered:
         self._max_wait_s, self._flush_s = max_wait_s, flush_s
         self._waiting: deque[Pending] = deque()
         self._in_flight: list[Pending] = []
-        # The number of jobs in the current transaction, which are the first ones in flight; and
-        # whether it is unknown if that transaction committed.
+        # How many jobs the current transaction has, the first ones in flight; and whether it is
+        # unknown if this transaction committed.
         self._batch_jobs = 0
         self._in_doubt = False
         self._refused: list[tuple[NewJob, Exception]] = []
@@ -117,7 +119,7 @@ class Buffered:
 
         Raises:
             BufferFull: the buffer is full; it did not accept the job.
-            RuntimeError: used outside of its block.
+            RuntimeError: called outside of the block.
         """
         if self._writing is None:
             raise RuntimeError("a buffer accepts jobs only inside `async with client.buffered()`")
@@ -141,7 +143,7 @@ class Buffered:
         """Accept a job like enqueue(), but wait while the buffer is full.
 
         Raises:
-            RuntimeError: used outside of its block, or the block has ended.
+            RuntimeError: called outside of the block, or the block has ended meanwhile.
         """
         while self._writing is not None and not self._fits(_size(job)):
             self._room.clear()
@@ -157,7 +159,7 @@ class Buffered:
             await asyncio.wait(receipts)
 
     def _fits(self, size: int) -> bool:
-        # An empty buffer accepts a job of any size; otherwise a large job would never fit.
+        # An empty buffer accepts a job of any size: a job above the limit would never fit.
         return not len(self) or (
             len(self) < self._max_jobs and self._bytes + size <= self._max_bytes
         )
@@ -200,7 +202,7 @@ class Buffered:
         self._first_at = time.monotonic()
 
     async def _write(self, batch: list[Pending]) -> None:
-        """Write a batch; if PostgreSQL refuses it, halve it until the refused job is found."""
+        """Write a batch; if PostgreSQL refuses it, write each half of it, to find refused jobs."""
         try:
             written = await self._persist([each.job for each in batch])
         except EnqueueError as error:
@@ -242,8 +244,8 @@ class Buffered:
                 return self._mine(written)
 
     async def _was_committed(self, xid: str) -> bool:
-        """Ask the server until it knows whether the transaction committed."""
-        self._in_doubt = True  # for the case that the block ends before the answer
+        """Ask the server until it answers whether the transaction committed."""
+        self._in_doubt = True  # stays set if the block ends before the answer
         while True:
             try:
                 outcome = await self._writer.transaction_outcome(xid)
@@ -254,7 +256,7 @@ class Buffered:
                     self._in_doubt = False
                     return outcome == "committed"
                 if outcome is None:
-                    # The server has forgotten the transaction; this takes an outage of days.
+                    # The server knows only newer transactions, for example after days of outage.
                     self._last_error = StoreUnavailable(
                         "the server no longer knows whether a transaction committed"
                     )
@@ -267,14 +269,17 @@ class Buffered:
         if isinstance(result, Exception):
             self._refused.append((pending.job, result))
         if pending.receipt.done():
-            return  # its caller was cancelled
+            return  # the caller that waits for the id was cancelled
         if isinstance(result, Exception):
             _refuse(pending.receipt, result)
         else:
             pending.receipt.set_result(result)
 
     def _left(self) -> NotEnqueued | None:
-        """Return the error for the jobs that could not be written; set it on their futures, too."""
+        """Return the error for jobs that were refused or could not be written, None without such.
+
+        The futures of jobs that could not be written get the same error.
+        """
         batch = 0 if not (self._in_doubt or self._writer.committing) else self._batch_jobs
         in_doubt, unwritten = self._in_flight[:batch], [*self._in_flight[batch:], *self._waiting]
         if not (unwritten or in_doubt or self._refused):
@@ -302,5 +307,6 @@ def _size(job: NewJob) -> int:
 
 def _refuse(receipt: Receipt, error: Exception) -> None:
     receipt.set_exception(error)
-    # Without this, asyncio warns if no caller awaits the future; the end of the block raises, too.
+    # Mark the exception as retrieved, so that asyncio does not warn if no caller awaits the future:
+    # the end of the block raises the error as well.
     receipt.exception()

@@ -26,19 +26,19 @@ class Client(ClientControl):
     Each event loop that uses the client gets its own connections, which are closed with the loop.
 
     Without `conn`, a method uses one of these connections and commits its own transaction. If
-    several coroutines enqueue single jobs of one queue at the same time, up to a thousand of these
-    jobs share a statement.
+    several coroutines enqueue single jobs without a unique key into one queue at the same time, up
+    to a thousand of these jobs share a statement.
 
     With `conn`, the caller's connection, the job is part of the caller's transaction: before the
     commit, no other session sees the job, and no worker is notified. `conn` is an asyncpg
-    connection, a psycopg.AsyncConnection, or SQLAlchemy's AsyncConnection or AsyncSession; for the
-    sync methods a connection of psycopg or psycopg2, SQLAlchemy's Connection or Session, or
-    Django's.
+    connection, a psycopg.AsyncConnection, or SQLAlchemy's AsyncConnection or AsyncSession. The sync
+    methods take a connection of psycopg, psycopg2 or Django, or SQLAlchemy's Connection or Session.
 
     Args:
-        dsn: the DSN of the database. Without `settings`, no file or environment variable is read.
-        settings: all settings. Without `dsn` and `settings`, `config.load()` reads files and the
-            environment.
+        dsn: the DSN of the database, in place of the DSN of `settings`. If only the DSN is given,
+            all other settings have their defaults.
+        settings: all settings. If neither `dsn` nor `settings` is given, `config.load()` reads the
+            settings from files and the environment.
         pool_max: the most connections per event loop.
         built_ins: returns built-in tasks, which a job without a queue can name even if no worker
             has published them.
@@ -47,33 +47,35 @@ class Client(ClientControl):
     async def enqueue(self, job: NewJob, *, conn: object = None) -> Enqueued:
         """Enqueue a job; return its id, or the id of the job that holds its unique key.
 
-        The returned id also says what happened (see Enqueued). A job without a queue goes to the
-        queue of its published task.
+        The attribute `outcome` of the returned id names what happened (see Enqueued). A job without
+        a queue goes to the queue of its published task.
 
         Raises:
-            UnknownTask, InvalidArgs: the job names no queue, and its task is not published, or
-                its arguments do not fit.
+            UnknownTask: the job names no queue, and its task is neither published nor built in.
+            InvalidArgs: the arguments were not checked yet, and do not fit the task.
             InvalidJob: PostgreSQL refuses a value; nothing was written.
             KeyHeld: another job holds its unique key, and on_conflict is `raise`.
+            QueueFull: the queue has as many waiting jobs as its limit allows.
             StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
-                answer, the job may have been written.
+                reply, the job may have been written.
             SchemaMissing: the database has no schema taskd.
-            TypeError: taskd does not know this type of connection.
+            TypeError: taskd does not support this type of connection.
         """
-        # If the pool exists, this awaits no coroutine for it: that makes an enqueue cheaper.
+        # An existing pool is found without awaiting a coroutine, which makes an enqueue cheaper.
         on = self._pools.get(asyncio.get_running_loop()) if conn is None else fetches(conn)
         enqueued = await enqueue_job(on or await self._pool(), job, self._built_ins)
         enqueued.client = self
         return enqueued
 
     async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
-        """Enqueue jobs, one round trip per thousand; return their ids, in the order of the jobs.
+        """Enqueue jobs in batches; return their ids, in the order of the jobs.
 
-        The jobs can come from a generator, which is read batch by batch; a batch is a thousand jobs
-        or 8 MiB. Without `conn`, each batch is a transaction: after an error, the batches before it
-        are enqueued. With `conn`, all jobs are part of its transaction. Two such transactions with
-        several batches of jobs with unique keys can deadlock, because keys are locked in a fixed
-        order only within a batch.
+        A batch is one statement with at most a thousand jobs, whose arguments have at most 8 Mi
+        characters. The jobs can come from a generator, which is read batch by batch. Without
+        `conn`, each batch is a transaction: after an error, the batches before it are enqueued.
+        With `conn`, all jobs are part of the caller's transaction. Two such transactions can
+        deadlock if each has several batches of jobs with unique keys, because keys are locked in a
+        fixed order only within a batch.
 
         Raises:
             As enqueue().
@@ -90,13 +92,14 @@ class Client(ClientControl):
     ) -> Enqueued:
         """Enqueue a job of a task that is not imported here; return its id.
 
-        The task that workers have published decides the queue and checks the arguments. A task that
-        no worker has published needs `queue`, and its arguments are not checked.
+        The arguments are checked against the published task, which also gives the queue unless
+        `queue` is given. If no worker has published the task and `queue` is given, the arguments
+        are not checked; without `queue`, the task must be one of the client's built-in tasks.
 
         Args:
             task: the task's name.
-            args: its arguments by name; any values that have a JSON form.
-            conn: the caller's connection.
+            args: the job's arguments by name; any values that have a JSON form.
+            conn: the caller's connection, as enqueue() takes it.
             options: queue, priority, run_at, delay_s, max_attempts, timeout_s, unique, no_key,
                 deadline, deadline_s, metadata, as in NewJob.
 
@@ -110,7 +113,7 @@ class Client(ClientControl):
         """Enqueue like enqueue(), without an event loop; `conn` is a blocking connection.
 
         Raises:
-            RuntimeError: called in an event loop without `conn`: it would block the loop.
+            RuntimeError: called in an event loop without `conn`: the call would block the loop.
         """
         return self.enqueue_many_sync([job], conn=conn)[0]
 
@@ -120,7 +123,7 @@ class Client(ClientControl):
         Without `conn`, a generator is read in the client's background thread.
 
         Raises:
-            RuntimeError: called in an event loop without `conn`: it would block the loop.
+            RuntimeError: called in an event loop without `conn`: the call would block the loop.
         """
         if conn is not None:
             return self._mine(finished(enqueue_jobs(fetches_sync(conn), jobs, self._built_ins)))
@@ -138,7 +141,7 @@ class Client(ClientControl):
         """Enqueue like enqueue_named(), without an event loop; `conn` is a blocking connection.
 
         Raises:
-            RuntimeError: called in an event loop without `conn`: it would block the loop.
+            RuntimeError: called in an event loop without `conn`: the call would block the loop.
         """
         if conn is not None:
             job = NewJob(task, encode_args(task, args or {}), **given(options))
@@ -157,14 +160,16 @@ class Client(ClientControl):
         """Return a buffer for busy producers: `async with client.buffered() as b: b.enqueue(job)`.
 
         Args:
-            max_jobs: the most jobs that it holds.
-            max_bytes: the most bytes that their arguments take.
-            max_wait_s: the longest that a job waits for other jobs to share its statement.
-            flush_s: the longest that the end of the block waits until the remaining jobs are
+            max_jobs: how many jobs the buffer holds at most.
+            max_bytes: how many bytes the arguments of these jobs take at most. An empty buffer
+                accepts a job of any size.
+            max_wait_s: how long a job waits at most for other jobs with which it shares a
+                statement.
+            flush_s: how long the end of the block waits at most until the remaining jobs are
                 written.
 
         Raises:
-            InvalidJob: a limit is not above zero.
+            InvalidJob: an argument is outside its limits.
         """
         return Buffered(
             self._opened,
@@ -180,16 +185,19 @@ class Client(ClientControl):
         """Wait until a job has ended; return the result of its handler.
 
         Args:
-            job_id: id of the job. The id that enqueue() returned always identifies one job. If
-                several jobs have the id of an int, the live one is read, or else the newest.
+            job_id: id of the job. The id that enqueue() returned for a new job identifies this job
+                even if the sequence of ids goes back. For any other id that several jobs have, the
+                live job is read, or else the newest.
             timeout_s: seconds to wait, outages of the database included; None: wait without a
                 limit.
 
         Raises:
-            JobFailed, JobCancelled: the job failed or was cancelled; see its `reason` and `error`.
+            JobFailed: the job failed; see the `reason` and `error` of the exception.
+            JobCancelled: the job was cancelled; see the `reason` and `error` of the exception.
             JobNotFound: the job was never committed, or is no longer stored.
             TimeoutError: the job has not ended in time. It is not cancelled.
             PermissionDenied: this user is not allowed to read results.
+            StoreUnavailable: the client was closed meanwhile.
         """
         await self._pool()
         key = JobKey(int(job_id), job_id.enqueued_us if isinstance(job_id, Enqueued) else None)
@@ -205,13 +213,13 @@ class Client(ClientControl):
         """Wait like result(), for code without an event loop.
 
         Raises:
-            RuntimeError: called in an event loop, which it would block.
+            RuntimeError: called in an event loop, which the call would block.
         """
         self._refuse_in_loop("result()")
         return self._in_background(self.result(job_id, timeout_s))
 
     def _mine(self, enqueued: list[Enqueued]) -> list[Enqueued]:
-        """Give these ids their client, so that their result() works; return them."""
+        """Store this client in the ids, so that their result() works; return the ids."""
         for each in enqueued:
             each.client = self
         return enqueued

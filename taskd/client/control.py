@@ -24,12 +24,13 @@ class ClientControl(ClientConnections):
     """The methods of a client that change jobs, queues, tasks and schedules."""
 
     async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
-        """Cancel waiting jobs and ask running ones to stop; return the state of each by id.
+        """Cancel waiting jobs, and request the cancellation of running jobs.
 
-        `cancelled`: the job was waiting. `running`: the job is running; its worker receives the
-        request at once, or within two seconds if a notification is lost, and cancels the handler.
-        The reason is stored with the job. Finished and unknown jobs are not in the result. If jobs
-        of a workflow need a cancelled job, they are cancelled with it.
+        The result contains the state of each job by id, without finished and unknown jobs.
+        `cancelled`: the job was waiting. `running`: the job is running; its worker is notified,
+        or reads the request within a few seconds if the notification is lost, and cancels the
+        handler. The reason is stored with the job. Jobs of a workflow that need a cancelled job are
+        cancelled with it.
         """
         return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
 
@@ -40,10 +41,11 @@ class ClientControl(ClientConnections):
         run_at: datetime | None = None,
         delay_s: float | None = None,
     ) -> list[int]:
-        """Put failed and cancelled jobs back into their queues; return the ids of these jobs.
+        """Retry failed and cancelled jobs; return the ids of the retried jobs, sorted.
 
-        Jobs of a workflow that were cancelled because such a job failed are put back as well, and
-        wait for it again.
+        Jobs of a workflow that were cancelled because one of these jobs had failed or was cancelled
+        are retried with it, and wait for it again. Jobs that cannot be retried are not in the
+        result, such as a job whose unique key another job holds.
 
         Args:
             ids: ids of the jobs.
@@ -62,22 +64,23 @@ class ClientControl(ClientConnections):
         """Change waiting jobs; return an outcome by id: changed, running, finished or unknown.
 
         Args:
-            ids: ids of the jobs; running jobs are not changed.
+            ids: ids of the jobs. Jobs with another outcome than `changed` stay as they are.
             changes: new values, as Change describes them.
 
         Raises:
             InvalidJob: a value is outside its limits, or no new value is given.
-            InvalidArgs: arguments do not fit a job's published task; nothing was changed.
+            InvalidArgs: arguments do not fit the published task of one of the jobs; nothing was
+                changed.
         """
         return await job_changes.change(await self._pool(), list(ids), Change(**changes))
 
     async def pause_tasks(
         self, tasks: Iterable[str], for_s: float | None = None, reason: str = ""
     ) -> list[str]:
-        """Stop starting jobs of these tasks; return the names of the paused tasks.
+        """Pause tasks, so that workers start none of their jobs; return the names of the tasks.
 
-        The result contains their former names, too. Running jobs go on. A task that no worker has
-        published cannot be paused, and is missing in the result.
+        The result contains the former names of the tasks, too. Running jobs go on. A task that no
+        worker has published cannot be paused, and is missing in the result.
 
         Args:
             tasks: names of the tasks.
@@ -92,7 +95,7 @@ class ClientControl(ClientConnections):
         )
 
     async def resume_tasks(self, tasks: Iterable[str]) -> list[str]:
-        """Start jobs of these tasks again; return the names of the tasks that were paused."""
+        """Resume tasks; return the names of those that were paused, with former names, sorted."""
         return await stored_tasks.resume(await self._pool(), list(tasks))
 
     async def limit(self, queue: str, concurrency: int | None) -> None:
@@ -113,7 +116,7 @@ class ClientControl(ClientConnections):
     async def pause(
         self, queues: Iterable[str], for_s: float | None = None, reason: str = ""
     ) -> list[str]:
-        """Stop workers from claiming jobs of these queues; return their names.
+        """Pause queues, so that workers claim none of their jobs; return the names of the queues.
 
         Running jobs go on.
 
@@ -131,7 +134,11 @@ class ClientControl(ClientConnections):
         )
 
     async def resume(self, queues: Iterable[str]) -> list[str]:
-        """Let workers claim from these queues again; return the names of those that were paused."""
+        """Resume queues; return the names of those that were paused, sorted.
+
+        Raises:
+            InvalidJob: a name is not a valid name of a queue.
+        """
         return await stored_queues.resume(await self._pool(), [check_queue(q) for q in queues])
 
     @property

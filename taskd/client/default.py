@@ -2,8 +2,8 @@
 
 It reads its DSN from the same places as `taskd run`: taskd.toml or `[tool.taskd]` of the
 pyproject.toml in the current directory, TASKD_DSN, TASKD_DSN_FILE, DATABASE_URL, the PG* variables.
-If none of them contains a DSN, it uses the embedded PostgreSQL. An application that keeps its DSN
-elsewhere calls configure() when it starts.
+If none of these contains a DSN, the client uses the embedded PostgreSQL. An application that keeps
+its DSN elsewhere calls configure() when it starts.
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ def set_default_client(client: Client) -> Client:
 
 
 def configure(dsn: str | None = None, *, settings: Settings | None = None) -> Client:
-    """Make a client for this DSN or these settings the default of all tasks; return it."""
+    """Make a client for this DSN or these settings the default of all tasks; return the client.
+
+    The former default client is not closed.
+    """
     client = _new(dsn, settings)
     set_default_client(client)
     return client
 
 
 async def aclose_default() -> None:
-    """Close the default client; the next use reads the settings again."""
+    """Close the default client, and replace it by one that reads the settings at its first use."""
     await set_default_client(_new()).close()

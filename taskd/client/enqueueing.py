@@ -24,27 +24,29 @@ if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
 BATCH_JOBS = 1000
-# Limits the size of a statement: client and server hold it in memory, and the server limits its
-# time.
+# Limits the size of a statement, which client and server hold in memory, and which must end within
+# the statement timeout.
 BATCH_CHARACTERS = 8 * 1024 * 1024
 MESSAGE_CHARACTERS = 300
 
-# Returns the built-in tasks; called only if no worker has published a task with the name.
+# Returns the built-in tasks. It is called only for a job without a queue whose task is not
+# published.
 BuiltIns = Callable[[], Sequence[Task[..., Any]]]
 
 
 def no_built_ins() -> Sequence[Task[..., Any]]:
-    """Return no task: only published tasks are known."""
+    """Return no tasks, so that only published tasks are known."""
     return ()
 
 
 def enqueue_job(
     on: Fetches, job: NewJob, built_ins: BuiltIns = no_built_ins
 ) -> Coroutine[Any, Any, Enqueued]:
-    """Enqueue one job as enqueue_jobs() does; return a coroutine that returns its id.
+    """Return a coroutine that enqueues one job as enqueue_jobs() does, and returns its id.
 
-    A complete job without a unique key and without a trace is passed directly to the store. That
-    saves the lists and five coroutines of enqueue_jobs(), a third of the time in Python.
+    If the job is complete and has no unique key, and the app uses no traces, the coroutine is that
+    of the store. This saves the lists and five coroutines of enqueue_jobs(), a third of the time in
+    Python.
     """
     if is_complete(job) and job.unique is None and traces.tracer() is None:
         return stored_jobs.enqueue_one(on, job)
@@ -58,7 +60,7 @@ async def _enqueue_only(on: Fetches, job: NewJob, built_ins: BuiltIns) -> Enqueu
 async def enqueue_jobs(
     on: Fetches, jobs: Iterable[NewJob], built_ins: BuiltIns = no_built_ins
 ) -> list[Enqueued]:
-    """Enqueue jobs under a span of the producer's trace, if there is one; see insert_jobs().
+    """Insert jobs as insert_jobs() does, within a span if the app uses traces.
 
     Raises:
         As insert_jobs().
@@ -75,15 +77,20 @@ async def enqueue_jobs(
 async def insert_jobs(
     on: Fetches, jobs: Iterable[NewJob], built_ins: BuiltIns = no_built_ins
 ) -> list[Enqueued]:
-    """Insert jobs, one statement per thousand (or 8 MiB); return ids in the order of the jobs.
+    """Insert jobs in batches of BATCH_JOBS or BATCH_CHARACTERS, each with one statement.
 
     Arguments that were not checked against a signature in this process are checked against the
     published task. If no worker has published the task, a job with a queue is inserted without a
-    check, and a job without a queue must be of a built-in task, which checks the arguments.
+    check, and a job without a queue must be of a built-in task, against which its arguments are
+    checked.
+
+    Returns:
+        The ids, in the order of the jobs.
 
     Raises:
         UnknownTask: a job names no queue, and its task is neither published nor built in.
-        InvalidArgs: a job's arguments do not fit the published task.
+        InvalidArgs: a job's arguments do not fit its published or built-in task.
+        TaskdError: as jobs.enqueue() of the store.
     """
     ids: list[Enqueued] = []
     for batch in _batches(jobs):
@@ -110,7 +117,15 @@ def is_complete(job: NewJob) -> bool:
 
 
 async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[NewJob]:
-    """Return the jobs with the queue, key and limit of their tasks, and with checked arguments."""
+    """Return the jobs, each completed by its published or built-in task.
+
+    The arguments of a job are checked if they were not before; then the job also gets the limit,
+    the unique key and the argument version of the task. A job without a queue gets that of the
+    task. A job with a queue whose task is not published stays as it is.
+
+    Raises:
+        UnknownTask, InvalidArgs: as insert_jobs().
+    """
     incomplete = {job.task for job in jobs if not is_complete(job)}
     if not incomplete:
         return jobs
@@ -121,7 +136,8 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     tasks.update(published)
     complete = []
     for job in jobs:
-        # With a queue, the job can be of an app's task that has the same name as a built-in task.
+        # The built-in task of that name does not count here: with a queue, the job can be of an
+        # app's task with the same name.
         if job.queue is not None and (job.checked or job.task not in published):
             complete.append(job)
         elif job.task in tasks:
@@ -163,8 +179,8 @@ def check_args(task: str, text: str, args_schema: str, redact: Collection[str] =
     """Check the JSON text of arguments against the published schema.
 
     Raises:
-        InvalidArgs: they do not fit. The message does not quote the value; for a redacted argument
-            it contains only the name.
+        InvalidArgs: the arguments do not fit. The message does not quote the value, and about a
+            redacted argument it contains only the name.
     """
     from jsonschema.exceptions import best_match
 
@@ -206,7 +222,7 @@ def _validator(args_schema: str) -> Validator:
 def _formats() -> Any:
     """Return a checker of the formats that msgspec writes into a schema.
 
-    It accepts the same texts as msgspec in the worker.
+    The checker accepts the same texts as msgspec, which checks the arguments in the worker.
     """
     import datetime as dt
     import decimal

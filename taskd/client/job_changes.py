@@ -1,4 +1,4 @@
-"""Change waiting jobs; new arguments are checked as those of a new job are."""
+"""Change waiting jobs; new arguments are checked against the published tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskd.store.jobs import changes
 
 
 async def change(on: Fetches, ids: Sequence[int], new: Change) -> dict[int, ChangeOutcome]:
-    """Change the waiting ones of these jobs; return the outcome for each id.
+    """Change those of these jobs that wait; return the outcome for each id.
 
     Raises:
         InvalidJob: no new value is given, or PostgreSQL refuses a value.
@@ -36,6 +36,6 @@ async def change(on: Fetches, ids: Sequence[int], new: Change) -> dict[int, Chan
 
 
 def _parts(args_schema: str) -> str:
-    """Return the schema without required arguments: a job has those that are not changed."""
+    """Return the schema with no argument required: the job has the arguments that do not change."""
     schema: Mapping[str, Any] = msgspec.json.decode(args_schema)
     return msgspec.json.encode({**schema, "required": []}).decode()

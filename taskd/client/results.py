@@ -1,9 +1,9 @@
 """Wait for the results of jobs; one LISTEN connection serves all callers on an event loop.
 
 The waiter marks the row of a job, and the statement that ends a marked job sends a NOTIFY. A
-notification can get lost (a broken connection, a pooler), so the waiter polls as well: at intervals
-that grow from 2 to 20 s while it listens, and from 50 ms to a second while it does not. One
-statement polls many jobs.
+notification can get lost (a broken connection, a pooler), so the waiter also polls the job: at
+intervals that grow from 2 to 20 s while the waiter listens, and from 50 ms to a second while it
+does not. One statement polls many jobs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from taskd.store.jobs import results
 from taskd.store.jobs.results import JobKey, Outcome
 
 POLL_JOBS_MAX = 1000
-# The first and the longest delay between polls of a job, while the waiter does not listen and while
-# it does. Each delay is 1.5 times the one before.
+# The first and the longest delay between two polls of a job while the waiter does not listen, and
+# the same while it listens. Each delay is 1.5 times the one before.
 POLL_S, POLL_S_MAX = 0.05, 1.0
 LISTENED_S, LISTENED_S_MAX = 2.0, 20.0
-# The connection is closed after this time without a waiting caller.
+# The LISTEN connection is closed if no caller has waited for this long.
 IDLE_S = 60.0
 RELISTEN_S = 1.0
 PROBE_EVERY_S = 10.0
-# Any user who can connect can send any number of false notifications. After a notification for a
-# job that has not ended, notified jobs are polled together after this pause.
+# Any user who can connect can send any number of false notifications. After a notification about a
+# job that has not ended, notified jobs are polled only after this pause, all together.
 FALSE_NOTIFY_PAUSE_S = 0.1
 
 
@@ -41,9 +41,9 @@ class _Awaited:
     """A job that callers wait for.
 
     Attributes:
-        poll_at: when it is polled next.
+        poll_at: when the job is polled next, in time.monotonic(); 0.0: now.
         delay_s: the delay before that poll.
-        notified: whether a NOTIFY has named the job since its last poll.
+        notified: whether a notification has named the job since its last poll.
         futures: the futures of the waiting callers.
     """
 
@@ -54,11 +54,11 @@ class _Awaited:
 
 
 class ResultWaiter:
-    """Wait for jobs to end; belongs to one event loop.
+    """Waits for the ends of jobs; belongs to one event loop.
 
     Args:
-        pool: polls the jobs.
-        database: where to LISTEN.
+        pool: the connections over which jobs are polled.
+        database: the database to LISTEN on.
     """
 
     def __init__(self, pool: Pool, database: Database) -> None:
@@ -79,6 +79,7 @@ class ResultWaiter:
             JobNotFound: there is no such job.
             TimeoutError: the job has not ended within `timeout_s`.
             PermissionDenied, SchemaError: the job cannot be read.
+            StoreUnavailable: close() was called meanwhile.
         """
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         awaited = self._awaited.setdefault(key, _Awaited())
@@ -97,7 +98,7 @@ class ResultWaiter:
                 self._forget(key)
 
     async def close(self) -> None:
-        """Stop; raise StoreUnavailable in callers that still wait."""
+        """Stop polling and listening; callers that still wait get StoreUnavailable."""
         for key in list(self._awaited):
             self._resolve(key, StoreUnavailable("the client has been closed"))
         tasks = {task for task in (self._poller, self._listener) if task is not None}
@@ -116,7 +117,7 @@ class ResultWaiter:
             self._wakeup.set()
 
     async def _poll_loop(self) -> None:
-        """Poll jobs when they are due, until no caller has waited for IDLE_S."""
+        """Poll each job when its next poll is due; return if no caller has waited for IDLE_S."""
         idle_since = time.monotonic()
         while True:
             self._wakeup.clear()
@@ -146,7 +147,7 @@ class ResultWaiter:
         try:
             found = await results.await_jobs(self._pool, keys)
         except StoreUnavailable:
-            return  # the callers decide how long they wait for an outage to end
+            return  # the callers limit the wait for the end of an outage
         except TaskdError as error:
             for key in keys:
                 self._resolve(key, error)
@@ -190,21 +191,21 @@ class ResultWaiter:
     # Listening.
 
     async def _listen_loop(self) -> None:
-        """Listen, and reconnect when the connection is lost; return behind a pooler."""
+        """Listen, and reconnect when the connection is lost; return if there is a pooler."""
         while True:
             self._lost.clear()
             channel = results.ended_channel(self._database, self._on_notify, self._lost.set)
             try:
                 await channel.open()
                 self._listens = True
-                # Jobs that ended before the LISTEN have sent no notification to this connection.
+                # This connection gets no notification about jobs that ended before the LISTEN.
                 self._poll_all_now()
                 while not await _set(self._lost, PROBE_EVERY_S):
                     await channel.probe()
             except Pooled:
                 return
             except TaskdError:
-                pass  # polling goes on; if polling fails as well, the callers get its error
+                pass  # polling goes on, and passes errors that are permanent to the callers
             finally:
                 self._listens = False
                 channel.drop()
@@ -212,7 +213,7 @@ class ResultWaiter:
             await asyncio.sleep(RELISTEN_S * random.uniform(0.5, 1.5))
 
     def _on_notify(self, payload: str) -> None:
-        # Any user can send any payload, so it is only a hint which job to poll.
+        # Any user can send any payload, so the payload is only a hint which job to poll.
         if not (payload.isascii() and payload.isdigit() and len(payload) < 20):
             return
         for key in self._keys.get(int(payload), ()):

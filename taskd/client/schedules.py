@@ -15,11 +15,11 @@ from taskd.store.connections.statements import Fetches
 class Schedules:
     """The schedules of a database: `client.schedules`.
 
-    A change overrides the code of an app that declares the schedule, also after a restart of the
-    app. To return to the declaration in the code, delete the schedule and start the app.
+    A change of a schedule overrides the declaration in the code of an app, even after a restart of
+    the app. To return to the declaration, delete the schedule and start the app.
 
     Args:
-        pool: returns a connection pool.
+        pool: returns the connection pool of the running loop.
     """
 
     def __init__(self, pool: Callable[[], Awaitable[Fetches]]) -> None:
@@ -28,22 +28,23 @@ class Schedules:
     async def set(self, schedule: Schedule) -> str:
         """Make or change a schedule; return `created`, `changed` or `unchanged`.
 
-        The next tick moves only if the period or cron expression changes. A pause stays in force.
+        The next tick stays the same unless the period, its start, the cron expression or the time
+        zone changes. A pause stays in force.
 
         Raises:
-            InvalidJob: PostgreSQL refuses a value; its task is not published and it names no
-                queue; or the arguments do not fit the published task.
-            PermissionDenied: this user has no right to set schedules, or sets a query and is no
-                worker.
+            InvalidJob: PostgreSQL refuses a value, the schedule names no queue and its task is not
+                published, or the arguments do not fit the published task.
+            PermissionDenied: this user has no right to set schedules, or sets a query and has no
+                right to fire schedules, as workers have.
             StoreUnavailable: PostgreSQL cannot be reached.
         """
         return (await stored.set_(await self._pool(), [schedule]))[schedule.name]
 
     async def delete(self, names: Iterable[str]) -> list[str]:
-        """Delete schedules; return the names of those that existed. Their jobs stay.
+        """Delete schedules; return the names of those that existed, sorted. Their jobs stay.
 
-        If an app declares the schedule, the schedule is made again when the app starts: pause it
-        instead.
+        A schedule that an app declares is made again when the app starts. To stop such a schedule,
+        pause it.
         """
         return sorted(await stored.delete(await self._pool(), list(names)))
 
@@ -54,7 +55,7 @@ class Schedules:
 
         Args:
             names: the names of the schedules.
-            for_s: seconds until they resume by themselves; None: until resume().
+            for_s: seconds until the schedules resume by themselves; None: until resume().
             reason: `taskd schedules list` and the dashboard show it.
 
         Raises:
@@ -71,7 +72,8 @@ class Schedules:
     async def run(self, name: str) -> list[int] | None:
         """Enqueue the jobs of a schedule now; return their ids.
 
-        Return None if its overlap is `skip` and an earlier job of the schedule is live.
+        The result is None, and nothing is enqueued, if the overlap of the schedule is `skip` and an
+        earlier job of the schedule is live.
 
         Raises:
             ScheduleNotFound: no schedule has this name.
@@ -81,5 +83,5 @@ class Schedules:
         return await stored.run(await self._pool(), name)
 
     async def list(self) -> list[dict[str, Any]]:
-        """Return all schedules, sorted by name, each as a dict of its columns."""
+        """Return the schedules, sorted by name, each as a dict of its columns; at most 10,000."""
         return await stored.list_(await self._pool())

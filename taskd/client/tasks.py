@@ -30,7 +30,7 @@ class Enqueues(Generic[P]):
     """Methods that make jobs from typed arguments and enqueue them."""
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
-        """Return a job as a value, for `client.enqueue_many` or to change it first.
+        """Return a job as a value, for `client.enqueue_many`, or to change the job first.
 
         Raises:
             InvalidArgs: the arguments do not fit the handler's signature, or have no JSON form.
@@ -40,8 +40,8 @@ class Enqueues(Generic[P]):
     @overload
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
 
-    # A type checker cannot add `conn` to the handler's parameters. With `conn`, arguments are
-    # therefore checked only at run time; `client.enqueue(task.job(...), conn=tx)` checks both.
+    # The type of the handler's parameters cannot be extended by `conn`. So with `conn`, arguments
+    # are checked only at run time. A type checker checks `client.enqueue(task.job(...), conn=tx)`.
     @overload
     async def enqueue(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
 
@@ -51,15 +51,17 @@ class Enqueues(Generic[P]):
         Args:
             args: the handler's arguments, checked against its signature.
             conn: the caller's connection (asyncpg, psycopg, SQLAlchemy): the job becomes part of
-                its transaction. Without `conn`, the default client enqueues the job.
+                the caller's transaction. Without `conn`, the default client enqueues the job over a
+                connection of its own.
             kwargs: the handler's arguments.
 
         Raises:
             InvalidArgs: the arguments do not fit, have no JSON form, or take over 256 KiB.
             InvalidJob: an option is outside its limits.
-            KeyHeld: another job holds its unique key, and on_conflict is `raise`.
+            KeyHeld: another job holds the unique key of the job, and on_conflict is `raise`.
+            QueueFull: the queue has as many waiting jobs as its limit allows.
             StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
-                answer, the job may have been written.
+                reply, the job may have been written.
         """
         return await default_client().enqueue(self.job(*args, **kwargs), conn=conn)
 
@@ -73,7 +75,7 @@ class Enqueues(Generic[P]):
         """Enqueue like enqueue(), without an event loop; `conn` can be Django's or psycopg2's.
 
         Raises:
-            RuntimeError: called in an event loop without `conn`: it would block the loop.
+            RuntimeError: called in an event loop without `conn`: the call would block the loop.
         """
         return default_client().enqueue_sync(self.job(*args, **kwargs), conn=conn)
 
@@ -106,8 +108,9 @@ class Task(core.Task[P, R], Enqueues[P]):
             max_attempts: the most attempts of the job, 1 to 1000.
             timeout_s: timeout of one attempt in seconds.
             unique: the job's unique key.
-            no_key: True: the job gets no unique key, although the task has one.
-            deadline: no attempt starts after this time, a datetime with a time zone.
+            no_key: True: the job gets no unique key, even if the task has one.
+            deadline: no attempt starts after this time, a datetime with a time zone; excludes
+                `deadline_s`.
             deadline_s: the deadline in seconds from now.
             metadata: further values that are stored with the job, such as tags.
         """
@@ -159,10 +162,10 @@ class WithContext(Protocol[P, S_co]):
 
 
 class BatchTask(Task[[A], R]):
-    """A task whose handler gets a list of jobs; each job is enqueued with one `A`."""
+    """A task whose handler gets a list of jobs; each job is enqueued with one argument, an `A`."""
 
     def __call__(self, items: list[Item[A]]) -> R:  # type: ignore[override]
-        """Call the handler as a plain function."""
+        """Run the handler as a plain function, without a job."""
         return self.handler(items)
 
 
@@ -299,9 +302,10 @@ def task(
             max_wait_s) and transaction: see taskd.core.tasks.task.Task.
 
     Raises:
-        TypeError: the signature cannot be checked.
-        ValueError: another handler has this name; attempts or timeout are outside their limits.
-        InvalidJob: name or queue are outside their limits.
+        TypeError: the signature cannot be checked, or an option does not exist, has a wrong type or
+            cannot be combined with the others.
+        ValueError: another handler has this name, or an option is outside its limits.
+        InvalidJob: the name or the queue is not valid.
     """
 
     def register(handler: Callable[..., Any]) -> Task[..., Any]:

@@ -1,9 +1,9 @@
 """Traces of producers: a job carries the context of the trace in which it was enqueued.
 
-taskd uses OpenTelemetry only if the app does: this module imports it only after the app has
-imported it, and makes no span before the app has set a tracer provider. The context is stored in
-the metadata of the job in the W3C form (`traceparent`, `tracestate`); SQL clients can set it there,
-too.
+taskd uses OpenTelemetry only if the app does: this module does not import OpenTelemetry before the
+app has done so, and makes no span before the app has set a tracer provider. The context is stored
+in the metadata of the job in the W3C form (`traceparent`, `tracestate`), where SQL clients can set
+it, too.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def tracer() -> Any | None:
 def propagators() -> list[Any]:
     """Return the W3C propagators, which write the context of a trace into a job and read it.
 
-    The propagator of baggage is included only if OTEL_PROPAGATORS names it: it would store values
-    that other services have added to a request.
+    The propagator of baggage, which stores values that other services have added to a request, is
+    included only if OTEL_PROPAGATORS names it.
     """
     from opentelemetry.baggage.propagation import W3CBaggagePropagator
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -61,13 +61,17 @@ def carrier(context: Any = None) -> dict[str, str]:
 
 
 def with_context(job: NewJob, carried: dict[str, str]) -> NewJob:
-    """Return the job with this context, unless its producer has set one by hand."""
+    """Return the job with this context in its metadata.
+
+    If the metadata would be too large, only `traceparent` is added, or nothing. If the metadata
+    already has a `traceparent`, the job is returned unchanged.
+    """
     metadata = dict(job.metadata or {})
     if "traceparent" in metadata or not carried:
         return job
     try:
         return replace(job, metadata=metadata | carried)
-    except InvalidJob:  # with the whole context, the metadata would be too large
+    except InvalidJob:
         least = {"traceparent": carried["traceparent"]} if "traceparent" in carried else {}
     try:
         return replace(job, metadata=metadata | least)
@@ -76,7 +80,7 @@ def with_context(job: NewJob, carried: dict[str, str]) -> NewJob:
 
 
 class Sending:
-    """The span of a producer, which ends when its jobs are written."""
+    """The span of a producer that enqueues jobs."""
 
     def __init__(self, tracer: Any, name: str, operation_type: str) -> None:
         from opentelemetry import trace
@@ -99,8 +103,14 @@ class Sending:
             yield with_context(job, self._carried)
 
     def end(self, ids: Sequence[int] | None = None, error: BaseException | None = None) -> None:
-        """End the span: the jobs with these ids were written, or `error` was raised."""
-        # The jobs are written by now: an error of tracing must not make the caller enqueue again.
+        """End the span.
+
+        Args:
+            ids: ids of the jobs that were written.
+            error: the exception for which the span is marked as failed.
+        """
+        # The jobs can be written by now, so an error of tracing must not make the caller enqueue
+        # them again.
         with suppress(Exception):
             self._describe(ids, error)
 
@@ -132,7 +142,7 @@ def failed(span: Any, kind: str, message: str) -> None:
 
 @contextmanager
 def sending(tracer: Any) -> Iterator[Sending]:
-    """Make a span around the writing of jobs; an exception ends it as failed."""
+    """Make a span around the writing of jobs. The block must end the span; an exception ends it."""
     span = Sending(tracer, "enqueue", "send")
     try:
         yield span
@@ -142,7 +152,10 @@ def sending(tracer: Any) -> Iterator[Sending]:
 
 
 def with_own_span(job: NewJob) -> NewJob:
-    """Return the job with the context of a span of its own: a buffer writes the job later."""
+    """Return the job with the context of a span of its own, which ends before the job is written.
+
+    A buffer uses this, because it writes the job later.
+    """
     found = tracer()
     if found is None:
         return job
@@ -155,7 +168,7 @@ def with_own_span(job: NewJob) -> NewJob:
 def traced(
     write: Callable[[list[NewJob]], Coroutine[Any, Any, T]], jobs: list[NewJob]
 ) -> Coroutine[Any, Any, T]:
-    """Write jobs that belong together, such as those of a workflow, under one span."""
+    """Write jobs that belong together, such as those of a workflow, within one span."""
     found = tracer()
     if found is None:
         return write(jobs)

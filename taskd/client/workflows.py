@@ -40,7 +40,7 @@ class Started:
 
     Attributes:
         id: the id of the workflow.
-        jobs: the id of each job, by the name of its node; result() of a client takes it.
+        jobs: the ids of the jobs, by the names of their nodes. `client.result()` takes such an id.
     """
 
     id: int
@@ -62,7 +62,8 @@ class Startable:
 
 def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, Started]]:
     async def write(on: Fetches, built_ins: BuiltIns) -> Started:
-        # Jobs of a workflow do not get the unique key of their task: another job could hold it.
+        # Jobs of a workflow do not get the unique key of their task, because another job could hold
+        # the key, and then a job of the workflow would be missing.
         parts = [node.job for node in plan.nodes]
         without_key = [job if job.checked else replace(job, no_key=True) for job in parts]
         jobs = await completed(on, without_key, built_ins)
@@ -106,13 +107,15 @@ class Workflow(Startable):
             job: made by `task.job(...)`.
             name: the name of its node; by default the name of its task, with a number if that name
                 is taken.
-            after: the jobs that it waits for: names of nodes, which can be added later, or ids of
-                existing jobs. In the handler, `ctx.results()` returns their results.
-            on_failed: what happens to this job if one of those jobs fails or is cancelled; a value
-                of OnFailed.
+            after: the parents, which are the jobs that this job waits for: names of nodes, which
+                can be added later, or ids of existing jobs. In the handler, `ctx.results()` returns
+                the results of the parents.
+            on_failed: what happens to this job if a parent fails or is cancelled; a value of
+                OnFailed.
 
         Raises:
-            InvalidWorkflow: the name is taken or not valid; `on_failed` is no value of OnFailed.
+            InvalidWorkflow: the name is taken or not valid, `after` is no list, or `on_failed` is
+                no value of OnFailed.
         """
         if name is None:
             name = self._free(node_name(job.task))
@@ -127,26 +130,27 @@ class Workflow(Startable):
         return name
 
     def on_success(self, job: NewJob) -> None:
-        """Run this job when all others are done."""
+        """Run this job when all jobs of add() are done."""
         self._callbacks.append(("on_success", job, OnFailed.CANCEL))
 
     def on_failure(self, job: NewJob) -> None:
-        """Run this job once, as soon as another job has failed or was cancelled."""
+        """Run this job once, as soon as a job of add() has failed or was cancelled."""
         self._callbacks.append(("on_failure", job, OnFailed.ONLY))
 
     def on_completion(self, job: NewJob) -> None:
-        """Run this job when all others are done, failed or cancelled."""
+        """Run this job when all jobs of add() are done, failed or cancelled."""
         self._callbacks.append(("on_completion", job, OnFailed.CONTINUE))
 
     async def start(self, *, conn: object = None, client: Client | None = None) -> Started:
-        """Enqueue all jobs of the workflow in one statement: all of them, or none.
+        """Enqueue all jobs of the workflow with one statement, so either all of them or none.
 
         Args:
             conn: the caller's connection, as `enqueue` takes it.
             client: replaces the default client.
 
         Raises:
-            InvalidWorkflow: cycles, unknown names, too many jobs, a job with a unique key.
+            InvalidWorkflow: the workflow has a cycle, an unknown name, too many jobs, or a job with
+                a unique key.
             As Client.enqueue().
         """
         return await self._write(self._plan(), client, conn)
@@ -156,11 +160,11 @@ class Workflow(Startable):
         return self._write_sync(self._plan(), client, conn)
 
     def _taken(self, name: str) -> bool:
-        # This is called for each of up to 20,000 nodes, so it must not loop over the nodes.
+        # Called for each of up to 20,000 nodes, so this must not loop over the nodes.
         return name in self._nodes or any(name == each for each, _, _ in self._callbacks)
 
     def _free(self, base: str) -> str:
-        """Return the name, with a number appended if it is taken."""
+        """Return the name, with a number appended if the name is taken."""
         name = base
         while self._taken(name):
             number = self._numbers[base] = self._numbers.get(base, 1) + 1
@@ -178,11 +182,12 @@ class Workflow(Startable):
 
 
 def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) -> Workflow:
-    """Make a workflow of jobs that run one after another, each after the previous one is done.
+    """Make a workflow of jobs that run one after another, each when the previous one is done.
 
     Args:
         name: name of the workflow.
-        on_failed: what happens to the next job when a job fails or is cancelled.
+        on_failed: what happens to the next job when a job fails or is cancelled; a value of
+            OnFailed.
 
     Raises:
         InvalidWorkflow: a name or `on_failed` is not valid.
@@ -210,7 +215,8 @@ def group(
         jobs: the members.
         then: the last job; None: there is none.
         name: name of the workflow.
-        on_failed: what happens to the last job when a member fails or is cancelled.
+        on_failed: what happens to the last job when a member fails or is cancelled; a value of
+            OnFailed.
 
     Raises:
         InvalidWorkflow: a name or `on_failed` is not valid.
@@ -237,9 +243,10 @@ def stage(
     """Make a stage of a pipeline.
 
     Args:
-        name: the name of the stage, by which a handler chooses it: `Next(name)`.
+        name: the name of the stage, with which a handler chooses this stage: `Next(name)`.
         task: the task whose handler the stage runs.
-        queue, priority, max_attempts, timeout_s: replace the options of the task.
+        queue, max_attempts, timeout_s: replace the options of the task.
+        priority: priority of the jobs; None: 100.
 
     Raises:
         InvalidWorkflow: the name is not valid.
@@ -271,7 +278,7 @@ def stage(
 
 
 class Pipeline(Startable):
-    """Named stages, each of which starts with the result of the previous one."""
+    """Named stages, each of which gets the result of the previous stage as arguments."""
 
     def __init__(self, name: str, stages: Sequence[tuple[Stage, Task[..., Any]]]) -> None:
         self.name = check_name(name)
@@ -282,9 +289,9 @@ class Pipeline(Startable):
     async def start(
         self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
     ) -> Started:
-        """Start a run: enqueue the first stage with these arguments.
+        """Start a run: enqueue the job of the first stage with these arguments.
 
-        The plan is stored with the run: a later deploy does not change the stages of a started run.
+        The stages are stored with the run, so that a later deploy does not change them.
 
         Args:
             args, kwargs: the arguments of the first stage's handler.
@@ -292,7 +299,7 @@ class Pipeline(Startable):
             client: replaces the default client.
 
         Raises:
-            InvalidArgs: the arguments do not fit the first stage.
+            InvalidArgs: the arguments do not fit the task of the first stage.
             As Client.enqueue().
         """
         return await self._write(self._run(args, kwargs), client, conn)
@@ -324,10 +331,10 @@ class Pipeline(Startable):
 def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
     """Make a pipeline of named stages, in which the result of a stage is passed to the next one.
 
-    A result that is a dict contains the arguments of the next stage by name. Any other result is
-    its only required argument; None means no argument. A handler that returns
-    `Next("stage", **args)` chooses another stage, which can be an earlier one. `Stop(result)` ends
-    the run.
+    If a result is a dict, its items are the arguments of the next stage by name. None means no
+    arguments. Any other result is the only required argument of the next stage, or its only
+    argument. A handler that returns `Next("stage", **args)` chooses another stage, which can be an
+    earlier one. A handler that returns `Stop(result)` ends the run.
 
     Args:
         name: name of each run.
@@ -341,12 +348,12 @@ def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
 
 
 def _returns(task: Task[..., Any]) -> Any:
-    """Return the annotated return type of the handler; None if it is not known."""
+    """Return the annotated type of the handler's result; None if it is not known."""
     if task.kind is HandlerKind.BATCH:
         return None
     try:
         return typing.get_type_hints(inspect.unwrap(task.handler)).get("return")
-    except (NameError, TypeError):  # a name that is imported for type checkers only
+    except (NameError, TypeError):  # an annotation names what is imported only for type checkers
         return None
 
 

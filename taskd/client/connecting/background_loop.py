@@ -19,9 +19,9 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the thread and wait for its result.
+        """Run a coroutine in the background thread; wait for its result and return it.
 
-        An exception in the waiting thread, such as KeyboardInterrupt, cancels the coroutine.
+        An exception in the calling thread, such as KeyboardInterrupt, cancels the coroutine.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:

@@ -25,15 +25,10 @@ T = TypeVar("T")
 
 
 class ClientConnections:
-    """The connections of a client, with an event loop and without one.
+    """The connections of a client, for code with an event loop and code without one.
 
     Args:
-        dsn: the DSN of the database. Without `settings`, no file or environment variable is read.
-        settings: all settings. Without `dsn` and `settings`, `config.load()` reads files and the
-            environment.
-        pool_max: the most connections per event loop.
-        built_ins: returns tasks that a job without a queue may name although no worker has
-            published them.
+        dsn, settings, pool_max, built_ins: as in Client.
     """
 
     def __init__(
@@ -62,7 +57,7 @@ class ClientConnections:
         self._background_lock = threading.Lock()
 
     def _leave_to_parent(self) -> None:
-        # This attribute is never read; it keeps the objects alive. Their destructors would act on
+        # No code reads this attribute. It keeps the objects alive, whose destructors would act on
         # sockets and an epoll set that the parent process still uses.
         self._inherited = (self._pools, self._closers, self._waiters, self._background)
         self._begin()
@@ -82,17 +77,18 @@ class ClientConnections:
         """Connect now, so that a wrong setting raises an error here.
 
         Raises:
-            ConfigError: there is no usable DSN.
-            StoreUnavailable: the database does not answer.
-            PermissionDenied: the database refuses this user.
+            ConfigError: there is no usable DSN, or the server has no such database.
+            StoreUnavailable: PostgreSQL cannot be reached, or accepts no writes.
+            PermissionDenied: PostgreSQL refuses the login.
+            EmbeddedError: the embedded PostgreSQL cannot be started.
         """
         await (await self._pool()).open()
 
     async def close(self) -> None:
         """Close the connections of this event loop and of the sync methods.
 
-        The connections of another event loop are closed when that loop ends. The client can be
-        used again after this.
+        The connections of another event loop are closed when that loop ends. The next use of the
+        client opens new connections.
         """
         loop = asyncio.get_running_loop()
         if loop in self._closers:
@@ -100,10 +96,13 @@ class ClientConnections:
         if self._background is None:
             self.close_sync()
         else:
-            await asyncio.to_thread(self.close_sync)  # it waits for the thread
+            await asyncio.to_thread(self.close_sync)  # close_sync() waits for the thread's end
 
     def close_sync(self) -> None:
-        """Close the connections of the sync methods, and end the background thread."""
+        """Close the connections of the sync methods, and end the background thread.
+
+        The embedded server, if the client uses it, can stop from now on.
+        """
         with self._background_lock:
             background, self._background = self._background, None
         if background is not None:
@@ -124,7 +123,7 @@ class ClientConnections:
         """Run `work` like using(), in code without an event loop; `conn` is a blocking connection.
 
         Raises:
-            RuntimeError: called in an event loop without `conn`: it would block the loop.
+            RuntimeError: called in an event loop without `conn`: the call would block the loop.
         """
         if conn is not None:
             return finished(work(fetches_sync(conn), self._built_ins))
@@ -150,8 +149,8 @@ class ClientConnections:
         return pool
 
     def _drop_closed_loops(self) -> None:
-        # The pool of a loop is removed when the loop closes its async generators; some loops are
-        # closed without that.
+        # The pool of a loop is removed when the loop closes its async generators. Some loops are
+        # closed without closing these.
         for loop in [loop for loop in self._pools if loop.is_closed()]:
             del self._pools[loop], self._closers[loop], self._waiters[loop]
 
@@ -203,8 +202,8 @@ class ClientConnections:
         return background.run(coroutine)
 
 
-# A forked child has its parent's sockets, but not the threads and loops that use them, so each
-# client begins anew.
+# A forked child has the sockets of its parent, but not the threads and loops that use them, so each
+# client begins with new ones.
 _clients: weakref.WeakSet[ClientConnections] = weakref.WeakSet()
 
 

@@ -41,10 +41,10 @@ class Target:
         return f"the embedded PostgreSQL {self.embedded.major} in {self.embedded.home}"
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Stop using the embedded server, if any. It stops shortly after its last user.
+        """Stop using the embedded server, which stops shortly after its last user has done so.
 
         Args:
-            wait_s: seconds to block until the server has stopped.
+            wait_s: how many seconds to block at most until the server has stopped.
         """
         if self.embedded is not None:
             self.embedded.close(wait_s)
@@ -53,13 +53,14 @@ class Target:
 async def open_target(settings: Settings) -> Target:
     """Return the database of these settings.
 
-    Without a DSN, start the embedded server and apply missing migrations. With a DSN, do not
-    connect yet.
+    With a DSN, make no connection yet. Without a DSN, start the embedded server and apply missing
+    migrations.
 
     Raises:
-        ConfigError: the DSN cannot be read; or there is no DSN and the embedded server is off.
+        ConfigError: the DSN is not valid, or there is no DSN and the embedded server is off.
         EmbeddedError: the embedded PostgreSQL cannot be started.
         SchemaTooNew: newer code has migrated the embedded database.
+        MigrationFailed: a migration of the embedded database could not be applied.
     """
     if settings.dsn is not None:
         return _remote(settings.dsn, settings)
@@ -91,8 +92,8 @@ async def _embedded(settings: Settings) -> Target:
     database = Database(
         server.connect_args(),
         statement_timeout_s=settings.statement_timeout_s,
-        # If the server was killed, the first program that needs it starts it again. Its address
-        # stays the same.
+        # If the embedded server was killed, the first program that needs it starts it again, at the
+        # same address.
         revive=lambda: _start(settings).close(),
     )
     try:
