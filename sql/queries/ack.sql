@@ -1,21 +1,21 @@
 -- Acks: write the outcomes of attempts, in batches, one round trip each.
 --
--- Every statement here guards its rows by (id, worker_id, fence, state = 'running'): if a worker has lost its lease and
--- another worker has claimed the job, no row matches and nothing changes. check_acks returns why an ack matched no row. Ids
--- are sorted, so that two batches lock rows in the same order; unordered batches deadlock.
+-- Every statement that writes outcomes guards its rows by (id, worker_id, fence, state = 'running'): if a worker has lost its
+-- lease and another worker has claimed the job, no row matches and nothing changes. check_acks returns why an ack matched no
+-- row. Ids are sorted, so that two batches lock rows in the same order; otherwise they could deadlock.
 --
 -- Every statement that ends jobs locks limits last: a transaction that holds the lock of a limit waits for no job.
 
--- Completions without a result, which most acks are. `width_bucket` finds the position of a row in the sorted ids by binary
--- search, and with it the fence. A join instead would be slower and could get a bad plan. `IS NOT DISTINCT FROM` keeps the
--- planner from the index job_running (see the schema). Rows are locked in the order in which they are found, so they must be
--- found along job_pkey: a bitmap scan finds them in the order of their places in the table, and deadlocks with cancels.
--- Therefore bitmap scans are off on the connection for acks. The retention is read once for the batch, and only for queues
--- whose retention is not the default: to look up the queue of each job took 1 of 10 us.
+-- Completions without a result: most acks are such. `width_bucket` finds the position of a row's id in the sorted ids by
+-- binary search; the fence has the same position. A join would be slower, and could get a bad plan. `IS NOT DISTINCT FROM`
+-- keeps the planner from the index job_running (see the schema). Rows are locked in the order in which they are found, so they
+-- must be found along job_pkey: a bitmap scan finds rows in their physical order, and then acks could deadlock with cancels.
+-- Therefore bitmap scans are off on the connection for acks. `keep` reads the retention once for the batch, and only of queues
+-- whose retention is not the default, because a look-up for each job would take 1 of 10 us.
 --
--- `more` selects the few jobs that need more than the move to the history: a follower (a job with a newer version of the same
--- unique key) is enqueued, dependants are unblocked (workflows.sql), clients that wait for the outcome are notified
--- (results.sql), and the next jobs of the limit are admitted (limits.sql). All of this comes after the rows are deleted.
+-- `more` selects the few jobs that need more than the move to the history: their follower (a job with a newer version of the
+-- same unique key) is enqueued, their dependants are unblocked (workflows.sql), clients that wait for their outcomes are
+-- notified (results.sql), and the next jobs of their limits are admitted (limits.sql). All of this comes after the delete.
 
 -- name: ack_done(worker_id bigint, ids bigint[], fences bigint[])
 -- roles: worker
@@ -67,13 +67,14 @@ SELECT count(*) AS written, (SELECT count(*) FROM followers) AS followers, (SELE
 FROM ended;
 
 -- Outcomes other than a completion without a result. `states` are the new states of the jobs. The locked rows can override
--- them: a job whose cancellation was requested meanwhile does not run again, and a suspect becomes `scheduled`, which brings
--- it back to quarantine. `refunds`: the attempt does not count; `parked`: the task is paused (control.sql). `interrupts`:
--- the worker ended the attempt; only ten of these are refunded, so that a job that takes longer than every stop finally
--- fails. The arrays are read by position, as in ack_done: with a join to unnest(), they were scanned once for each running
--- row.
+-- these states: a job whose cancellation was requested meanwhile does not run again, a suspect becomes `scheduled`, because
+-- quarantine claims only scheduled jobs, and a job with a limit becomes `blocked`. `refunds`: the attempt does not count.
+-- `parked`: the task is paused, or no worker can run the job (control.sql). `interrupts`: the worker ended the attempt, for
+-- example because it stops; only ten of these attempts are refunded, so that a job that runs for longer than each worker finally
+-- fails. The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the arrays once for
+-- each running row.
 --
--- `nexts`: the stage of the pipeline that a handler has chosen, or that the pipeline ends. It is checked before any row is
+-- `nexts`: the choice of a pipeline's handler, which is the next stage, or the end of the run. It is checked before any row is
 -- moved. If the stage does not exist, or does not accept the result, the job fails, so that a retry after a fix continues the
 -- run.
 
@@ -190,7 +191,7 @@ FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM followers
      (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM next_stages) AS a, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;
 
--- The jobs whose rows, or whose dependants' rows, another transaction has locked: their acks must wait, the others need not.
+-- The jobs whose rows, or whose dependants' rows, another transaction has locked: only the acks of these jobs must wait.
 
 -- name: locked_jobs(ids bigint[])
 -- roles: worker
@@ -205,14 +206,13 @@ JOIN free ON free.id = job.id
 WHERE job.workflow_id IS NOT NULL
 HAVING count(*) > 0;
 
--- The status of acks that matched no row, or whose reply was lost. `running`: the worker still owns the job, and sends the
+-- The status of acks that matched no row, or whose reply was lost. `running`: the worker still owns the job, and must send the
 -- ack again. `acked`: the ack was written before. `lost`: the job was rescued, or another worker has claimed it. A rescue
--- keeps the fence, so the error that it adds shows that the job was rescued and not acked. The error must have the start of
--- the same claim: two claims of a worker can commit after the worker was declared dead, and the outcome of the second claim
--- counts. A user can have moved the job since.
+-- keeps the fence, so only the error that a rescue adds shows that the job was rescued and not acked. This error must have the
+-- start time of the same claim, because a worker that was declared dead can claim a rescued job a second time.
 --
--- `deleted` and `absent`: the job has no row. `deleted`: all queues of the worker keep finished jobs for a day or longer, so
--- the history would have a job that had ended. A user deleted the row, or a failover lost it. `absent`: a queue of the worker
+-- `deleted` and `absent`: the job has no row. `deleted`: all queues of the worker keep finished jobs for a day or longer, so a
+-- job that had ended would be in the history: a user deleted the row, or a failover lost it. `absent`: a queue of the worker
 -- keeps finished jobs for a shorter time or not at all, so the ack was probably written before.
 
 -- name: check_acks(worker_id bigint, ids bigint[], fences bigint[])
@@ -233,7 +233,7 @@ LEFT JOIN LATERAL (
     UNION ALL
     (SELECT id, worker_id, fence, state, started_at, errors -> -1
      FROM taskd.job_history WHERE id = ack.id
-     -- The sequence of ids may have gone back, so that several jobs have the id.
+     -- Several jobs can have the id if the sequence of ids has gone back.
      ORDER BY (fence = ack.fence AND worker_id = $1) IS TRUE DESC
      LIMIT 1)
     LIMIT 1
@@ -247,8 +247,9 @@ LEFT JOIN (
 ) AS worker ON true;
 
 -- Complete a job inside the handler's own transaction: the writes of the handler and the completion commit together, or not
--- at all. If no row is returned, the lease was lost, and the caller must roll back. `next` is as in ack_outcomes, but a
--- stage that does not accept the result raises an error here, so that the handler's writes are rolled back.
+-- at all. If no row is returned, the worker no longer owns the job, and the caller must roll back. `next` is as `nexts` in
+-- ack_outcomes, but if the stage does not exist or does not accept the result, the statement fails, so that the handler's
+-- writes are rolled back.
 
 -- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text)
 -- roles: worker

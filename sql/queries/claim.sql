@@ -1,30 +1,30 @@
 -- Claims: hand a batch of queued jobs to one worker, each job to exactly one.
 --
--- The row lock lasts for this statement only. Afterwards the lease of the worker (lease.sql) and the fence protect a running
--- job. The fence grows at every claim, so a worker that held the job before can no longer write to it. It grows by one, or,
--- after the worker's connection broke, by a number that is drawn then (`stride`): after a failover to a standby that has not
--- received a job, its id is given to another job, and a fence that started again would take the outcome of the old job for
--- that of the new one.
+-- The row lock lasts for the statement only. Afterwards, the lease of the worker (lease.sql) and the fence protect a running
+-- job. The fence grows at every claim, so a worker that held the job before can no longer write to it. The fence grows by
+-- `stride`: by one, or, after the worker's connection broke, by a number that the worker draws then. The reason: after a
+-- failover to a standby that has not received a job, another job gets the id of this job. If its fences began again, the
+-- outcome of the lost job could be written to the new one.
 --
--- `ctid = ANY (ARRAY(...))` is an InitPlan and a TID scan, so the guard `state = 'queued'` is inside, where the row is
--- locked. A join to a CTE is slower, and its generic plan is a sequential scan of the whole table. This statement would get
--- that plan too while the table is empty, so the connection of the claims has sequential scans switched off. A claim that
--- returns fewer rows than it asked for proves nothing: a row that another transaction has just changed is locked here but not
--- returned.
+-- `ctid = ANY (ARRAY(...))` gets the plan of an InitPlan and a TID scan. So the guard `state = 'queued'` is inside, where the
+-- row is locked. A join to a CTE is slower, and its generic plan is a sequential scan of the whole table. This statement would
+-- get such a plan while the table is empty, so sequential scans are off on the connection for claims. A claim that returns
+-- fewer rows than `batch` does not prove that the queue is empty: a row that another transaction has just changed is locked
+-- here, but not returned.
 
--- The scan begins behind (after_priority, after_run_at, after_id) and ends with up_to_priority. Usually these exclude
--- nothing; while a held snapshot keeps the entries of claimed jobs in the index, they keep the scan from reading those again
--- (taskd/worker/claiming/read_position.py). RETURNING has no order; the worker sorts. `late`: the deadline is over, so the
--- worker ends the job as expired. `attempt` stops growing at its maximum, so that one job does not keep its whole queue from
--- being claimed.
+-- The scan begins after the position (after_priority, after_run_at, after_id) and ends with up_to_priority. Usually these
+-- bounds exclude nothing. But while a held snapshot keeps the entries of claimed jobs in the index, the bounds keep the scan
+-- from reading these entries again (taskd/worker/claiming/read_position.py). RETURNING has no order; the worker sorts the rows.
+-- `late`: the deadline has passed, so the worker fails the job as expired. `attempt` stops growing at the maximum of its type:
+-- an overflow in one job would make each claim of its queue fail.
 --
 -- `among_after`, `among_up_to` and `without` choose jobs by their ids. If the database refuses to change a job, for example by
--- a trigger of the user, the worker searches for this job in ranges of ids, and then leaves it out for a while
--- (taskd/worker/claiming/refused_jobs.py). Other statements that choose the jobs to change have the same parameters; `id + 0`
+-- a trigger of the user, the worker searches for this job in ranges of ids, and then leaves the job out for a while
+-- (taskd/worker/claiming/refused_jobs.py). Other statements that choose the jobs to change have the same parameters. `id + 0`
 -- keeps the planner from the index on id.
 --
 -- `refused`: tasks whose jobs this worker leaves in the queue for another live worker, because its own code does not have the
--- task, or reads its arguments only below the version `refused_from` (taskd/core/outcomes/unknown_tasks.py).
+-- task, or reads only arguments below the version `refused_from` (taskd/core/outcomes/unknown_tasks.py).
 
 -- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride bigint, refused text[], refused_from smallint[], among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
@@ -43,13 +43,13 @@ WHERE job.ctid = ANY (ARRAY(
         AND priority <= $7::smallint
         AND id + 0 > $11 AND id + 0 <= $12 AND id <> ALL ($13::bigint[])
         AND NOT coalesce(coalesce(args_version, 1) >= ($10::smallint[])[array_position($9::text[], task::text)], false)
-        -- A worker that is declared dead gets nothing. Unlocked on purpose: the fence protects the job, not this check,
-        -- and FOR SHARE would write a multixact for each claim.
+        -- A worker that was declared dead gets no jobs. The row is not locked on purpose: the fence protects the job, and
+        -- FOR SHARE would write a multixact for each claim.
         AND EXISTS (
             SELECT 1 FROM taskd.worker
             WHERE id = $1 AND died_at IS NULL AND lease_until > clock_timestamp()
         )
-        -- A queue that an operator has limited is claimed from by claim_limited_jobs (limits.sql).
+        -- From a queue that an operator has limited, only claim_limited_jobs claims (limits.sql).
         AND NOT EXISTS (
             SELECT 1 FROM taskd.queue
             WHERE name = $2
@@ -66,9 +66,9 @@ RETURNING job.id, job.fence, job.task::text, job.args::jsonb, job.attempt, job.m
           date_part('epoch', job.run_at) AS due_at_s,
           job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::jsonb AS metadata;
 
--- Which of these queues have a job to claim, for all idle consumers of a worker at once. The answer includes jobs that other
--- transactions have locked, which a claim skips. LIMIT leaves the planner no join to choose: each queue is one descent of the
--- index, whatever is queued elsewhere.
+-- Which of these queues have a job to claim: one statement for all idle consumers of a worker. Jobs that other transactions
+-- have locked count, although a claim skips them. Because of the LIMIT, the planner cannot choose a join: each queue takes one
+-- descent of the index, whatever is queued elsewhere.
 
 -- name: poll_queues(queues text[])
 -- roles: worker, observer, admin
@@ -87,13 +87,15 @@ WHERE NOT EXISTS (
       AND (paused_until IS NULL OR paused_until > clock_timestamp())
 );
 
--- Quarantine. A suspect was running when its worker crashed, so it may have killed the worker. It is never queued: the
--- quarantine of a worker starts suspects in small groups, and waits until all of a group have ended, or have run for longer
--- than a job that kills at once. The row of the worker names the last group (`suspects`), so that a crash is charged to this
--- group and not to everything that ran. An isolated suspect is a group of its own: a crash proves its guilt.
+-- Quarantine. A suspect was running when its worker crashed, so it may have killed the worker. A suspect is never queued: the
+-- quarantine of a worker starts suspects in small groups, and waits until all suspects of a group have ended, or have run for
+-- longer than a job that kills its worker immediately. The row of the worker names the last group (`suspects`), so that a crash
+-- is charged to this group and not to all jobs that ran. An isolated suspect is a group of its own, so that a crash proves its
+-- guilt.
 --
--- `slots`: how many suspects the worker can start in each of these queues. The youngest at the crash come first, as a job
--- that kills at once was young. `clear`: the last group is over even if there is no next one.
+-- `slots`: how many suspects the worker can start in each of these queues. Suspects that had run for the shortest time at the
+-- crash come first, because a job that kills its worker immediately is among these. `clear`: forget the last group even if no
+-- suspect is claimed.
 
 -- name: claim_suspects(worker_id bigint, queues text[], slots integer[], tasks text[], stride bigint, batch bigint, isolated boolean, clear boolean, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker

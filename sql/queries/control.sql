@@ -1,8 +1,8 @@
 -- Control: change waiting jobs, pause tasks, find jobs in bulk, queue parked jobs again, and expire jobs.
 --
--- Operators write to the tables, which each worker reads every five seconds (check_upkeep in lease.sql). To save that time,
--- statements also notify the channel `taskd`, to which all workers listen. The notification is a hint; its payload is the id
--- of the worker to which it is addressed, or empty for all workers.
+-- Operators write to the tables, which each worker reads every few seconds (check_upkeep in lease.sql). So that workers need
+-- not wait for that, statements also notify the channel `taskd`, to which all workers listen. The notification is only a hint.
+-- Its payload is the id of the worker to which it is addressed, or empty for all workers.
 
 -- See taskd.change().
 
@@ -19,9 +19,9 @@ FROM taskd.change($1::bigint[], $2::smallint, $3, $4, $5::text::jsonb, $6::text:
 -- roles: observer, admin
 SELECT DISTINCT task::text AS task FROM taskd.job WHERE id = ANY ($1::bigint[]) AND worker_id IS NULL;
 
--- Pause tasks by their names, together with their former names. The claim reads no tasks, so workers still claim jobs of a
--- paused task, and release them as `parked`: scheduled, with their attempts refunded, so that claims no longer read them. A
--- task that no worker has published cannot be paused, and is missing in the result.
+-- Pause tasks by their names, together with their former names. Claims do not read taskd.task, so workers still claim jobs of a
+-- paused task, and release them as `parked`: the jobs become `scheduled`, so that claims no longer read them, and their
+-- attempts are refunded. A task that no worker has published cannot be paused, and is missing in the result.
 
 -- name: pause_tasks(names text[], for_s double precision, reason text)
 -- roles: admin
@@ -61,10 +61,10 @@ WITH held AS MATERIALIZED (
 )
 SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
 
--- Queue the parked jobs that this worker can run again: after the end of the pause of their task, or because this worker is
--- the first one of their queue that has the task. Every worker does so, in batches; jobs that another worker parks later are
--- found by a later call. A suspect becomes `scheduled`, which brings it to quarantine; a job with a limit waits for its
--- admission. `state::text` makes the planner use the index job_parked: along job_due it would read all scheduled jobs.
+-- Unpark the jobs that this worker can run: after the pause of their task, or because this worker is the first one of their
+-- queue that has the task. Every worker runs this, in batches; a later call finds jobs that another worker parks meanwhile. A
+-- suspect stays `scheduled` for quarantine, and a job with a limit waits for its admission. `state::text` makes the planner
+-- use the index job_parked: along job_due, it would read all scheduled jobs.
 
 -- name: unpark_jobs(worker_id bigint, tasks text[], batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
@@ -92,9 +92,9 @@ WITH moved AS (
 )
 SELECT queue, jobs FROM counted, (SELECT count(*) FROM notified) AS r;
 
--- Fail the jobs that still wait after their deadline, for their due time, their limit or other jobs: no worker claims these.
--- (Jobs that are claimed after their deadline are failed by their worker.) They are read in the order of their deadlines,
--- along job_deadline only. Jobs are skipped if another transaction has locked their rows, or those of their dependants.
+-- Fail the jobs that wait after their deadline, whatever they wait for. (If a job is claimed after its deadline, the worker
+-- fails it.) The jobs are read in the order of their deadlines, along job_deadline only. A job is skipped if another
+-- transaction has locked its row, or that of a dependant.
 
 -- name: expire_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
@@ -149,11 +149,11 @@ FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblock
      (SELECT count(*) FROM freed) AS o
 GROUP BY ended.task;
 
--- Find jobs by a filter, for changes in bulk. Each statement reads at most `read_max` rows, live jobs along the primary key,
--- failed and cancelled jobs along job_history_not_done. It returns the position of the last row that it has read, at which
--- the caller's next statement continues. The bounds are read once at the start, so that a job which is retried or fails
--- again meanwhile is not found twice. The bounds of time apply to the enqueue of a live job, and to the end of a finished
--- job.
+-- Find jobs by a filter, for changes in bulk. Each statement reads at most `read_max` rows: live jobs along the primary key, or
+-- failed and cancelled jobs along job_history_not_done. The statement returns the position of the last row that it has read,
+-- and the caller's next statement continues there. find_bounds reads the bounds once, before the first statement, so that a
+-- job that fails meanwhile is not found a second time. The bounds of time apply to the enqueue of a live job, and to the end of
+-- a finished job.
 
 -- name: find_bounds(since_s double precision, older_s double precision)
 -- roles: admin

@@ -1,17 +1,17 @@
 -- Enqueues: a job is inserted as `queued`, as `scheduled` if it is due later, or as `blocked` if its limit must admit it.
 --
 -- A statement inserts any number of jobs, given as arrays of columns, in the caller's transaction, and notifies the workers
--- of each queue once. It does not notify if the queue is polled continuously or has no worker, or if its jobs are due in
--- more than a minute, because workers check due times every five seconds. (taskd.notify() adds one more condition.)
--- PostgreSQL delivers the NOTIFY at the commit, so no worker wakes for a job that was rolled back.
+-- of each queue once. The statement does not notify them if the queue is polled continuously or has no worker, or if its jobs
+-- are due in more than a minute, because workers check due times every few seconds. (taskd.notify() has two further
+-- conditions.) PostgreSQL delivers the NOTIFY at the commit, so no worker wakes for a job that was rolled back.
 --
--- The workers are notified after all rows are inserted (the CTE reads their count): the mark of the queue must be read after
--- the transaction has drawn its xid. Ids are drawn in the order of the arrays. The array of an option that no job of the
--- batch has is empty, and unnest() returns NULLs for it. If all jobs have the same task, queue or priority, its array has
--- one element. The ids are returned as one array, which is cheaper than a row for each.
+-- The workers are notified after all rows are inserted (`notified` reads the number of inserted rows), because the mark of the
+-- queue must be read after the transaction has drawn its xid. Ids are drawn in the order of the arrays. If no job of the batch
+-- has an option, the array of this option is empty, and unnest() returns NULLs. If all jobs have the same task, queue or
+-- priority, this array has one element. The ids are returned as one array, which is cheaper than one row for each.
 --
--- `enqueued_us` is the jobs' `enqueued_at` in microseconds since 1970. An id and its `enqueued_us` identify one job, even if
--- the sequence of ids has gone back. `enqueued_us` is computed, because producers are not allowed to read the column.
+-- `enqueued_us` is `enqueued_at` of the jobs in microseconds since 1970. An id and its `enqueued_us` identify one job, even if
+-- the sequence of ids has gone back. `enqueued_us` is computed, because producers are not allowed to read `enqueued_at`.
 
 -- name: enqueue_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[])
 -- roles: producer, admin
@@ -50,8 +50,8 @@ WITH requested AS (
 SELECT array_agg(id) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us
 FROM inserted, (SELECT count(*) FROM notified) AS r;
 
--- Jobs with the same task, queue and priority, and without options: most batches are like this. Without the columns of the
--- options, the statement costs little more than a plain insert.
+-- Jobs with the same task, queue and priority, and without options, as in most batches. Without the columns of the options, the
+-- statement costs little more than a plain insert.
 
 -- name: enqueue_usual_jobs(task text, queue text, args text[], priority smallint)
 -- roles: producer, admin
@@ -73,9 +73,9 @@ WITH room AS (
 SELECT array_agg(id) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us
 FROM inserted, (SELECT count(*) FROM notified) AS r;
 
--- A single job, as most jobs are enqueued. The statements use no function and no CTE: prepared, they take 5 us more than a
--- plain insert of such a row; a function took 17 us more. The first statement is for a job without options: four columns
--- instead of 13 save 7 of 340 us.
+-- A single job: most jobs are enqueued so. The two statements are plain inserts, without a CTE and without a function around
+-- them. Prepared, they take 5 us more than an insert that makes no checks; a function would take 17 us more. The first
+-- statement is for a job without options: four columns instead of 13 save 7 of 340 us.
 
 -- name: enqueue_usual_job(task text, queue text, args text, priority smallint)
 -- roles: producer, admin
@@ -100,7 +100,7 @@ RETURNING j.id, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us,
           CASE WHEN taskd.enqueue_checks_are_off() OR taskd.is_polled_unbounded(j.queue) THEN false
                ELSE taskd.run_enqueue_checks(j.queue, coalesce($5, now() + make_interval(secs => $6), now())) END AS notified;
 
--- Jobs of which some have a unique key; see taskd.enqueue_unique_batch(). `n` is a job's position in the arrays.
+-- Jobs of which at least one has a unique key; see taskd.enqueue_unique_batch(). `n` is the position of a job in the arrays.
 
 -- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
 -- roles: producer, admin

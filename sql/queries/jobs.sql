@@ -1,10 +1,10 @@
 -- Cancel and retry jobs by hand.
 
--- Cancel jobs: a waiting job ends; for a running job, the cancellation is requested. Its worker is notified on the channel
--- of all workers, or reads the request within two seconds (running_jobs in lease.sql). Only the locked rows decide: a row
--- that is queued in the statement's snapshot can be running when it is locked. `states`: cancel jobs only in these states,
--- as they are when locked; NULL: in any state. Jobs that need a cancelled job are cancelled, too (taskd.unblock()).
--- taskd.lock_jobs() locks all of these first, in the order in which every statement locks jobs.
+-- Cancel jobs: a waiting job ends; for a running job, the cancellation is requested. The worker of a running job is notified on
+-- the channel of all workers, and also reads such requests every few seconds (running_jobs in lease.sql). The states of the
+-- locked rows count: a row that is queued in the statement's snapshot can be running when it is locked. `states`: cancel only
+-- jobs that are in one of these states when they are locked; NULL: in any state. Jobs that need a cancelled job are cancelled,
+-- too (taskd.unblock()). taskd.lock_jobs() locks all these jobs first, in the order in which every statement locks jobs.
 
 -- name: cancel_jobs(ids bigint[], reason text, states text[])
 -- roles: admin
@@ -69,8 +69,8 @@ FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblock
 UNION ALL
 SELECT id, 'running' FROM requested, (SELECT count(*) FROM notified) AS c;
 
--- Retry failed and cancelled jobs, now or at the given time; see taskd.retry(). The state `blocked` means that the job waits
--- again for its parents, which are live or retried with it, or for its limit.
+-- Retry failed and cancelled jobs, now or at the given time; see taskd.retry(). The state `blocked` means that the job waits for
+-- its limit, or again for its parents, which are live or retried with it.
 
 -- name: retry_jobs(ids bigint[], run_at timestamptz, delay_s double precision)
 -- roles: admin

@@ -1,12 +1,12 @@
--- Leases: one row for each worker instance says until when its claims are honoured.
+-- Leases: the row of each start of a worker contains the time until which the worker owns its jobs.
 --
--- A worker renews its lease. A worker whose lease has run out is declared dead, once and for ever (`died_at`); a renewal then
--- returns no row, and the worker drops everything and takes a new id. Rescues look for a condition, "running, and no live
--- worker owns it", again and again, so a claim that commits after its worker was declared dead is found by the next rescue.
--- All times are the database's.
+-- A worker renews its lease. If the lease has expired, another worker declares this worker dead, which is never undone
+-- (`died_at`). Then a renewal returns no row, and the worker gives up its jobs and registers with a new id. Each rescue searches
+-- for all jobs that are running and have no live worker, so the next rescue also finds a job whose claim commits after its
+-- worker was declared dead. All times are the database's.
 
--- The other workers of its queues read at once which tasks this one has (check_upkeep), if these differ from their own: jobs
--- that they cannot run are its jobs from now on.
+-- Insert the row of a new worker. Other workers of its queues that have other tasks are notified, so that they read the tasks
+-- of the new worker (check_upkeep): from now on, they leave jobs that they cannot run to the new worker.
 
 -- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], args_versions smallint[], schema_oldest integer, schema_newest integer)
 -- roles: worker
@@ -27,10 +27,10 @@ WITH registered AS (
 )
 SELECT id FROM registered, (SELECT count(*) FROM notified) AS n;
 
--- `works_with`: the oldest code that works with the schema, or with what is announced for it. So a worker sees at its next
--- renewal that the schema has outgrown it, and drains; an empty table says nothing. The tables and columns that this
--- statement names stay for ever: old code that cannot renew its lease any more learns of nothing, and loses its jobs to
--- others while it runs them. `status`: what only the process knows, for the doctor; see core.worker_status.py.
+-- `works_with`: the oldest code that works with the applied and announced migrations; 0 if there are none. So a worker whose code
+-- is too old learns this at its next renewal, and drains. The tables and columns that this statement names must never change: a
+-- worker with old code that cannot renew its lease does not drain, and other workers run its jobs while it still runs them.
+-- `status`: what only the process knows, for the doctor; see taskd/core/worker_status.py.
 
 -- name: renew_lease(worker_id bigint, lease_s double precision, draining boolean, status text)
 -- roles: worker
@@ -42,7 +42,7 @@ SET renewed_at = clock_timestamp(),
 WHERE id = $1 AND died_at IS NULL
 RETURNING (SELECT coalesce(max(works_with), 0) FROM taskd.migration) AS works_with;
 
--- What fails again and again in this worker, and for how long. See taskd/worker/service_failures.py.
+-- The services that fail repeatedly in this worker, and for how long. See taskd/worker/service_failures.py.
 
 -- name: store_failures(worker_id bigint, services text[], errors text[], for_s double precision[])
 -- roles: worker
@@ -65,14 +65,14 @@ WITH retired AS (
 )
 SELECT id FROM retired, (SELECT count(*) FROM unmarked) AS w;
 
--- After that: if no other worker lives, enqueues need no checks; see the function.
+-- After retire_worker, in a transaction of its own: if no worker lives any more, enqueues need no checks; see the function.
 
 -- name: turn_enqueue_checks_off()
 -- roles: worker
 SELECT taskd.turn_enqueue_checks_off() AS nothing;
 
--- What the database says that this worker runs: to find claims whose reply was lost (rows that the worker does not know), and
--- requests to cancel jobs.
+-- The jobs that this worker runs according to the database. With these, the worker finds claims whose reply was lost (jobs that
+-- it does not know), and requests to cancel its jobs.
 
 -- name: running_jobs(worker_id bigint)
 -- roles: worker, observer, admin
@@ -80,21 +80,22 @@ SELECT id, fence, cancel_reason, date_part('epoch', clock_timestamp() - started_
 FROM taskd.job
 WHERE worker_id = $1;
 
--- Everything that a worker without work asks every few seconds, in one statement.
+-- Everything that each worker reads every few seconds for upkeep, in one statement.
 --
--- `orphans`: whether a running job has an owner that does not live, so that rescue_jobs would find something (owners are
--- found along job_running, one probe each, as there). `job_s` to `limited`: as in the view `due`. `tick_s` and
--- `query_tick_s`: as in next_ticks (schedules.sql). `uncounted`: whether count_depths has something to do. `expired`: whether
--- expire_jobs would find something. `paused`: paused tasks. `resumed`: tasks that are not paused and of which jobs are still
--- parked that this worker can run, found along job_parked. `elsewhere`: by queue of this worker, the tasks that another live
--- worker of the queue has and this one has not, or has with an older version of the arguments. `limits`: the concurrency of queues, as operators have set it. All of these
--- are repeated in each row, beside one of the other workers that count as alive; a worker that is alone gets one row without
--- any. The table of workers is read once: it may hold thousands of dead ones.
+-- `orphans`: whether a running job has an owner that does not live, so that rescue_jobs would find a job. (The owners are found
+-- along job_running, with one probe for each, as in rescue_jobs.) `job_s` to `limited`: as in the view `due`. `tick_s` and
+-- `query_tick_s`: as in next_ticks (schedules.sql). `uncounted`: whether count_depths must count a queue again. `expired`:
+-- whether expire_jobs would find a job. `paused`: the paused tasks. `resumed`: the tasks that are not paused and have parked jobs
+-- that this worker can run, found along job_parked. `elsewhere`: by queue of this worker, the tasks that another live worker of
+-- the queue has, and that this worker does not have, or has with an older version of the arguments. `limits`: the concurrency of
+-- the queues for which an operator has set it. Each row repeats all these columns, and adds one of the other workers that were
+-- not declared dead; if there is no other worker, one row without it is returned. The table of workers is read once, because it
+-- can contain thousands of dead workers.
 --
--- `now`: the database's time, by which a worker notices that the clock was set back. `silent`: the lease has run out, and the
--- server has been up for longer than a lease (after an outage every lease has run out, and nobody is dead) or has started
--- before its clock was set back. `neighbour`: the worker has the same host, boot and pid namespace, so that its death can be
--- proved by the process table.
+-- `now`: the database's time, by which a worker notices that the clock was set back. `silent`: the lease of the other worker has
+-- expired, and the server has been up for longer than a lease. (After an outage, every lease has expired, although no worker is
+-- dead.) A server whose start is in the future, because its clock was set back, also counts as up. `neighbour`: the other worker
+-- has the same host, boot and pid namespace, so that the process table can prove its death.
 
 -- name: check_upkeep(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
 -- roles: worker, observer, admin
@@ -179,13 +180,14 @@ LEFT JOIN living AS other ON other.id <> $1;
 -- roles: worker
 SELECT ahead_s, schedules FROM taskd.follow_clock_back($1);
 
--- Declare workers dead, for ever. Either the death is proved, or the lease has run out, which is checked again here: the
--- worker may have renewed it since it was listed. The busy marks of the worker are cleared.
+-- Declare workers dead, which is never undone. Either the caller has proof of their deaths (`proved`), or only workers whose
+-- leases have expired are declared dead. This is checked again here, because a worker can have renewed its lease since the
+-- caller has read it. The busy marks of the dead workers are cleared.
 --
--- `crashed`: one of its jobs may have killed it. A process that is gone may have been killed by a job. So may one whose lease
--- has run out, if a worker of the same host and boot has started since in another pid namespace: its container was started
--- again. Otherwise the host or its network is gone, or the process stands still, and a worker that was stopping was killed
--- for its slowness: such a death says nothing about the jobs.
+-- `crashed`: one of its jobs may have killed the worker. That is possible if its death is proved. It is also possible if its
+-- lease has expired, and a worker of the same host and boot has started later in another pid namespace: then the container was
+-- restarted. In other cases, the host or its network failed, or the process is stopped. A worker that was draining was killed
+-- because its stop took too long. Such deaths say nothing about the jobs.
 
 -- name: declare_workers_dead(ids bigint[], proved boolean)
 -- roles: worker
@@ -206,25 +208,28 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 
 -- Rescue jobs of dead workers.
 --
--- After a death that says nothing about the jobs, they go back to their queues: no attempt counts. At the third such
--- interruption of a job, the death is treated as a crash, because a job can take its whole host with it.
+-- After a death that says nothing about the jobs, the jobs become `scheduled` with their old due times, and their attempts do not
+-- count. At the third such interruption of a job, the death is treated as a crash, because a job can crash its whole host.
 --
--- After a crash, each job becomes a suspect, which runs in quarantine (claim.sql), and comes back at once: a kill during a
--- deploy should not delay work. Attempts do not count here, because half of the jobs that a kill leaves behind were claimed
--- ahead and never started: charged crashes have a limit of their own, to which taskd/core/outcomes/policy.py adds them. The crash is charged to the last group of suspects, or, if
--- there was none, to all suspects that ran. Who was charged in a group, or three times, is isolated from now on. An isolated
--- suspect that was the whole group has killed the worker, and fails after `max_crashes` crashes; any job fails after
--- `max_crashes_unproved`.
+-- After a crash, the jobs become suspects, which run in quarantine (claim.sql). At their first two crashes they are due
+-- immediately, because a kill during a deploy should not delay work; later, a delay grows with the number of crashes. Crashes
+-- have limits of their own, `max_crashes` and `max_crashes_unproved`, because half of the jobs that a kill leaves behind were
+-- claimed ahead and never started. (taskd/core/outcomes/policy.py adds the crashes to the limit of attempts.)
 --
--- SKIP LOCKED skips jobs whose ack is just being written, and taskd.jobs_with_locked_dependants() jobs that would end while
--- another transaction holds a dependant. Workers are notified even if the queue is polled continuously: the worker that polls
--- it does not claim suspects with its ordinary claims.
+-- The crash is charged to the last group of suspects, and to jobs that were no suspects; if there was no group, to all jobs of
+-- the worker. A job that was charged as a member of a group, or for the third time, is isolated from then on. An isolated suspect
+-- that was alone in its group has killed the worker, and fails after `max_crashes` crashes. Any job fails after
+-- `max_crashes_unproved` crashes.
 --
--- First come the owners, along job_running with one probe for each; then the rows of the dead ones. So a sweep that finds
--- nothing is cheap, whatever the backlog (`id + 0` leaves only job_running as the way to the rows: ordered by the primary
--- key, the whole table was read). A job that was rescued and claimed between the snapshot and the lock, by a worker that the
--- snapshot does not show, has an owner that is not in this list; the condition "no live worker owns it", evaluated for the
--- locked row, would be true for it.
+-- SKIP LOCKED skips jobs whose ack is just being written. taskd.jobs_with_locked_dependants() returns jobs that must not end now,
+-- because another transaction has locked a dependant. Workers are notified even if the queue is polled continuously, because
+-- ordinary claims of the worker that polls the queue do not claim suspects.
+--
+-- The statement first finds the owners of running jobs, along job_running with one probe for each, and then the jobs of dead
+-- owners. So a rescue that finds nothing is cheap, whatever the backlog. (`id + 0` leaves the planner only job_running: in the
+-- order of the primary key, the whole table would be read.) The list of dead owners comes from the snapshot. If the condition
+-- "no live worker owns the job" were evaluated for the locked row, it would also be true for a job that was rescued and claimed
+-- again meanwhile, by a worker that the snapshot does not contain.
 
 -- name: rescue_jobs(batch bigint, max_crashes integer, max_crashes_unproved integer, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker

@@ -1,9 +1,9 @@
 -- Promotion: queue scheduled jobs that are due.
 --
--- Every worker promotes jobs of all queues, on a timer that is set to the next due time. So claims do not read scheduled
--- jobs, however many there are. Suspects are not promoted, but claimed into quarantine (claim.sql); a job with a limit
--- becomes `blocked`, and waits for its admission (limits.sql). Rows are updated by ctid, as in the claim: with a join by id,
--- the whole table was read even if few jobs were due.
+-- Every worker promotes jobs of all queues, with a timer that is set to the next due time. So claims do not read scheduled
+-- jobs, however many there are. Suspects are not promoted: quarantine claims them (claim.sql). A job with a limit becomes
+-- `blocked`, and waits for its admission (limits.sql). Rows are updated by ctid, as in the claim: with a join by id, PostgreSQL
+-- would read the whole table even if few jobs are due.
 
 -- name: promote_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker

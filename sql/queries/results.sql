@@ -1,7 +1,7 @@
 -- The progress of attempts, and the outcomes of jobs that clients wait for.
 
--- Write the progress of the attempts of a worker in one batch, at most once a second. A job whose handler reports no
--- progress has no row. A late report of an attempt that has lost its job does not overwrite the progress of a later attempt.
+-- Write the progress of the attempts of a worker in one batch; workers do so at most once a second. A job whose handler reports
+-- no progress has no row. A late report of an older attempt does not overwrite the progress of a newer attempt of the job.
 
 -- name: write_progress(job_ids bigint[], fences bigint[], dones double precision[], totals double precision[], notes text[])
 -- roles: worker
@@ -15,7 +15,8 @@ SET fence = excluded.fence, done = excluded.done, total = excluded.total, note =
     reported_at = excluded.reported_at
 WHERE progress.fence <= excluded.fence;
 
--- Delete the progress of attempts that have ended, by id and fence: the next attempt of the job can run already.
+-- Delete the progress of attempts that have ended. Rows are matched by id and fence, because the next attempt of the job can
+-- already run.
 
 -- name: delete_progress(job_ids bigint[], fences bigint[])
 -- roles: worker
@@ -29,7 +30,7 @@ WITH held AS MATERIALIZED (
 )
 DELETE FROM taskd.progress WHERE job_id = ANY (ARRAY(SELECT job_id FROM held));
 
--- Delete the progress of attempts that no longer run: their workers died.
+-- Delete the progress of attempts that no longer run, whose workers have not deleted it because they died.
 
 -- name: prune_progress()
 -- roles: worker
@@ -49,10 +50,10 @@ WITH ended AS (
 )
 SELECT count(*) AS pruned FROM ended;
 
--- Return the outcomes of jobs, and mark the jobs that have not ended: the end of a marked job notifies the channel
--- `taskd:ended`; see the function. The mark costs one update of the job's row. For jobs without a mark, the ack only tests
--- one more column. Unknown jobs are missing in the result. `enqueued_us` tells apart several jobs with one id; NULL: the live
--- one, or else the newest.
+-- Return the outcomes of jobs, and mark the jobs that have not ended: the statement that ends a marked job notifies the channel
+-- `taskd:ended`; see the function. The mark costs one update of the job's row. For jobs without a mark, the ack only tests one
+-- more column. Unknown jobs are missing in the result. `enqueued_us` distinguishes several jobs with one id; NULL: the live job
+-- is read, or else the newest.
 
 -- name: await_jobs(ids bigint[], enqueued_us bigint[])
 -- roles: admin
