@@ -1,10 +1,10 @@
--- Benchmarks: the statements of `taskd bench` that describe the database, two transactions that it measures, and those that
--- delete its rows. All its rows have the name of its queue, which is also the name of its task: `taskd-bench-<id>-<random>`.
--- The id is the last one that was drawn before the run, so the history of the run has higher ids.
+-- Benchmarks: the statements of `taskd bench` that describe the database, two transactions whose time it measures, and the
+-- statements that delete the rows of a benchmark. The queue and the task of a benchmark have the same name,
+-- `taskd-bench-<id>-<random>`. The id is the last one that was drawn before the run, so the jobs of the run have higher ids (or,
+-- if no id had been drawn, this one).
 
--- The database in which the benchmark would run. A login that can delete the queues that a worker publishes is the owner of
--- the schema, and can run all other statements here. Live jobs are counted up to a limit, because the question is whether
--- there are any.
+-- The database in which the benchmark would run. A login that can delete rows of taskd.queue is the owner of the schema, and
+-- can run all other statements here. Live jobs are counted up to a limit, because the question is only whether there are some.
 
 -- name: bench_environment(live_max bigint)
 -- roles: producer, worker, observer, admin
@@ -13,15 +13,13 @@ SELECT current_setting('server_version') AS postgresql,
        has_table_privilege('taskd.queue', 'DELETE') AS owner,
        (SELECT count(*) FROM (SELECT id FROM taskd.job LIMIT $1) AS counted) AS live;
 
--- One round trip.
-
 -- name: bench_round_trip()
 -- roles: producer, worker, observer, admin
 SELECT 1 AS answer;
 
--- The smallest transaction whose commit waits for the disk: it writes a message to the write-ahead log that no program reads.
--- It needs no table and no right, and leaves no row. A transaction that only draws an xid would not do: it writes only its
--- commit record, and PostgreSQL does not wait until such a record is flushed.
+-- The smallest transaction whose commit waits for the disk: it writes a message, which no program reads, to the write-ahead
+-- log. The statement needs no table and no right, and leaves no row. A transaction that only draws an xid would not do,
+-- because PostgreSQL does not wait for the flush of its commit record.
 
 -- name: bench_commit()
 -- roles: producer, worker, observer, admin
@@ -35,8 +33,8 @@ SELECT count(*) AS live FROM taskd.job WHERE queue = $1;
 -- roles: owner
 SELECT last_value AS last_id FROM taskd.job_id_seq;
 
--- Queues of runs that were killed before they could clean up: for a minute no job was enqueued there, and no live worker
--- serves them. A run that is still active does one or the other.
+-- Queues of runs that were killed before they could clean up: no live worker serves the queue, and none of its live jobs was
+-- enqueued within the last minute. The queue of a run that is still active has a worker or such a job.
 
 -- name: bench_left(pattern text)
 -- roles: worker, observer, admin
@@ -64,7 +62,7 @@ WITH deleted AS (
 )
 SELECT count(*) AS cleared FROM deleted;
 
--- Delete in the order of ids: every partition has an index on the id, and none on the queue, and the history can be long.
+-- Delete in the order of ids, because the history can be long, and every partition has an index on the id but none on the queue.
 
 -- name: bench_clear_history(queue text, after_id bigint, batch bigint)
 -- roles: admin

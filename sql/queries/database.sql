@@ -1,7 +1,7 @@
 -- The database itself: its identity, its connections and its roles.
 
--- The time of its first migration, in microseconds. It is a part of idempotency keys, so that jobs of different databases
--- have different keys: services ignore a second request with the same key.
+-- The identity of the database: the time of its first migration, in microseconds. The identity is a part of idempotency keys,
+-- so that jobs of different databases have different keys: services ignore a second request with the same key.
 
 -- name: identify_database()
 -- roles: producer, worker, observer, admin
@@ -9,9 +9,9 @@ SELECT to_hex((date_part('epoch', applied_at) * 1000000)::bigint) AS key
 FROM taskd.migration
 WHERE number = 1;
 
--- Why a server accepts no writes: it is a standby, or `default_transaction_read_only` is on. `place`: where the setting was
--- made, with the file's name only for logins that are allowed to read it. `reset`: the statement that resets it there, or
--- NULL if no statement can.
+-- Why a server accepts no writes: it is a standby, or `default_transaction_read_only` is on. `place`: where this setting was
+-- made; the name of a configuration file appears only for logins that are allowed to read it. `reset`: the statement that
+-- resets the setting there, or NULL if no statement can.
 
 -- name: read_only_cause()
 -- roles: producer, worker, observer, admin

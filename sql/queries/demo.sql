@@ -1,6 +1,6 @@
 -- The demo: the jobs that an earlier run of `taskd demo` has left, and the result of this run. No statement here writes.
 
--- The live jobs of a queue. `folder` is the folder of the demo; jobs without a folder were enqueued by another app.
+-- The live jobs of a queue. `folder` is the folder in which the demo stores its mail; NULL: another app has enqueued the job.
 
 -- name: demo_left(queue text)
 -- roles: admin
@@ -13,8 +13,8 @@ ORDER BY id;
 -- roles: worker, observer, admin
 SELECT count(*) AS live FROM taskd.job WHERE id = ANY ($1::bigint[]);
 
--- The result is read from the rows and not counted by events, so it includes attempts of runs that were killed. The wait is
--- that of the last attempt.
+-- The result is read from the rows and not counted from events, so it includes attempts of runs that were killed. A row has
+-- the due time and the start of the last attempt only, so `wait_s` and the start of `span_s` are those of last attempts.
 
 -- name: demo_outcome(ids bigint[])
 -- roles: admin

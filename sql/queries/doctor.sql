@@ -1,14 +1,14 @@
--- What `taskd doctor` reads. Nothing here writes, takes a lock that anybody waits for, or reads a table of jobs from end to
--- end: a statement that counts jobs counts up to its limit.
+-- What `taskd doctor` reads. No statement here writes, takes a lock for which other sessions wait, or reads a table of jobs
+-- from end to end: a statement that counts jobs counts up to its limit.
 --
--- There is one statement for each group of facts, so that one that is refused, or takes too long, hides no other.
--- taskd/core/doctor/ decides what the rows mean. Catalogues are open to every role, so those statements work for a login
--- without any right; of other users' sessions PostgreSQL then returns the process, the user and the snapshot, but no times.
--- Ages are by the database's clock. sql/repairs.sql has what repairs a fault.
+-- There is one statement for each group of facts, so that the others return their rows even if one is refused or takes too
+-- long. taskd/core/doctor/ decides what the rows mean. Every login can read the system catalogues, so statements that read only
+-- these work for a login without any right. About sessions of other users, PostgreSQL then returns the process, the user and
+-- the snapshot, but no times. Ages are computed by the database's clock. sql/repairs.sql contains the SQL that repairs faults.
 
--- The server in one row. `hidden`: this login may not read other users' sessions. The reserved connections are those for
--- superusers and for members of pg_use_reserved_connections. `notify_usage`: the used part of the cluster's notification
--- queue.
+-- The server, in one row. `hidden`: whether this login is not allowed to read other users' sessions. `reserved` counts the
+-- connections that are reserved for superusers and for members of pg_use_reserved_connections. `notify_usage`: the used part of
+-- the notification queue of the cluster.
 
 -- name: doctor_server()
 -- roles: producer, worker, observer, admin
@@ -34,8 +34,9 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
        EXISTS (SELECT FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
                WHERE n.nspname = 'taskd' AND c.relname = 'migration') AS has_schema;
 
--- Times that the database has written and that are still to come, because its clock was set back: of leases, of ticks of
--- schedules, and of the `batch` newest jobs. `ahead_s`: by how much the last of them is ahead.
+-- Times in the rows that are in the future, because the database's clock was set back: renewals of leases, last ticks of
+-- schedules, and enqueues of the `batch` newest live and finished jobs. `ahead_s`: how far the last of these times is in the
+-- future.
 
 -- name: doctor_clock(batch bigint)
 -- roles: observer, admin
@@ -55,9 +56,9 @@ FROM (
 ) AS ahead
 WHERE rows > 0;
 
--- Settings of this session, and those that were set for this database or for a login (`scope`: '', 'database', 'login',
--- 'login in database'), of logins that may use the schema. Settings that taskd makes for each of its own sessions matter in
--- the second form only.
+-- Settings of this session (`scope`: ''), and settings that were made for this database, or for logins with the right to use
+-- the schema (`scope`: 'database', 'login', 'login in database'). taskd sets some of these for each of its own sessions: of
+-- those, only rows with a scope matter.
 
 -- name: doctor_settings()
 -- roles: producer, worker, observer, admin
@@ -78,9 +79,10 @@ WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_da
          OR NOT r.rolsuper AND has_schema_privilege(r.oid, (SELECT oid FROM pg_namespace WHERE nspname = 'taskd'), 'USAGE')
   ));
 
--- What keeps vacuum from removing dead rows: open transactions of this database, prepared ones, replication slots, and
--- standbys that report theirs. `xids`: the number of transactions since; `catalog_xids`: the same for catalogues alone.
--- `age_s` is NULL where PostgreSQL does not tell the time.
+-- Snapshots that keep vacuum from removing dead rows: those of open transactions in this database, of prepared transactions, of
+-- replication slots, and of standbys that report theirs. `xids`: the number of transactions since the snapshot was taken;
+-- `catalog_xids`: the same for a snapshot that concerns only system catalogues. `age_s` is NULL if PostgreSQL does not return
+-- when the snapshot was taken.
 
 -- name: doctor_snapshots(batch bigint)
 -- roles: producer, worker, observer, admin
@@ -91,7 +93,7 @@ WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_da
  FROM pg_stat_activity
  WHERE datname = current_database() AND pid <> pg_backend_pid()
    AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
-   -- The snapshot of a vacuum holds no other vacuum back, and autovacuum, which has no login, ends by itself.
+   -- Other vacuums ignore the snapshot of a vacuum. Autovacuum workers, which have no login, end by themselves.
    AND usesysid IS NOT NULL
    AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
  ORDER BY greatest(age(backend_xmin), age(backend_xid)) DESC
@@ -112,7 +114,8 @@ UNION ALL
  FROM pg_stat_replication WHERE backend_xmin IS NOT NULL
  ORDER BY pid LIMIT $1);
 
--- Sessions that lock a table of taskd against vacuum or more, and how many sessions wait for the table.
+-- Sessions that hold a lock on a table of taskd with which at least vacuum conflicts, and how many sessions wait for a lock on
+-- the table.
 
 -- name: doctor_locks(batch bigint)
 -- roles: producer, worker, observer, admin
@@ -132,8 +135,9 @@ WHERE held.granted AND held.locktype = 'relation' AND held.pid <> pg_backend_pid
 ORDER BY a.xact_start
 LIMIT $1;
 
--- Sessions that may hold back the notification queue: it is trimmed up to the slowest session that listens, and a session in
--- a transaction reads nothing. PostgreSQL does not tell who listens, so these are the oldest transactions of the cluster.
+-- Sessions that may keep PostgreSQL from removing notifications from its queue: PostgreSQL removes only those that every
+-- listening session has read, and a session in a transaction reads none. PostgreSQL does not show which sessions listen, so
+-- these are the sessions with the oldest transactions of the cluster.
 
 -- name: doctor_listeners(batch bigint)
 -- roles: producer, worker, observer, admin
@@ -144,14 +148,14 @@ WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND xact_start
 ORDER BY xact_start
 LIMIT $1;
 
--- Sequences that are behind the rows which they count.
+-- Sequences that are behind the rows that have their values.
 
 -- name: doctor_sequences()
 -- roles: worker, observer, admin
 SELECT name, last, newest FROM taskd.sequences_behind();
 
--- Tables with their statistics, and the number of dead tuples at which autovacuum comes (`due_at`). `idle_s`: since the last
--- vacuum of any kind, or, if there was none, since the server has started or the statistics were reset.
+-- Tables with their statistics, and the number of dead tuples at which autovacuum starts (`due_at`). `idle_s`: seconds since the
+-- latest of: a vacuum of the table, the start of the server, the reset of the statistics.
 
 -- name: doctor_tables()
 -- roles: producer, worker, observer, admin
@@ -188,7 +192,7 @@ JOIN pg_namespace AS n ON n.oid = t.relnamespace AND n.nspname = 'taskd'
 LEFT JOIN pg_stat_all_tables AS s ON s.relid = t.oid
 ORDER BY c.relname;
 
--- The migrations that were applied. No row: there is no schema.
+-- The applied and the announced migrations.
 
 -- name: doctor_migrations()
 -- roles: producer, worker, observer, admin
@@ -200,10 +204,10 @@ SELECT number, name, digest FROM taskd.migration ORDER BY number;
 -- roles: worker, observer, admin
 SELECT name FROM taskd.environment;
 
--- Every object of the schema, and its definition, as sql/objects.tsv lists them, without the dated partitions of the history.
--- The definition of a function has a digest of its body. The session has the settings of DEFINITIONS in
--- taskd/store/reading/doctor.py, because PostgreSQL prints definitions according to them; a session with
--- quote_all_identifiers also stores quotes in the settings of functions.
+-- Every object of the schema with its definition, as in sql/objects.tsv, without the dated partitions of the history. The
+-- definition of a function contains a digest of the body. PostgreSQL prints definitions according to settings, so the session
+-- must have those of DEFINITIONS in taskd/store/reading/doctor.py. Quotes in the settings of functions are removed, because a
+-- function that was created with quote_all_identifiers has such.
 
 -- name: doctor_objects()
 -- roles: producer, worker, observer, admin
@@ -271,9 +275,9 @@ SELECT 'domain', t.typname::text,
                   FROM pg_constraint WHERE contypid = t.oid AND contype = 'c'))
 FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace AND n.nspname = 'taskd' WHERE t.typtype = 'd';
 
--- What is wrong with publications of the schema's tables, for logical replication. `identity`: a published table has none, so
--- PostgreSQL refuses to update and delete its rows; with `has_key` it has a primary key. `partitions`: the partitions of the
--- history are published one by one, so each new one is unknown to subscribers.
+-- Faults of publications of the schema's tables, for logical replication. `identity`: a published table has no replica identity,
+-- so PostgreSQL refuses to update and delete its rows; `has_key`: whether it has a primary key. `partitions`: the partitions of
+-- the history are published individually, so that subscribers do not have each new partition.
 
 -- name: doctor_publications()
 -- roles: producer, worker, observer, admin
@@ -300,8 +304,8 @@ WHERE NOT p.pubviaroot AND p.pubinsert
        OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid AND prrelid = c.oid))
 ORDER BY 1, 2, 3;
 
--- The rights of the roles of `taskd db roles`, and of every user, with the prefix of these roles; no row if the schema was
--- not handed over to them. One row for each right on a table, a column, a function or the schema.
+-- The rights of the roles of `taskd db roles`, and of PUBLIC: one row for each right on a table, a column, a function or the
+-- schema. `prefix`: the prefix of the names of these roles. No row: the schema does not belong to such a role.
 
 -- name: doctor_grants()
 -- roles: producer, worker, observer, admin
@@ -335,7 +339,8 @@ SELECT DISTINCT prefix, kind, name, "column", privilege_type AS privilege,
 FROM given
 WHERE grantee = 0 OR pg_get_userbyid(grantee)::text IN (prefix || '_producer', prefix || '_worker', prefix || '_observer', prefix || '_admin');
 
--- The logins of the workers that are connected now, found by the names of their connections, and the rights of these logins.
+-- The logins of the workers that are connected now, found by the application names of their connections, and the rights of these
+-- logins.
 
 -- name: doctor_logins()
 -- roles: producer, worker, observer, admin
@@ -349,7 +354,7 @@ WHERE r.oid IN (SELECT usesysid FROM pg_stat_activity
                 WHERE datname = current_database() AND application_name IN ('taskd claim', 'taskd ack', 'taskd lease'))
 ORDER BY r.rolname;
 
--- The partitions of the history, with the day after which their rows have expired.
+-- The partitions of the history, with the day on which their rows expire.
 
 -- name: doctor_partitions()
 -- roles: producer, worker, observer, admin
@@ -361,7 +366,7 @@ JOIN pg_inherits AS i ON i.inhparent = parent.oid
 JOIN pg_class AS leaf ON leaf.oid = i.inhrelid AND leaf.relname ~ '^job_history_[0-9]{8}$'
 ORDER BY leaf.relname;
 
--- The numbers of days after which finished jobs expire, for the retentions in use; as in taskd.make_history_partitions().
+-- For each retention in use, in how many days a job that finishes now expires; as in taskd.make_history_partitions().
 
 -- name: doctor_retentions()
 -- roles: worker, observer, admin
@@ -376,7 +381,7 @@ FROM (
 WHERE keep.seconds > 0
 ORDER BY 1;
 
--- What the default partition holds, by the day on which it expires, of at most `batch` rows.
+-- The rows of the default partition by the day on which they expire; at most `batch` rows are read.
 
 -- name: doctor_default(batch bigint)
 -- roles: observer, admin
@@ -385,8 +390,8 @@ FROM (SELECT expires_at FROM taskd.job_history_default LIMIT $1) AS found
 GROUP BY 1
 ORDER BY 1;
 
--- Queues with due jobs: how long the first of them have waited, how many workers serve the queue, and whether it is paused.
--- Queues are found as in queues_with_due_jobs, and at most `batch` jobs of each are read.
+-- Queues with due jobs, and paused queues: for how long the first jobs have waited, how many workers serve the queue, and its
+-- pause. Queues are found as in queues_with_due_jobs, and at most `batch` queued jobs of each are read.
 
 -- name: doctor_queues(batch bigint)
 -- roles: worker, observer, admin
@@ -424,9 +429,10 @@ LEFT JOIN late USING (queue)
 LEFT JOIN taskd.queue AS q ON q.name = found.queue
 ORDER BY found.queue;
 
--- Tasks of waiting jobs that no live worker of their queue knows, and paused tasks: among the first jobs of each queue, a
--- tenth of `batch`, among `batch` of those that are due within half a minute, and among `batch` of the parked ones. A job that
--- a worker has released as unknown stays parked through its next claims, so it is found whatever its state is now.
+-- Tasks of waiting jobs that no live worker of their queue has, and tasks that are paused without an end. The jobs that are
+-- read: of each queue the first `batch` / 10 queued jobs, the first `batch` jobs that are due within half a minute, and `batch`
+-- parked jobs. A job that a worker has parked because of an unknown task stays marked as parked while it is claimed again, so it
+-- is found in any state.
 
 -- name: doctor_tasks(batch bigint)
 -- roles: worker, observer, admin
@@ -470,7 +476,7 @@ SELECT NULL, name::text, (SELECT count(*) FROM (SELECT FROM taskd.job WHERE park
 FROM taskd.task AS t
 WHERE paused_at IS NOT NULL AND paused_until IS NULL;
 
--- Workers that are not declared dead. `late_s`: how long ago the lease has run out.
+-- Workers that were not declared dead. `late_s`: seconds since the lease expired; below 0: the lease has not expired.
 
 -- name: doctor_workers()
 -- roles: worker, observer, admin
@@ -481,7 +487,7 @@ FROM taskd.worker
 WHERE died_at IS NULL
 ORDER BY host, pid;
 
--- Services of live workers that fail again and again.
+-- Services of live workers that fail repeatedly.
 
 -- name: doctor_services(batch bigint)
 -- roles: worker, observer, admin
@@ -491,8 +497,9 @@ WHERE died_at IS NULL AND lease_until > clock_timestamp() AND failures <> '[]'
 ORDER BY f.since
 LIMIT $1;
 
--- Running jobs of live workers that take new jobs, by queue and task: who has the slots, since when, and whether a timeout
--- ends it. `endless`: number of jobs without a timeout. Reads at most `batch` jobs.
+-- Running jobs of workers that are neither dead nor draining, by queue and task: they occupy the slots of the queue.
+-- `oldest_s` and `newest_s`: the longest and the shortest time for which such a job has run. `endless`: number of jobs without
+-- a timeout. At most `batch` jobs are read.
 
 -- name: doctor_running(batch bigint)
 -- roles: worker, observer, admin
@@ -521,10 +528,11 @@ WHERE CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN next_
 ORDER BY next_at
 LIMIT $1;
 
--- Jobs that should have moved by now, by the reason; at most `batch` for each. `lost`: they are running, and no live worker
--- has them; `overtime`: they run for longer than their timeout; `expired`: they wait after their deadline; `suspect`: their
--- worker died, and nobody runs them again; `unlooked`: nobody has checked them for admission; `orphan`: they wait for jobs,
--- and have no dependency; `aimless`: they are blocked without a reason, by a manual UPDATE.
+-- Jobs that should have changed their state by now, by the reason; at most `batch` jobs are read for each. `lost`: the job is
+-- running, and its worker is dead; `overtime`: it has run for longer than its timeout; `expired`: it waits after its deadline;
+-- `suspect`: its worker crashed, and no worker has claimed it again; `unlooked`: no worker has checked it for admission;
+-- `orphan`: it waits for jobs, and has no dependency that is not counted; `aimless`: it is blocked without a reason, because of
+-- a manual UPDATE.
 
 -- name: doctor_stuck(batch bigint)
 -- roles: observer, admin
@@ -566,7 +574,8 @@ SELECT why, count(*) AS jobs, max(late_s) AS late_s, (array_agg(id ORDER BY late
 FROM found
 GROUP BY why;
 
--- Limits that block jobs: how many run and how many wait, at most `batch` each; and queues whose depth is counted.
+-- Limits that block jobs, with the numbers of the jobs that hold slots and of the blocked jobs, each counted up to `batch`; and
+-- queues with a depth limit.
 
 -- name: doctor_limits(batch bigint)
 -- roles: worker, observer, admin
@@ -607,7 +616,7 @@ SELECT 'depth', q.name::text, true, q.depth, NULL, NULL,
 FROM taskd.queue AS q
 WHERE q.max_depth IS NOT NULL;
 
--- Keys that were held for a time which is over, at most `batch`.
+-- Unique keys whose time (`for_s`) is over and which upkeep has not deleted yet; at most `batch` are counted.
 
 -- name: doctor_keys(batch bigint)
 -- roles: worker, observer, admin

@@ -11,7 +11,7 @@ SELECT name FROM taskd.environment;
 INSERT INTO taskd.environment (name) VALUES ($1) ON CONFLICT (one) DO NOTHING;
 
 -- Let the database belong to an environment. With `pauses`, the same transaction pauses every known queue and every schedule
--- without an end, so that no worker of this environment starts a job of the former environment.
+-- until they are resumed, so that no worker of this environment starts a job of the former environment.
 
 -- name: adopt_database(name text, pauses boolean, reason text)
 -- roles: admin

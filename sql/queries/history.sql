@@ -1,7 +1,8 @@
--- Upkeep of the history: create partitions for the next days, drop expired ones. Every worker runs this, and can repeat it.
+-- Upkeep of the history: create partitions for the next days, and delete what has expired. Every worker runs these statements;
+-- each can be repeated.
 --
--- Each call is a transaction of its own with a lock_timeout of 50 ms, and is retried later. Without the timeout, a DDL
--- statement that waits for a long read of the history would block the acks behind it.
+-- Each call is a transaction of its own with a lock_timeout of 50 ms; a call that got no lock is repeated later. Without the
+-- timeout, a DDL statement that waits for a long read of the history would block the acks that queue behind it.
 
 -- name: make_history_partitions(days integer)
 -- roles: worker, admin
@@ -19,9 +20,9 @@ SELECT taskd.drop_expired_partition($1) AS dropped;
 -- roles: worker
 SELECT taskd.prune_default_partition($1) AS pruned;
 
--- Delete expired unique keys, in batches. A key that a producer is taking again is locked, and is skipped: it must not be
--- deleted after the producer's commit, and waiting for it would keep other rows locked. The condition uses now(), because
--- clock_timestamp() could not use the index.
+-- Delete expired unique keys, in batches. A key that a producer is taking again is locked, and is skipped: the key must not be
+-- deleted after the producer's commit, and a wait for the key would keep other rows locked. The condition uses now(), because
+-- with clock_timestamp() PostgreSQL could not use the index.
 
 -- name: prune_keys(batch bigint)
 -- roles: worker

@@ -1,9 +1,9 @@
 -- Limits: jobs that wait for admission by their limit, queues that an operator has limited, and the definitions of both.
 --
 -- The schema explains admission (migrations/0001_baseline.sql, "limits of jobs"). Statements that free a slot admit the next
--- jobs. admit_jobs admits jobs that have just arrived, and those for which an opening (taskd.opening) is due. Any worker
--- runs it when next_due (promote.sql) or check_upkeep (lease.sql) return that a check is due, so limits cost nothing where
--- none are used.
+-- jobs of the limit. admit_jobs admits jobs that have just arrived, and jobs of keys for which an opening (taskd.opening) is
+-- due. Any worker runs admit_jobs if next_due (promote.sql) or check_upkeep (lease.sql) returns that a check is due, so limits
+-- cost nothing if none are used.
 
 -- name: admit_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
@@ -23,8 +23,9 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt
        (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[], $7, $8, $9::bigint[]);
 
--- Publish the limits that the code of an app declares, and the limit of each task. Bounds that an operator has set do not
--- change. If a declaration has changed, all keys of the limit are checked again. Rows are locked in the order of their names.
+-- Publish the limits that the code of an app declares, and which limit each task has. If an operator has set a limit by hand, its
+-- bounds do not change. If a declaration has changed, all keys of the limit are checked again. Rows are locked in the order of
+-- their names.
 
 -- name: publish_limits(app text, names text[], concurrencies integer[], concurrencies_in_all integer[], rates double precision[], bursts integer[], tasks text[], task_limits text[], task_bys text[], task_defaults text[])
 -- roles: worker
@@ -62,9 +63,9 @@ WHERE task.name = mine.name
   AND (task.limit_name, task.limit_by, task.limit_defaults)
       IS DISTINCT FROM (mine.limit_name, mine.limit_by, mine.limit_defaults);
 
--- Set a limit by hand. A bound that is not given does not change, unless `without` names it, which removes it. The workers
--- of all queues are notified, so that parked jobs are admitted at once if the new bounds allow it. A burst without a rate
--- changes nothing, and no row is returned.
+-- Set a limit by hand. Bounds that are NULL do not change, except those that `without` names, which are removed. The workers of
+-- all queues are notified, so that they immediately admit jobs that the new bounds allow. If a burst is given and the limit has
+-- no rate, nothing changes, and no row is returned.
 
 -- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[])
 -- roles: admin
@@ -150,8 +151,8 @@ CROSS JOIN LATERAL (
 ORDER BY rule.name
 LIMIT $1;
 
--- The same for each key of a limit, the key with the most blocked jobs first; with a rate, also the number of its tokens.
--- This counts all jobs of the limit.
+-- The same numbers for each key of a limit, the key with the most blocked jobs first; if the limit has a rate, also the number of
+-- tokens. The statement reads all jobs of the limit.
 
 -- name: list_limit_keys(name text, batch bigint)
 -- roles: worker, observer, admin
@@ -183,8 +184,8 @@ ORDER BY blocked DESC, job.limit_key
 LIMIT $2;
 
 -- Set the limits of a queue, like set_limit. They apply to all workers together, except `concurrency`, which applies to each
--- worker process. The next claims use the new limits; workers are notified, so that they claim at once. The remaining tokens
--- stay: otherwise each change would allow another burst.
+-- worker process. The next claims use the new limits; workers are notified, so that they claim immediately. The remaining tokens
+-- do not change, because otherwise each change of a rate would allow another burst.
 
 -- name: limit_queue(name text, concurrency integer, max_running integer, max_depth integer, rate double precision, burst integer, without text[])
 -- roles: admin

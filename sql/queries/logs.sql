@@ -1,11 +1,11 @@
 -- Log lines of handlers, one row per attempt; see the table taskd.job_log.
 
--- Write the lines of attempts that have ended, or have run for some time. The row of an ended attempt does not change any
--- more, so lines that are logged after the end are lost. `failed`: keep the lines as long as failed jobs of the queue,
--- otherwise as long as done ones. If that retention is 0, lines that were written during the attempt are deleted. A job
--- keeps the lines of its first attempt and its 19 newest ones: the same statement deletes the other rows. It looks for such
--- rows only if the fence is above 19, and its snapshot does not contain the row that it writes, so it keeps 18 of the older
--- ones.
+-- Write the lines of attempts that have ended, or have run for some time. A row that was written with `ended` does not change any
+-- more, so lines that are logged after the end are lost. `failed`: keep the lines as long as failed jobs of the queue, otherwise
+-- as long as done jobs. If that retention is 0, nothing is written, and lines that were written during the attempt are deleted.
+-- A job keeps the lines of its first attempt and of its 19 newest attempts; the statement deletes those of the others. The
+-- statement searches for such rows only if the fence is above 19. Its snapshot does not contain the row that it writes, so it
+-- keeps 18 newer ones of the rows before.
 
 -- name: write_logs(worker_ids bigint[], job_ids bigint[], fences bigint[], attempts smallint[], queues text[], failed boolean[], ended boolean[], firsts smallint[], left_out bigint[], lines text[])
 -- roles: worker
@@ -49,7 +49,7 @@ WITH given AS MATERIALIZED (
     SET worker_id = excluded.worker_id, written_at = excluded.written_at, expires_at = excluded.expires_at,
         attempt = excluded.attempt, ended = excluded.ended, first = excluded.first, left_out = excluded.left_out,
         lines = excluded.lines
-    -- Of another worker: the job is another one, because the sequence of ids has gone back.
+    -- An ended row of another worker belongs to an older job with this id: the sequence of ids has gone back.
     WHERE NOT log.ended OR log.worker_id <> excluded.worker_id
     RETURNING 1
 )
@@ -76,7 +76,7 @@ WITH deleted AS (
 )
 SELECT count(*) AS pruned FROM deleted;
 
--- The lines of a job, in the order of its attempts. `runs`: whether the attempt is running, so that further lines can follow.
+-- The lines of a job, in the order of its attempts. `runs`: whether the attempt still runs, so that further lines can follow.
 
 -- name: job_logs(id bigint)
 -- roles: admin
@@ -86,7 +86,7 @@ SELECT log.attempt, log.fence, log.worker_id::text AS worker_id, log.ended, log.
 FROM taskd.job_log AS log
 LEFT JOIN taskd.job AS job ON job.id = log.job_id
 WHERE log.job_id = $1 AND log.expires_at > now()
-  -- Where several jobs have the id, because the sequence of ids has gone back, the lines are those of the newest one.
+  -- If several jobs have the id, because the sequence of ids has gone back, the lines are those of the live or the newest job.
   AND log.written_at >= coalesce(
       (SELECT enqueued_at FROM taskd.jobs WHERE id = $1 ORDER BY finished_at IS NOT NULL, enqueued_at DESC LIMIT 1),
       log.written_at

@@ -1,7 +1,7 @@
--- Migrations: applied and announced ones, and sessions and workers that block them (taskd/store/schema/migrate.py).
+-- Migrations: their history, and the workers and sessions that block them (taskd/store/schema/migrate.py).
 
--- The applied and the announced migrations. An announced one is about to be applied: code that will not work with it refuses
--- to start. The names in this statement must never change (see renew_lease).
+-- The applied and the announced migrations. An announced migration will be applied soon: code that does not work with it refuses
+-- to start. The tables and columns that this statement names must never change (see renew_lease).
 
 -- name: list_migrations()
 -- roles: producer, worker, observer, admin
@@ -9,8 +9,8 @@ SELECT number, name, digest, works_with, applied_at IS NOT NULL AS is_applied
 FROM taskd.migration
 ORDER BY number;
 
--- Record a migration in the transaction that applies it, or announce it before. Workers that are too old for an announced
--- migration notice it at their next lease renewal, and drain.
+-- Record a migration that is applied, or announce a migration. Workers that are too old for an announced migration notice it at
+-- their next lease renewal, and drain.
 
 -- name: record_migration(number integer, name text, digest text, works_with integer, is_applied boolean)
 -- roles: owner
@@ -29,8 +29,8 @@ FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND schema_newest < $1
 ORDER BY host, pid;
 
--- Sessions that block a migration: those that hold locks on these tables, the oldest transactions first; without tables,
--- those with snapshots, for which a concurrent index build waits.
+-- Sessions that block a migration, those with the oldest transactions first: sessions that hold locks on these tables, or,
+-- without tables, sessions with a snapshot, because a concurrent index build waits for these.
 
 -- name: lock_holders(tables text[], batch bigint)
 -- roles: producer, worker, observer, admin
@@ -47,7 +47,7 @@ WHERE a.pid <> pg_backend_pid() AND a.datname = current_database()
 ORDER BY a.xact_start
 LIMIT $2;
 
--- Whether an index is invalid: a CREATE INDEX CONCURRENTLY that fails leaves an invalid index.
+-- Whether an index exists and is invalid: a CREATE INDEX CONCURRENTLY that fails leaves an invalid index.
 
 -- name: is_index_invalid(name text)
 -- roles: producer, worker, observer, admin

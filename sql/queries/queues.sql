@@ -1,7 +1,7 @@
 -- Queues: pauses, retention, and counts of remaining jobs.
 --
--- Jobs can be enqueued and claimed without a row for their queue. A worker creates a row for each queue that it serves, so
--- that lists show the queue. Rows are written in the order of their names: otherwise workers that start together could
+-- Jobs can be enqueued and claimed without a row for their queue. A worker inserts a row for each queue that it serves, so that
+-- lists show the queue. Rows are written in the order of their names: otherwise workers that start at the same time could
 -- deadlock.
 
 -- name: declare_queues(names text[])
@@ -46,10 +46,10 @@ ON CONFLICT (name) DO UPDATE
 SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, queue.keep_failed_s)
 RETURNING name::text, keep_done_s, keep_failed_s;
 
--- The remaining jobs of queues, for a worker with `--until-empty`. It runs until there are no `runnable` jobs (queued, or
--- due and waiting for a limit), no `running` ones and no `soon` ones (due and not promoted yet, or claimed before and due
--- again within a minute). At its end it prints the counts of the others. Whether a job was claimed before is read from its
--- fence, and not from its attempts, which can have been refunded.
+-- The live jobs of queues, for a worker with `--until-empty`. The worker runs until there are no `runnable` jobs (queued, or due
+-- and waiting for a limit), no `running` jobs and no `soon` jobs (due and not promoted yet, or claimed before and due again
+-- within a minute). At its end, the worker prints the counts of the other jobs. A fence above 0 shows that a job was claimed
+-- before; attempts do not show this, because they can be refunded.
 
 -- name: count_left(queues text[], tasks text[])
 -- roles: worker, observer, admin

@@ -1,16 +1,16 @@
 -- Reports: the statements of commands that print lists and single rows. No statement here writes.
 --
 -- Every list has a limit, and every count uses an index or reads only live jobs, so that a report is cheap even if the
--- history has millions of rows. The comment of a statement that reads more says so. Ages are computed here, by the
--- database's clock. The names of the columns are the keys of the `--json` output: renaming a column breaks scripts of users.
+-- history has millions of rows. If a statement reads more, its comment says so. Ages are computed by the database's clock. The
+-- names of the columns are the keys of the `--json` output: renaming a column breaks scripts of users.
 
--- Jobs, newest first. Each of the two branches is read backwards along its index on id (job_pkey; job_history_pkey of every
--- partition, merged) up to the limit. If only failed and cancelled jobs are requested, the planner can use
--- job_history_not_done instead; for that the condition `state <> 'done'` is written out, because PostgreSQL cannot derive it
--- from an array. A filter that matches few jobs reads the whole index: 0.2 s for a million jobs. With a short `since_s` and a
--- rare task, the planner uses job_history_finished. With a busy task the merge needs a row of every partition, so the whole
--- index is read. Partitions that had expired before are not read. `since_s` applies to the end of a finished job, and to the
--- enqueue of a live one. `age_of`: the event since which `age_s` counts.
+-- Jobs, newest first. Live and finished jobs are read backwards along their indexes on id (job_pkey; job_history_pkey of every
+-- partition, merged), up to the limit. If only failed and cancelled jobs are requested, the planner can use
+-- job_history_not_done instead. For that, the condition `state <> 'done'` is written out, because PostgreSQL cannot derive it
+-- from an array. With a filter that matches few jobs, the whole index is read: 0.2 s for a million jobs. With a short `since_s`
+-- and a rare task, the planner uses job_history_finished. With a busy task, the merge needs a row of every partition, so the
+-- whole index is read, except partitions whose rows expired before that time. `since_s` applies to the end of a finished job,
+-- and to the enqueue of a live job. `age_of`: the event since which `age_s` counts.
 
 -- name: list_jobs(queue text, task text, states text[], since_s double precision, batch bigint)
 -- roles: observer, admin
@@ -76,13 +76,13 @@ WHERE job.id = $1
 ORDER BY job.finished_at IS NOT NULL, job.enqueued_at DESC
 LIMIT 1;
 
--- The facts that decide whether a job runs, in one row: the job itself, the pause of its queue, the app that has published
--- its task, its worker, the workers that serve its queue, and the number of jobs before it. taskd/core/explain/reasons.py
--- derives the reasons from these facts. The job is found along job_pkey, and job_history_pkey of every partition. Jobs
--- before it are counted in the order of claims, along job_claim or job_due, up to `ahead_max`. The table of workers contains
--- the workers of the last week, few enough to be read completely, once. At most `batch` workers that serve the queue are
--- named, each with the number of its running jobs, counted along job_running. The running jobs that occupy the slots of the
--- queue are counted by task, along the same index.
+-- The facts that decide whether a job runs, in one row: the job itself, the pauses of its queue and task, the app that has
+-- published its task, its limit, its worker, the workers that serve its queue, and the number of jobs before it.
+-- taskd/core/explain/reasons.py derives the reasons from these facts. The job is found along job_pkey, and job_history_pkey of
+-- every partition. The jobs before it in the order of claims are counted along job_claim (for a suspect, along job_due), up to
+-- `ahead_max`. The table of workers contains the workers of the last week, which are few enough to read all of them once. At
+-- most `batch` workers that serve the queue are named, each with the number of its running jobs, counted along job_running. The
+-- running jobs that occupy the slots of the queue are counted by task, along the same index.
 
 -- name: why_job(id bigint, ahead_max bigint, batch bigint)
 -- roles: observer, admin
@@ -246,9 +246,9 @@ WHERE id = ANY ($1::bigint[])
 ORDER BY id, finished_at IS NOT NULL, enqueued_at DESC;
 
 -- Counts by queue: queued jobs along job_claim (index only), running jobs along job_running, scheduled and blocked jobs in
--- the live table, failed jobs along job_history_not_done. A queue is listed if it has a job, a pause, a setting, or a worker
--- whose row still exists (a week after its death). A queue that has only a row is not listed: otherwise a queue that was
--- paused with a wrong name would be listed for ever.
+-- the table of live jobs, jobs that failed within a day along job_history_not_done. A queue is listed if it has such a job, a
+-- pause, a setting, or a worker whose row still exists (a week after its end). A queue that has only a row in taskd.queue is not
+-- listed: otherwise a queue that was paused under a wrong name would be listed for ever.
 
 -- name: list_queues(batch bigint)
 -- roles: observer, admin
@@ -314,10 +314,10 @@ LEFT JOIN taskd.queue AS paused
 ORDER BY named.queue
 LIMIT $1;
 
--- The queues that have due jobs and are not paused, and how many live workers serve each. This is for health checks, so it
--- must be cheap with a million waiting jobs. The queues of queued jobs are found along job_claim, with one probe per queue.
--- Of the scheduled jobs that are due (job_due), the 10,000 oldest are read: if there are more, no worker promotes jobs, and
--- the oldest ones are enough to show that.
+-- The queues that have due jobs and are not paused, and how many live workers that are not draining serve each. Health checks
+-- run this statement, so it must be cheap even with a million waiting jobs. The queues of queued jobs are found along job_claim,
+-- with one probe per queue. Of the scheduled jobs that are due, the 10,000 oldest are read along job_due: if there are more, no
+-- worker promotes jobs, and the oldest ones are enough to show this.
 
 -- name: queues_with_due_jobs()
 -- roles: worker, observer, admin
@@ -355,9 +355,9 @@ SELECT count(*) AS workers
 FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining AND $1 = ANY (queues);
 
--- Live workers, and workers that ended within the given time. `late`: the worker has not renewed its lease for a third of
--- the lease's time, in which it renews twice; it has died, hangs, or cannot connect. `silent`: the lease has expired, and no
--- worker has declared this one dead yet. Running jobs are counted along job_running.
+-- Workers that have not ended, and workers that ended within the given time. `late`: the worker has not renewed its lease for
+-- over a third of the lease's time, in which a worker renews twice: the worker has died, hangs, or cannot connect. `silent`: the
+-- lease has expired, and no other worker has declared the worker dead yet. Running jobs are counted along job_running.
 
 -- name: list_workers(dead_s double precision, batch bigint)
 -- roles: worker, observer, admin
@@ -379,9 +379,9 @@ WHERE died_at IS NULL OR died_at > clock_timestamp() - make_interval(secs => $1)
 ORDER BY died_at DESC NULLS FIRST, started_at DESC
 LIMIT $2;
 
--- The workers with the caller's host, boot and pid namespace; in a container, those are the workers of that container.
--- `taskd health --worker` checks whether their processes still run. The table contains the workers of the last week, few
--- enough to be read completely.
+-- The workers with the caller's host, boot and pid namespace, without those that were declared dead; in a container, these are
+-- the workers of the container. `taskd health --worker` checks whether their processes still run. The table contains the
+-- workers of the last week, which are few enough to read all of them.
 
 -- name: list_workers_here(host text, boot_id text, pid_namespace text, batch bigint)
 -- roles: worker, observer, admin
@@ -395,10 +395,11 @@ WHERE died_at IS NULL AND host = $1 AND boot_id = $2 AND pid_namespace = $3
 ORDER BY started_at DESC
 LIMIT $4;
 
--- The names of queues and tasks, for a user whose filter has found no job; and whether there are jobs with the given names,
--- which can exist without a worker or a published task. The names of queues come from their rows, from workers of the last
--- week, from published tasks, and from queued jobs, along job_claim with one probe per queue. Jobs with the given names are
--- searched among the newest 100,000 live and the newest 100,000 finished jobs, along job_pkey and job_history_pkey.
+-- The names of queues and tasks, for a user whose filter has matched no job; and whether there are jobs in the given queue or of
+-- the given task, which can exist without a worker and without a published task. The names of queues come from taskd.queue, from
+-- the workers of the last week, from published tasks, and from queued jobs, along job_claim with one probe per queue. Jobs with
+-- the given names are searched among the newest 100,000 live and the newest 100,000 finished jobs, along job_pkey and
+-- job_history_pkey.
 
 -- name: known_names(queue text, task text, batch bigint)
 -- roles: observer, admin
@@ -437,9 +438,9 @@ FROM taskd.task
 ORDER BY name
 LIMIT $1;
 
--- Recent outcomes. A short time is read along job_history_finished. A long one reads all finished jobs of the partitions that
--- expire late enough: 0.45 s for a million jobs. Wait and run time are those of the last attempt; a job that was cancelled
--- before its first attempt has neither. `retried` counts jobs with more than one attempt.
+-- Recent outcomes. With a short `since_s`, jobs are read along job_history_finished. With a long one, all finished jobs are read,
+-- except those of partitions whose rows expired before: 0.45 s for a million jobs. Wait and run times are those of last attempts;
+-- a job that was cancelled before its first attempt has neither. `retried` counts jobs with more than one attempt.
 
 -- name: stats(since_s double precision, queue text, task text, by_hour boolean, batch bigint)
 -- roles: observer, admin
@@ -464,11 +465,11 @@ ORDER BY 1 DESC, 2, 3
 LIMIT $5;
 
 -- Recent errors of failed jobs, and of jobs that wait for another attempt, counted by task and text.
--- taskd/core/explain/error_groups.py merges texts that differ only in details. At most `batch` rows of each kind are read:
--- the newest failed jobs along job_history_not_done of every partition; and scheduled jobs along job_due, suspects first,
--- then those that are due soonest, because most retries are due soon. Each row contains how many jobs of each kind were
--- read, and the age of the oldest failed one. If there is no error, one row without a task contains these. The reason of a
--- failed job names its last error, so its errors, which can be long, are rarely read.
+-- taskd/core/explain/error_groups.py merges texts that differ only in details. At most `batch` jobs of each kind are read: the
+-- jobs that failed last, along job_history_not_done of every partition; and scheduled jobs along job_due, first suspects, then
+-- the jobs that are due soonest, because most retries are due soon. Each row repeats how many jobs of each kind were read, and
+-- the age of the oldest failed job. If there is no error, one row without a task contains only these. The reason of a failed job
+-- usually names its last error, so the column `errors`, which can be long, is rarely read.
 
 -- name: stats_errors(since_s double precision, queue text, task text, batch bigint)
 -- roles: observer, admin

@@ -1,19 +1,18 @@
 -- Schedules enqueue jobs at planned times; see the table taskd.schedule.
 --
--- Any worker fires due schedules. It reads the due ticks, computes the next tick, and fires. fire_schedule() does nothing if
--- another worker has fired these ticks. So each tick enqueues one job, whatever number of workers poll, and whichever of them
--- dies.
+-- Any worker fires due schedules. The worker reads the due schedules, computes their ticks and the tick after these, and calls
+-- fire_schedule(), which does nothing if another worker has fired these ticks. So each tick is fired once, whatever number of
+-- workers poll, and whichever of them dies.
 
--- The time from which callers compute ticks: the database's clock.
+-- The database's time, from which callers compute ticks.
 
 -- name: database_time()
 -- roles: producer, worker, observer, admin
 SELECT clock_timestamp() AS now;
 
--- Create or change schedules: at the start of a worker those that its app declares, or without an app one that is set by
--- hand. The outcome `taken` means that another app has declared a different schedule with the same name, or that it was
--- created by hand; then the worker refuses to start. Rows are written in the order of their names, so that two workers
--- cannot deadlock.
+-- Create or change schedules: with an app, those that the app declares, at the start of a worker; without an app, a schedule that
+-- is set by hand. The outcome `taken` means that a different schedule of this name was declared by another app or created by
+-- hand; then the worker refuses to start. Rows are written in the order of their names, so that two workers cannot deadlock.
 
 -- name: set_schedules(app text, definitions text)
 -- roles: worker, admin
@@ -48,9 +47,9 @@ DELETE FROM taskd.schedule
 WHERE name = ANY ($1::text[])
 RETURNING name::text, app;
 
--- Pause schedules: ticks during the pause are fired neither then nor later; the first tick after the pause comes next. If
--- the pause has an end, the next tick is set to the first one after that end; for cron it is set to NULL, and a worker
--- computes it. A worker that has read a tick before the pause fires nothing.
+-- Pause schedules: ticks during the pause are never fired, and the next tick is the first one after the pause. If the pause has
+-- an end, the next tick is set here to the first one after that end; for cron it is set to NULL, and a worker computes it. If a
+-- worker has read a tick before the pause, fire_schedule() does nothing.
 
 -- name: pause_schedules(names text[], for_s double precision, reason text)
 -- roles: worker, admin
@@ -76,9 +75,9 @@ RETURNING name::text;
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 SELECT outcome, ids FROM taskd.run_schedule($1);
 
--- Due schedules: those without a query, or those whose query runs as this user. A schedule without a next tick is due, too,
--- so that the worker computes its next tick. `now` is the time of the database, or the end of the schedule's pause if that
--- is later. At most `batch` schedules are read, along schedule_due.
+-- Due schedules: those without a query, or, `with_query`, those whose query runs as this user. A schedule without a next tick is
+-- due, too, so that the worker computes the next tick. `now` is the time of the database, or the end of the schedule's pause if
+-- that is later. At most `batch` schedules are read, along schedule_due.
 
 -- name: due_schedules(with_query boolean, batch bigint)
 -- roles: worker, admin
@@ -101,7 +100,8 @@ ORDER BY schedule.next_at NULLS FIRST;
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz[], $5, $6::text::jsonb);
 
--- Pause a schedule whose next tick cannot be computed, because SQL has created it with an invalid cron expression; store why.
+-- Pause a schedule whose next tick cannot be computed, because an SQL client has created it with an invalid cron expression;
+-- store the error.
 
 -- name: pause_invalid_schedule(name text, revision bigint, error text)
 -- roles: worker, admin
@@ -111,8 +111,8 @@ SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3,
 WHERE name = $1 AND revision = $2 AND (paused_at IS NULL OR paused_until IS NOT NULL)
 RETURNING name::text;
 
--- Seconds until the next tick: of schedules without a query, and of schedules whose query runs as this user; NULL if there is
--- none. check_upkeep (lease.sql) reads the same.
+-- Seconds until the next tick of the schedules without a query, and of those whose query runs as this user; NULL if there is no
+-- such schedule. check_upkeep (lease.sql) returns the same columns.
 
 -- name: next_ticks()
 -- roles: worker, observer, admin

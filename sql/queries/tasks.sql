@@ -1,9 +1,9 @@
 -- Tasks as workers have published them, so that the database and every client know their defaults and arguments.
 
--- Publish the tasks of an app; they overwrite the tasks that an earlier start of the app has published. A task of another
--- app with another signature is not overwritten: the statement returns its app, and the worker refuses to start. The rows
--- that the INSERT has not written decide this, because the other app can publish the task at the same time. Each former name
--- of a task is published as a task, too, so that producers can go on using it, and no other app can take it.
+-- Publish the tasks of an app; they overwrite tasks of the same names. Only a task of another app with another signature is not
+-- overwritten: the statement returns the task and that app, and the worker refuses to start. These are the tasks that the INSERT
+-- has not written; a look at the table before would miss a task that the other app publishes at the same time. Each former name
+-- of a task is published as a task, too, so that producers can still use the name, and no other app can take it.
 
 -- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[])
 -- roles: worker

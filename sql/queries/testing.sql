@@ -10,11 +10,11 @@ SELECT id, task, queue, state, priority, attempt, crashes, unique_key, reason,
 FROM taskd.jobs
 ORDER BY id;
 
--- The queues with a running job, or with a job that a worker with these tasks could start now; a due tick of a schedule
--- counts as a job. A job that is due within a tenth of a second counts as due, so that a retry without a delay belongs to
--- the same run. A job that waits for a token counts as due if it can start within a second. Jobs that wait for a slot of
--- their limit do not count, nor do jobs of paused queues and tasks. (Except a job of a paused task that no worker has
--- claimed since the pause: a worker claims it once, and parks it.)
+-- The queues with a running job, with a job that a worker with these tasks could start now, or of a schedule with a due tick. A
+-- job that is due within a tenth of a second counts as due, so that a retry without a delay belongs to the same run. A job that
+-- waits for a token counts as due if it can start within a second. Jobs that wait for a slot of their limit do not count, nor do
+-- jobs of paused queues and parked jobs of paused tasks. (A job of a paused task that is not parked yet counts, because a worker
+-- claims it once, and parks it.)
 
 -- name: testing_due(tasks text[])
 -- roles: worker, observer, admin
@@ -46,9 +46,9 @@ WHERE task = ANY ($1::text[]) AND (paused_at IS NULL OR paused_until IS NOT NULL
   AND (next_at IS NULL OR next_at <= clock_timestamp())
 ORDER BY 1;
 
--- Travel in time. The clock does not change; instead all times in the rows move into the past: due times and deadlines,
--- ticks of schedules, pauses, times of tokens, and ends of unique keys, with the times from which they are computed. No
--- state changes: the next worker promotes the jobs that are due then.
+-- Travel in time. The clock does not change; instead, times in the rows move into the past: due times and deadlines, ticks of
+-- schedules, pauses, times of tokens, and ends of unique keys, together with the times from which they are computed. No state
+-- changes: the next worker promotes the jobs that are due after that.
 
 -- name: travel(seconds double precision)
 -- roles: owner

@@ -1,17 +1,17 @@
 -- Watching: the statements that `taskd top` and `taskd tail` run every second or two. No statement here writes.
 --
--- The index job_history_finished does not cover the rows since the last vacuum, so it cannot answer a question every second.
--- So only watch_since, which runs once, searches finished jobs by their times. The cost of the other statements grows with the
--- number of live jobs and with the events since the last call, and not with the history. After an answer, the commands wait
--- at least twenty times as long as it took.
+-- The index job_history_finished does not cover the rows since the last vacuum, so a search along it is too slow to be repeated
+-- every second. Therefore only watch_since, which runs once, searches finished jobs by their times. The cost of the other
+-- statements grows with the number of live jobs and with the events since the last call, and not with the history. After each
+-- statement, the commands wait at least twenty times as long as the statement took.
 
--- The ids of all live jobs, of the running jobs, and of finished jobs: those above `after_id` (NULL: a little before the
+-- The ids of all live jobs, of the running jobs, and of finished jobs: those with ids above `after_id` (NULL: 4096 below the
 -- newest id) and those in `ids`. All are read in one snapshot. A job that was live at the last call and is not live now has
--- ended, so the end of a job that was seen live is never missed, in whatever order transactions commit. An id above
--- `after_id` without a job belongs to a transaction that is open or was rolled back. That transaction has a lower xid than
--- `next_xid` of this call, so it has ended as soon as a later call returns an `oldest_xid` of at least that. Ids are
--- returned in blocks of 64, each with a bit mask: 100,000 jobs take 1,600 pairs of numbers. This reads along job_pkey,
--- job_running, and job_history_pkey of every partition.
+-- ended. So the end of a job that was seen live is never missed, in whatever order transactions commit. An id above `after_id`
+-- without a job belongs to a transaction that is open or was rolled back. The xid of that transaction is lower than `next_xid` of
+-- this call, so the transaction has ended when a later call returns an `oldest_xid` that is not lower than this `next_xid`. Ids
+-- are returned in blocks of 64, each with a bit mask: 100,000 jobs take 1,600 pairs of numbers. The statement reads along
+-- job_pkey, job_running, and job_history_pkey of every partition.
 
 -- name: watch_ids(after_id bigint, ids bigint[])
 -- roles: worker, observer, admin
@@ -74,8 +74,8 @@ FROM (
 ) AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id;
 
--- The jobs with an event within the last `since_s` seconds, the latest first. Like `stats`, this reads the live jobs, and all
--- finished jobs of the partitions that expire late enough; it runs once, if the user gives --since.
+-- The jobs with an event within the last `since_s` seconds, the latest first. The statement reads all live jobs, and finished
+-- jobs as `stats` does. It runs once, if the user gives --since.
 
 -- name: watch_since(since_s double precision, queue text, task text, batch bigint)
 -- roles: observer, admin
@@ -103,11 +103,11 @@ LIMIT $4;
 
 -- The state of queues, workers, running jobs and full limits, in one row, each as JSON.
 --
--- `queues`: the jobs of each queue, counted in one pass over the live jobs; whether it is polled continuously; and the
--- number of its live workers. `born`: how many of the newest `batch` jobs with ids above `after_id` were enqueued into each
--- queue, along job_pkey and job_history_pkey. `running`: the jobs that have run for the longest time. `limits`: limits with
--- blocked jobs, each with the five keys that have the most, along job_limit_waiting and job_limit_slots; at most 10,000 jobs
--- of a limit are counted.
+-- `queues`: the jobs of each queue, counted in one pass over the live jobs; whether the queue is polled continuously; and the
+-- number of its live workers. `workers`: the workers that were not declared dead. `born`: how many of the newest `batch` jobs
+-- with ids above `after_id` were enqueued into each queue, along job_pkey and job_history_pkey. `running`: the jobs that have
+-- run for the longest time. `limits`: the limits with blocked jobs, each with the five keys that have most of them, along
+-- job_limit_waiting and job_limit_slots; at most 10,000 blocked jobs of a limit are counted.
 
 -- name: watch_state(after_id bigint, batch bigint, rows_max bigint)
 -- roles: observer, admin
@@ -226,10 +226,10 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
            ) AS full_limit
        ) AS limits;
 
--- Jobs that ended within the last `since_s` seconds. There is no index on that time, so only those are found that are among
--- the newest ids, among the ids just before the next job of each queue (these were claimed last), or in `ids` (these were
--- seen running), all along job_history_pkey. Failed and cancelled jobs are found by their time, along job_history_not_done.
--- Jobs that wait for another attempt are included with the state `scheduled`, along job_due. At most `batch` of each kind
+-- Jobs whose last attempt ended within the last `since_s` seconds. Done jobs are not searched by that time (see above), but along
+-- job_history_pkey: those with the newest ids, those with ids just below the next job of a queue (these were claimed last), and
+-- those in `ids` (these were seen running). Failed and cancelled jobs are also found by their time, along job_history_not_done.
+-- Jobs that wait for another attempt are included with the state `scheduled`, along job_due. At most `batch` jobs of each kind
 -- are read.
 
 -- name: watch_ended(since_s double precision, ids bigint[], batch bigint)

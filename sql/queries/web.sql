@@ -1,9 +1,9 @@
 -- The dashboard: the statements of its pages, in addition to reports.sql. No statement here writes.
 --
--- Each statement limits the rows that it reads, and not only those that it returns: a page costs the same whether the
--- history has a thousand jobs or a hundred million. If the limit ends a search, the statement returns the position that it
--- has reached, from which the next page continues. Observers cannot read arguments, results and unique keys; statements that
--- return or search these are for admins.
+-- Each statement limits the rows that it reads, and not only the rows that it returns: a page costs the same whether the
+-- history has a thousand jobs or a hundred million. If a search ends at its limit, the statement returns the position that it
+-- has reached, and the next page continues there. Observers are not allowed to read arguments, results and unique keys, so
+-- statements that return or search these are for admins.
 
 -- Whether this login is allowed to read arguments and results.
 
@@ -11,11 +11,11 @@
 -- roles: producer, worker, observer, admin
 SELECT has_table_privilege('taskd.jobs', 'SELECT') AS reads_args;
 
--- Jobs with ids below `before_id`, newest first. At most `read_max` live jobs and `read_max` finished jobs are read, each
--- along the index on id. If one of these reads ends at its limit, lower ids are left out, because the result would be
--- incomplete there. `reach_id`: the lowest id that was read completely; 0: all were. `since_s` and `older_s` apply to the
--- enqueue of a live job, and to the end of a finished one. `error`: a pattern for ILIKE. `only_ids`: only these jobs, which
--- web_search_jobs has found with the same limits.
+-- Jobs with ids below `before_id`, newest first. At most `read_max` live jobs and `read_max` finished jobs are read along the
+-- indexes on id. If one of these two reads ends at its limit, jobs with lower ids are left out, because the other read could have
+-- found only some of them. `reach_id`: the lowest id down to which all jobs were read; 0: all jobs were read. `since_s` and
+-- `older_s` apply to the enqueue of a live job, and to the end of a finished job. `error`: a pattern for ILIKE. `only_ids`:
+-- return only these jobs, which web_search_jobs has found with the same limits.
 
 -- name: web_jobs(before_id bigint, queue text, task text, states text[], error text, since_s double precision, older_s double precision, read_max bigint, batch bigint, only_ids bigint[])
 -- roles: observer, admin
@@ -63,9 +63,9 @@ FROM reach
 LEFT JOIN found ON true
 ORDER BY found.id DESC;
 
--- Failed and cancelled jobs, sorted by their end, the latest first: along job_history_not_done of every partition, so that
--- the failures of an incident are found among millions of done jobs. `reach_at` and `reach_id`: the last position that was
--- read; NULL: all rows were read.
+-- Failed and cancelled jobs, sorted by their ends, the latest first. They are read along job_history_not_done of every
+-- partition, so that the failures of an incident are found among millions of done jobs. `reach_at` and `reach_id`: the last
+-- position that was read; NULL: all rows were read.
 
 -- name: web_failed_jobs(before_at timestamptz, before_id bigint, queue text, task text, states text[], error text, since_s double precision, older_s double precision, read_max bigint, batch bigint)
 -- roles: observer, admin
@@ -104,8 +104,8 @@ FROM (SELECT) AS once
 LEFT JOIN found ON true
 ORDER BY found.finished_at DESC, found.id DESC;
 
--- The jobs with ids below `before_id` that have this text in their arguments, or this unique key; with the limits of
--- web_jobs. Redacted arguments are not searched: a match would reveal them.
+-- The jobs with ids below `before_id` that have this text in their arguments and this unique key, if given; with the limits of
+-- web_jobs. Redacted arguments are not searched, because a match would reveal them.
 
 -- name: web_search_jobs(before_id bigint, args text, unique_key text, states text[], read_max bigint)
 -- roles: admin
@@ -152,10 +152,10 @@ WHERE job.id = $1
 ORDER BY job.finished_at IS NOT NULL, job.enqueued_at DESC
 LIMIT 1;
 
--- The keys of a limit that have jobs, in alphabetical order, from `first_key` on. Each is found with one index probe, along
--- job_limit_slots and job_limit_waiting, so a page costs the same however many keys and jobs there are. The jobs of each key
--- are counted up to `count_max`: `next` jobs hold a slot of their key and wait for one of the limit in all; `waiting` jobs
--- wait for a slot or a token of their key. `holders` are the jobs that hold slots, running jobs first.
+-- The keys of a limit that have jobs, sorted, from `first_key` on. Each key is found with one index probe, along job_limit_slots
+-- or job_limit_waiting, so a page costs the same however many keys and jobs there are. The jobs of each key are counted up to
+-- `count_max`: `next` jobs hold a slot of their key and wait for a slot of the limit in all; `waiting` jobs wait for a slot or a
+-- token of their key. `holders` are jobs that hold slots, running jobs first.
 
 -- name: web_limit_keys(name text, first_key text, batch bigint, count_max bigint, holders_max bigint)
 -- roles: worker, observer, admin
@@ -250,7 +250,7 @@ ORDER BY shown.key;
 -- roles: observer, admin
 SELECT since, until, step, done, failed, cancelled, wait_s, run_s FROM taskd.finished_recently($1, $2, $3, $4) ORDER BY step;
 
--- The states of the jobs that open pages show; one statement for all pages.
+-- The states of the jobs that open pages show. One statement serves all open pages.
 
 -- name: web_watch(ids bigint[])
 -- roles: observer, admin

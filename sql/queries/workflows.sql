@@ -1,11 +1,11 @@
 -- Workflows: start, read, stop and prune them.
 --
--- The statements that end jobs (ack.sql, lease.sql, jobs.sql, control.sql) call functions that unblock or cancel the jobs
--- which wait for these; the schema explains the functions (migrations/0001_baseline.sql, "workflows").
+-- The statements that end jobs (ack.sql, lease.sql, jobs.sql, control.sql) call functions that unblock or cancel the dependants
+-- of these jobs; the schema explains the functions (migrations/0001_baseline.sql, "workflows").
 
--- Insert all jobs of a workflow, or the first job of a pipeline. Return the id of the workflow, then the ids of the jobs in
--- their order. It is one statement, so either all jobs are inserted or none; the function explains the arrays of
--- dependencies.
+-- Insert all jobs of a workflow, or the first job of a pipeline. Return the id of the workflow, followed by the ids of the jobs
+-- in their order. This is one statement, so either all jobs are inserted or none. The comment of the function explains the arrays
+-- of dependencies.
 
 -- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
 -- roles: producer, admin
@@ -16,7 +16,7 @@ SELECT taskd.enqueue_workflow(
     $16::text[], $18::text[], $19::integer[], $20::integer[], $21::bigint[], $22::text[], metadatas => $17::text[]
 ) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us;
 
--- The results of the jobs that this job waited for; no results if they are larger than `bytes_max` together.
+-- The results of the jobs that this job has waited for. If they are larger than `bytes_max` together, each `result` is NULL.
 
 -- name: parent_results(job_id bigint, bytes_max bigint)
 -- roles: worker
@@ -55,8 +55,8 @@ ORDER BY found.id DESC;
 SELECT id, name::text, kind, created_at, stopped_at, stages::text AS stages FROM taskd.workflow WHERE id = $1;
 
 -- The parts of a workflow, each with the number of its jobs by state, and the parts that it waits for. Usually a part is one
--- job. All members of a group, whose names differ only by the number in brackets, are one part, and so are all runs of a
--- stage. A parent that belongs to another workflow, or to none, is named by its id.
+-- job. All members of a group, whose names differ only by the number in brackets, are one part, and so are all jobs of a
+-- stage. A parent that is not part of this workflow is named by its id.
 
 -- name: workflow_parts(id bigint, batch bigint)
 -- roles: observer, admin
@@ -83,8 +83,8 @@ GROUP BY job.part
 ORDER BY first_id
 LIMIT $2;
 
--- The states of the jobs of all workflows with this name, by part: along the index on the name, then the jobs of each
--- workflow.
+-- The numbers of jobs by state, for each part of all workflows with this name. The workflows are found along the index on the
+-- name, and then the jobs of each workflow.
 
 -- name: workflow_stats(name text, batch bigint)
 -- roles: observer, admin
@@ -102,8 +102,8 @@ GROUP BY part, queue, task
 ORDER BY part
 LIMIT $2;
 
--- To stop a workflow takes two statements, in two transactions. The first prevents that further stages start. When it has
--- committed, a stage that was about to start has either started or never starts, so the second statement finds its job.
+-- To stop a workflow, two statements are needed, in two transactions. The first one prevents that further stages start. When it
+-- has committed, the job of a next stage either exists, so that the second statement finds it, or is never inserted.
 
 -- name: stop_workflow(id bigint)
 -- roles: admin
@@ -113,8 +113,8 @@ UPDATE taskd.workflow SET stopped_at = coalesce(stopped_at, clock_timestamp()) W
 -- roles: worker, observer, admin
 SELECT id FROM taskd.job WHERE workflow_id = $1 AND cancel_reason IS NULL ORDER BY id;
 
--- The jobs that must be retried so that a workflow continues: failed and cancelled ones. Callbacks for a failure that were
--- cancelled because nothing failed are left out.
+-- The jobs that must be retried so that a workflow continues: the failed and cancelled ones. Callbacks for a failure are left out
+-- if they were cancelled because nothing failed.
 
 -- name: workflow_jobs_to_retry(id bigint)
 -- roles: observer, admin
@@ -123,7 +123,7 @@ FROM taskd.job_history
 WHERE workflow_id = $1 AND state IN ('failed', 'cancelled') AND reason IS DISTINCT FROM 'nothing failed'
 ORDER BY id;
 
--- The first jobs that a blocked job waits for. `parents` is the number of all jobs that it waits for.
+-- The first `batch` jobs that a blocked job waits for. `parents` is the number of all jobs that it waits for.
 
 -- name: pending_parents(job_id bigint, batch bigint)
 -- roles: observer, admin
