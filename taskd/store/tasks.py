@@ -39,14 +39,14 @@ class PublishedTask(NamedTuple):
     unique_rule: str | None = None
 
     def limit_of(self, args: str) -> LimitOf | None:
-        """Return the limit of a job with these arguments, a JSON object as text."""
+        """Return the limit of a job with these arguments (JSON text); None: it has no limit."""
         if self.limit_name is None:
             return None
         defaults = msgspec.json.decode(self.limit_defaults or "{}")
         return limit_of(self.limit_name, self.limit_by or (), args, defaults)
 
     def unique_of(self, args: str) -> Unique | None:
-        """Return the unique key of a job with these arguments, a JSON object as text."""
+        """Return the unique key of a job with these arguments (JSON text); None without a rule."""
         return None if self.unique_rule is None else of_rule(self.unique_rule, args)
 
 

@@ -105,7 +105,7 @@ class Connections(NamedTuple):
 
 
 class Left(NamedTuple):
-    """The numbers of live jobs of a worker's queues, by what they wait for.
+    """The numbers of live jobs in a worker's queues, by state and by what the jobs wait for.
 
     A worker with `--until-empty` runs until `runnable`, `running` and `soon` are zero.
 

@@ -233,7 +233,7 @@ class Database:
         return self._run_pooled(connection, statement(name).text, args, settings)
 
     def failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
-        """Recognise a pooler by the error of a statement; then drop the connection."""
+        """If the error of a statement shows a pooler, record this, and drop the connection."""
         if isinstance(error, STRAYED):
             self.pooled = True
             connection.terminate()
@@ -525,7 +525,7 @@ class Lane:
             self._draw_stride()
 
     async def close(self) -> None:
-        """Close the connection; the caller of a running or waiting statement is cancelled."""
+        """Close the connection; callers of running and waiting statements get CancelledError."""
         connection, self._connection = self._connection, None
         self._times_closed += 1
         if self._connecting is not None:

@@ -137,7 +137,7 @@ async def set_limit(
 
 
 async def clear(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Remove the bounds that were set by hand; return the names of the limits that had such."""
+    """Remove bounds that were set by hand; return the names of the limits that had such bounds."""
     return [row[0] for row in await on.fetch("clear_limits", list(names))]
 
 

@@ -157,7 +157,7 @@ class Names(NamedTuple):
 
 
 async def known_names(on: Fetches, queue: str | None, task: str | None) -> Names:
-    """Return the existing queues and tasks, and search jobs of the requested ones."""
+    """Return the names of queues and tasks, and whether a new job has the requested names."""
     return Names(*(await on.fetch("known_names", queue, task, ROWS_MAX))[0])
 
 

@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS taskd.migration (
 
 
 class Runner:
-    """Applies migrations over one connection; steps without a transaction need a second one.
+    """Applies migrations over a connection, and a second one for steps without a transaction.
 
     Args:
         known: all migrations of this code.

@@ -64,7 +64,7 @@ async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
 async def renew(database: Database) -> list[str]:
     """Grant the rights of the roles again after a migration; return the names of the roles.
 
-    If make() was never called, do nothing and return an empty list.
+    If the schema does not belong to such a role, do nothing and return an empty list.
     """
     lane = Lane(database, "roles")
     try:
