@@ -16,11 +16,15 @@ import pytest
 
 if TYPE_CHECKING:
     from taskd.client.connecting.background_loop import BackgroundLoop
+    from taskd.config import Settings
     from taskd.testing.db import TaskdDB
     from taskd.testing.server import Server
 
 VARIABLE = "TASKD_TEST_DSN"
 INI = "taskd_test_dsn"
+REAL_INI = "taskd_real_database"
+# DSNs of the databases that fixtures have made for the running test.
+_made: set[str] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,6 +35,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "taskd_test_* are created and dropped there. Without it, an embedded server is started.",
         default="",
     )
+    parser.addini(
+        REAL_INI,
+        "Whether code under test may use the database that taskd's settings name (TASKD_DSN, "
+        "taskd.toml, ...) without the fixture taskd_db.",
+        type="bool",
+        default=False,
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep tests without a fixture of this plugin away from the database of the settings."""
+    from taskd.client.connecting.loaded_settings import restrict
+
+    if not config.getini(REAL_INI):
+        config.add_cleanup(restrict(_refuse_real_database))
+
+
+def _refuse_real_database(settings: Settings) -> None:
+    if settings.dsn not in _made:
+        from taskd.errors import ConfigError
+
+        raise ConfigError(
+            "a test must not use the database that taskd's settings name, because that could be a "
+            "real one: add the fixture taskd_db to the test, or give the client a DSN. To allow "
+            f"it for all tests, set {REAL_INI} = true in pytest's configuration"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +121,9 @@ def taskd_template(taskd_server: Server, taskd_prepare: Callable[[str], Any]) ->
 def taskd_dsn(taskd_server: Server, taskd_template: str) -> Iterator[str]:
     """The DSN of a new database with the schema taskd; dropped after the test."""
     name, dsn = taskd_server.make(taskd_template)
+    _made.add(dsn)
     yield dsn
+    _made.remove(dsn)
     taskd_server.drop(name)
 
 

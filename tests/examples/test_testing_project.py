@@ -177,3 +177,31 @@ def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
     [(name, module)] = project["entry-points"]["pytest11"].items()
     assert name == "taskd"
     assert import_module(module).taskd_db
+
+
+def test_a_test_without_the_fixture_cannot_reach_the_database_of_the_settings(
+    tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKD_DSN", dsn)
+    (tmp_path / "test_accident.py").write_text(
+        "import pytest\n"
+        "from taskd import Client, task\n"
+        "from taskd.errors import ConfigError\n"
+        "@task(queue='accident')\n"
+        "def work() -> None: ...\n"
+        "def test_default_client():\n"
+        "    work.enqueue_sync()\n"
+        "async def test_client_without_dsn():\n"
+        "    async with Client() as client:\n"
+        "        await client.enqueue(work.job())\n"
+        "def test_with_fixture(taskd_db):\n"
+        "    work.enqueue_sync()\n"
+        "    taskd_db.assert_enqueued(work)\n"
+    )
+    output = pytest_in(tmp_path, "-o", "asyncio_mode=auto", dsn=dsn, code=1)
+    assert "2 failed, 1 passed" in output, output
+    assert output.count("ConfigError: a test must not use the database") >= 2, output
+    allowed = pytest_in(
+        tmp_path, "-o", "asyncio_mode=auto", "-o", "taskd_real_database=true", dsn=dsn
+    )
+    assert "3 passed" in allowed, allowed

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-from taskd import config
 from taskd.client.connecting.background_loop import BackgroundLoop
 from taskd.client.connecting.database_location import Target, open_target
+from taskd.client.connecting.loaded_settings import loaded_settings
 from taskd.client.enqueueing import BuiltIns, no_built_ins
 from taskd.client.results import ResultWaiter
 from taskd.config import Settings
@@ -171,7 +171,7 @@ class ClientConnections:
     async def _opened(self) -> Target:
         if self._target is not None:
             return self._target
-        settings = self._settings or config.load().settings
+        settings = self._settings or loaded_settings()
         target = await open_target(settings)
         # The start of the embedded server takes a moment, in which another loop can have opened it.
         kept = self._target or target

@@ -1,0 +1,35 @@
+"""The settings of clients that were given neither a DSN nor settings.
+
+The pytest plugin restricts them, so that a test cannot write into a real database by accident. This
+module imports no driver, because the plugin imports it at the start of each pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskd.config import Settings
+
+_check: list[Callable[[Settings], None]] = []
+
+
+def loaded_settings() -> Settings:
+    """Load the settings from files and the environment.
+
+    Raises:
+        ConfigError: a setting is not valid, or restrict() does not allow these settings.
+    """
+    from taskd import config
+
+    settings = config.load().settings
+    for check in _check:
+        check(settings)
+    return settings
+
+
+def restrict(check: Callable[[Settings], None]) -> Callable[[], None]:
+    """Call `check`, which can raise ConfigError, with loaded settings; return what ends this."""
+    _check.append(check)
+    return lambda: _check.remove(check)
