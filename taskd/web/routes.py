@@ -163,7 +163,7 @@ async def _logout(board: Dashboard, request: Request) -> Response:
 async def _live(board: Dashboard, request: Request) -> Response:
     """Stream new parts of the page to its script."""
     if board.live.closed:
-        return PlainTextResponse("it ends\n", 503)
+        return PlainTextResponse("the server is stopping\n", 503)
     query = request.query_params
     parts = [part for part in query.get("parts", "").split(",") if part in live.PARTS]
     job_id = number_of(query["job"]) if "job" in query else None

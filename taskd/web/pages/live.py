@@ -33,9 +33,9 @@ DEAD_S = 3600.0
 QUEUE_CHARTS_MAX = 50
 # The most concurrent streams (routes.py).
 VIEWERS_MAX = 50
-# The parts of pages that are sent when they change; each has a template.
+# The parts of pages that a stream sends after each read; each has a template.
 PARTS = ("alerts", "tiles", "charts", "queues", "failing")
-# A stream without changes sends a comment at this interval, because proxies close silent streams.
+# If there was no read for this long, a stream sends a comment: proxies close silent streams.
 KEEP_ALIVE_S = 15.0
 
 

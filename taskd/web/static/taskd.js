@@ -1,9 +1,9 @@
 "use strict";
-// Everything works without this. It keeps pages live, shows times in the zone of the reader, and
-// listens to keys.
+// Every page works without this script. The script updates pages while they are open, shows times
+// in the time zone of the browser, and handles keyboard shortcuts.
 
 const clock = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
-const two = (number) => String(number).padStart(2, "0");
+const twoDigits = (number) => String(number).padStart(2, "0");
 
 function showTimes(within) {
   for (const time of within.querySelectorAll("time[datetime]")) {
@@ -13,27 +13,29 @@ function showTimes(within) {
       time.textContent = clock.format(at);
       continue;
     }
-    const day = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+    const day = `${at.getFullYear()}-${twoDigits(at.getMonth() + 1)}-${twoDigits(at.getDate())}`;
     time.title = time.textContent;
     const part = "ms" in time.dataset ? `.${String(at.getMilliseconds()).padStart(3, "0")}` : "";
-    time.textContent = `${day} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}${part}`;
+    const clockTime = [at.getHours(), at.getMinutes(), at.getSeconds()].map(twoDigits).join(":");
+    time.textContent = `${day} ${clockTime}${part}`;
   }
 }
 
-// Live: one stream while the page is seen. A hidden tab receives nothing.
+// Live updates: a visible page has one stream of events. A hidden tab closes its stream.
 
 const sign = document.getElementById("sign");
 const parts = [...document.querySelectorAll("[data-part]")].map((each) => each.dataset.part);
 const watched = document.body.dataset.watch;
-// Pages without parts of their own are loaded again, so seldom that it weighs next to nothing.
+// A page with data-follow is reloaded as a whole. The pause before the next reload is at least 50
+// times as long as the last reload took, so that open pages cost the server little.
 const follows = "follow" in document.body.dataset;
-const FOLLOW_MS = 5000, REST = 50;
+const FOLLOW_MS = 5000, PAUSE_FACTOR = 50;
 let nextAt = performance.now() + FOLLOW_MS;
 let stream = null;
-// The job is not as this page shows it.
+// Whether the page is outdated: its last reload failed, or was put off because the page was in use.
 let stale = false;
 
-function say(text, kind) {
+function showStatus(text, kind) {
   sign.hidden = false;
   sign.textContent = text;
   sign.className = `sign ${kind}`;
@@ -46,8 +48,12 @@ function inUse(part) {
     || (!marked.isCollapsed && part.contains(marked.anchorNode));
 }
 
+function toRelease(part) {
+  return part.querySelector("details.act[open]") === null ? "click the page" : "close the form";
+}
+
 function replace(old, html) {
-  // What somebody is using stays as it is until the next time.
+  // Do not replace what the user is using; a later update does.
   if (inUse(old)) return;
   const scrolled = [...old.querySelectorAll(".wide")].map((each) => each.scrollLeft);
   const folds = [...old.querySelectorAll("details[id]")].map((each) => [each.id, each.open]);
@@ -64,7 +70,7 @@ async function reload() {
   const main = document.getElementById("main");
   stale = true;
   if (inUse(main)) {
-    say("changed: click the page to see it", "bad");
+    showStatus(`changed: ${toRelease(main)} to see it`, "bad");
     return;
   }
   const answer = await fetch(location.href, { credentials: "same-origin" });
@@ -82,7 +88,7 @@ async function follow() {
   const began = performance.now();
   if (began < nextAt) return;
   if (inUse(main)) {
-    say("in use: click the page to go on", "");
+    showStatus(`in use: ${toRelease(main)} to go on`, "");
     return;
   }
   nextAt = Infinity;
@@ -90,7 +96,7 @@ async function follow() {
     await reload();
   } finally {
     stale = false;
-    nextAt = performance.now() + Math.max(FOLLOW_MS, REST * (performance.now() - began));
+    nextAt = performance.now() + Math.max(FOLLOW_MS, PAUSE_FACTOR * (performance.now() - began));
   }
 }
 
@@ -103,19 +109,19 @@ function listen() {
   }
   stream = new EventSource(`/live?${query}`);
   stream.addEventListener("news", (event) => {
-    say("live", "good");
+    showStatus("live", "good");
     const news = JSON.parse(event.data);
     for (const [name, html] of Object.entries(news.parts)) {
       const old = document.querySelector(`[data-part="${name}"]`);
       if (old !== null) replace(old, html);
     }
-    if (news.changed || stale) reload().catch(() => say("not live", "bad"));
-    else if (follows) follow().catch(() => say("not live", "bad"));
+    if (news.changed || stale) reload().catch(() => showStatus("not live", "bad"));
+    else if (follows) follow().catch(() => showStatus("not live", "bad"));
   });
-  stream.addEventListener("trouble", () => say("no answer from PostgreSQL", "bad"));
+  stream.addEventListener("trouble", () => showStatus("no answer from PostgreSQL", "bad"));
   stream.addEventListener("error", () => {
     const over = stream !== null && stream.readyState === EventSource.CLOSED;
-    say("not live", "bad");
+    showStatus("not live", "bad");
     if (over) { stopListening("not live"); setTimeout(listen, 30000); }
   });
 }
@@ -123,19 +129,20 @@ function listen() {
 function stopListening(text) {
   if (stream !== null) stream.close();
   stream = null;
-  if (text) say(text, "bad"); else sign.hidden = true;
+  if (text) showStatus(text, "bad"); else sign.hidden = true;
 }
 
 document.addEventListener("visibilitychange", () => (document.hidden ? stopListening("") : listen()));
 window.addEventListener("pagehide", () => stopListening(""));
 window.addEventListener("pageshow", (event) => { if (event.persisted) listen(); });
 
-// Keys.
+// Keyboard shortcuts.
 
-const PLACES = { o: "/", j: "/jobs", f: "/jobs?state=failed", w: "/workflows", s: "/schedules", l: "/limits", k: "/workers" };
+const PAGES = { o: "/", j: "/jobs", f: "/jobs?state=failed", w: "/workflows", s: "/schedules", l: "/limits", k: "/workers" };
 const keys = document.getElementById("keys");
 const keysButton = document.getElementById("keys-button");
-let going = 0;
+// When the user pressed g: a key of PAGES within the next 1.5 s opens its page.
+let prefixAt = 0;
 
 function step(by) {
   const links = [...document.querySelectorAll("a.go")];
@@ -151,10 +158,10 @@ document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && event.target.matches("input")) event.target.blur();
     return;
   }
-  const went = Date.now() - going < 1500;
-  going = 0;
-  if (went && event.key in PLACES) location.href = PLACES[event.key];
-  else if (event.key === "g") going = Date.now();
+  const prefixed = Date.now() - prefixAt < 1500;
+  prefixAt = 0;
+  if (prefixed && event.key in PAGES) location.href = PAGES[event.key];
+  else if (event.key === "g") prefixAt = Date.now();
   else if (event.key === "/") document.querySelector(".find input").focus();
   else if (event.key === "?") keys.showModal();
   else if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);

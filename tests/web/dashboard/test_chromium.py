@@ -191,6 +191,23 @@ async def test_a_job_with_errors_is_live_and_what_is_folded_stays_folded(chromiu
         assert each.trouble == []
 
 
+async def test_a_page_with_an_open_form_says_that_the_form_must_be_closed(chromium, serve, sql):
+    job_id = await enqueue(sql)
+    site = await serve(PASSWORD)
+    async with tab(chromium, site) as each:
+        await each.go(f"/jobs/{job_id}")
+        await each.page.fill("input[name=password]", PASSWORD)
+        await each.page.keyboard.press("Enter")
+        await each.page.click("summary:has-text('Cancel…')")
+        await each.page.wait_for_selector("#sign.good")
+        await fail(sql, job_id)
+        await each.page.wait_for_selector("#sign:has-text('changed: close the form')")
+        await each.page.click("summary:has-text('Cancel…')")
+        await each.page.click("h1")
+        await each.page.wait_for_selector("h1 .state.failed")
+        assert each.trouble == []
+
+
 async def test_keys_lead_everywhere(chromium, serve, sql):
     first = await enqueue(sql)
     second = await enqueue(sql)
