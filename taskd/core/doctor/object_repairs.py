@@ -158,7 +158,11 @@ def _type_of(definition: str) -> str:
 
 
 def _set_domain(each: Object, found: str) -> list[Repair]:
-    """Return the repairs of the constraints; none if the type differs: ALTER cannot change it."""
+    """Return the SQL that restores the constraints of a domain.
+
+    Return an empty list if its base type differs: PostgreSQL cannot change the base type of a
+    domain.
+    """
     base, *wanted = DOMAIN_CONSTRAINT.split(each.definition)
     other_base, *there = DOMAIN_CONSTRAINT.split(found)
     if base != other_base:

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import asyncpg
-
 from taskd.core.doctor.finding import COUNTED_MAX
 from taskd.errors import PermissionDenied, SchemaError, StoreUnavailable, TaskdError
 from taskd.store.connections.database import CONNECT_TIMEOUT_S, Database, Lane
@@ -37,13 +35,17 @@ DEFINITIONS = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
 }
-IN_ALL_S = 30.0
+# After this time, no further statement is started.
+TOTAL_S = 30.0
 OF_SCHEMA = re.compile(r"\b(?:FROM|JOIN) taskd\.")
-MAY_NOT = "this login may not read it: make it a member of taskd_observer (`taskd db roles`)"
+NOT_PERMITTED = (
+    "this login is not allowed to read this: make the login a member of taskd_observer "
+    "(`taskd db roles`)"
+)
 
 
 class Readings(NamedTuple):
-    """The rows that were read, and the refused statements.
+    """The rows that were read, and the statements that returned none.
 
     Attributes:
         rows: the rows, by the name of the statement.
@@ -55,7 +57,7 @@ class Readings(NamedTuple):
 
 
 async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) -> Readings:
-    """Run these statements one after another; start none after IN_ALL_S or if the server is lost.
+    """Run these statements one after another; start none after TOTAL_S or if the server is lost.
 
     Args:
         has_schema: whether the schema exists; if not, statements that read its tables are skipped.
@@ -91,12 +93,10 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
     }
     seen = Readings({}, {})
     over = ""
-    ends = asyncio.get_running_loop().time() + IN_ALL_S
+    ends = asyncio.get_running_loop().time() + TOTAL_S
     for name in names:
         if over or asyncio.get_running_loop().time() > ends:
-            seen.refused[name] = (
-                over or f"no time was left: all statements together have {IN_ALL_S:g} s"
-            )
+            seen.refused[name] = over or f"not run: earlier checks took more than {TOTAL_S:g} s"
             continue
         if not has_schema and OF_SCHEMA.search(statement(name).text):
             if name == "doctor_migrations":
@@ -107,9 +107,9 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         try:
             seen.rows[name] = [dict(row) for row in await on.fetch(name, *args[name])]
         except PermissionDenied:
-            seen.refused[name] = MAY_NOT
+            seen.refused[name] = NOT_PERMITTED
         except HeldUp as error:
-            seen.refused[name] = f"it took too long. {error}"
+            seen.refused[name] = f"the statement took too long. {error}"
         except StoreUnavailable as error:
             over = seen.refused[name] = str(error)
         except SchemaError as error:
@@ -117,8 +117,6 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
             seen.refused[name] = f"PostgreSQL: {first_line(error.__cause__ or error)}"
         except TaskdError as error:
             seen.refused[name] = str(error)
-        except asyncpg.PostgresError as error:
-            seen.refused[name] = f"PostgreSQL: {first_line(error)}"
     return seen
 
 
@@ -129,14 +127,16 @@ async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Data
         timeout_s: statement timeout in seconds.
 
     Raises:
-        StoreUnavailable, PermissionDenied, ConfigError: as Database.connect().
+        StoreUnavailable: no host of the database can be reached.
+        PermissionDenied: the server refuses the login.
+        ConfigError: the DSN cannot be used, or names a database that does not exist.
     """
     database = Database(connect_args, statement_timeout_s=timeout_s)
     lane = Lane(database, "doctor", **PLANS, **DEFINITIONS)
     try:
         await lane.open()
     except StoreUnavailable:
-        # A standby or a read-only server has findings, too.
+        # The doctor also checks a standby or a read-only server.
         any_of_them = {**connect_args, "target_session_attrs": "any"}
         database = Database(any_of_them, statement_timeout_s=timeout_s)
         lane = Lane(database, "doctor", **PLANS, **DEFINITIONS)
@@ -148,7 +148,7 @@ async def identify(connect_args: Mapping[str, Any]) -> tuple[bool, str]:
     """Return whether a pooler is in front of a database, and the identity of the database.
 
     Raises:
-        TaskdError: the database cannot be reached, or has no schema taskd.
+        TaskdError: the database cannot be reached, refuses the login, or has no schema taskd.
     """
     database = Database(connect_args, statement_timeout_s=CONNECT_TIMEOUT_S)
     lane = Lane(database, "doctor")
