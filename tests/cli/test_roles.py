@@ -36,7 +36,7 @@ def worker(process, logins, home):
     running = process("-v", "run", "--app", "greetings", dsn=logins.dsn("worker"))
     said = []
 
-    def heard(event):
+    def wait_for_line(event):
         for line in running.stderr:
             said.append(line)
             if f'"{event}"' in line:
@@ -49,7 +49,7 @@ def worker(process, logins, home):
         assert running.returncode == 0
         return "".join([*said, *told])
 
-    heard("worker.ready")
+    wait_for_line("worker.ready")
     return stop
 
 

@@ -30,24 +30,24 @@ class Listener:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._heard: list[str] = []
+        self._notified: list[str] = []
         self._echo: asyncio.Queue[str] = asyncio.Queue()
 
     async def listen(self, *queues: str) -> None:
         await self._connection.execute(SERVE, list(queues))
         for queue in queues:
-            await self._connection.add_listener(f"taskd_{queue}", self._hear)
+            await self._connection.add_listener(f"taskd_{queue}", self._add)
         await self._connection.add_listener("echo", lambda *_: self._echo.put_nowait("echo"))
 
-    def _hear(self, _connection: Any, _pid: int, channel: str, _payload: str) -> None:
-        self._heard.append(channel.removeprefix("taskd_"))
+    def _add(self, _connection: Any, _pid: int, channel: str, _payload: str) -> None:
+        self._notified.append(channel.removeprefix("taskd_"))
 
     async def notified(self) -> list[str]:
         # Notifications arrive in the order of the commits: earlier ones have arrived by then.
         await self._connection.execute("NOTIFY echo")
         await self._echo.get()
-        heard, self._heard = self._heard, []
-        return heard
+        notified, self._notified = self._notified, []
+        return notified
 
 
 @pytest.fixture

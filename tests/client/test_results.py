@@ -39,7 +39,7 @@ def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "LISTENED_S_MAX", 600.0)
 
 
-async def heard_of(client: Client, job_id: int, sql: Any) -> asyncio.Task[Any]:
+async def waiting_caller(client: Client, job_id: int, sql: Any) -> asyncio.Task[Any]:
     """A caller that waits, when notifications reach it and the row has its mark."""
     task = asyncio.create_task(client.result(job_id, 10.0))
     await asyncio.sleep(0)
@@ -56,7 +56,7 @@ async def test_a_result_comes_by_notification(
     client: Client, worker: Lane, sql: Any, no_polls: None
 ) -> None:
     job_id = await client.enqueue(job())
-    waits = await heard_of(client, job_id, sql)
+    waits = await waiting_caller(client, job_id, sql)
     claimed = await claim(worker)
     await end(worker, claimed, JobState.SCHEDULED, delay_s=0.001, error=ERROR)
     assert not waits.done()  # a retry is no end
@@ -74,7 +74,7 @@ async def test_every_end_notifies(
     client: Client, worker: Lane, sql: Any, no_polls: None, how: str
 ) -> None:
     job_id = await client.enqueue(job())
-    waits = await heard_of(client, job_id, sql)
+    waits = await waiting_caller(client, job_id, sql)
     if how == "cancelled by hand":
         await client.cancel([job_id], "not wanted")
         with pytest.raises(JobCancelled, match="not wanted"):
@@ -119,16 +119,16 @@ async def test_every_statement_that_ends_jobs_shows_who_waits(sql: Any) -> None:
 async def test_nobody_is_notified_of_a_job_that_nobody_waits_for(
     client: Client, worker: Lane, sql: Any, no_polls: None
 ) -> None:
-    heard: list[str] = []
-    await sql.add_listener("taskd:ended", lambda *told: heard.append(told[-1]))
+    payloads: list[str] = []
+    await sql.add_listener("taskd:ended", lambda *args: payloads.append(args[-1]))
     first, second = await client.enqueue_many([job(), job()])
-    waits = await heard_of(client, second, sql)
+    waits = await waiting_caller(client, second, sql)
     claimed = await jobs.claim(worker, ME, "sync", 10)
     await jobs.ack_done(worker, ME, [each.id for each in claimed], [each.fence for each in claimed])
     await waits
-    while not heard:
+    while not payloads:
         await sql.execute("SELECT 1")
-    assert heard == [str(second)]
+    assert payloads == [str(second)]
     assert await client.result(first, 5.0) is None
 
 
@@ -138,7 +138,7 @@ async def test_a_waiting_job_that_was_marked_is_notified_as_its_claim_may_have_m
     await listener.listen("sync")
     job_id = await client.enqueue(job())
     assert await listener.notified() == ["sync"]
-    waits = await heard_of(client, job_id, sql)
+    waits = await waiting_caller(client, job_id, sql)
     assert await listener.notified() == ["sync"]  # once, however often it was checked
     waits.cancel()
 
@@ -172,7 +172,7 @@ async def test_forged_ends_cost_a_bounded_number_of_polls_and_the_true_end_is_no
 
     monkeypatch.setattr(results.results, "await_jobs", counted)
     job_id = await client.enqueue(job())
-    waits = await heard_of(client, job_id, sql)
+    waits = await waiting_caller(client, job_id, sql)
     looks, began = 0, time.monotonic()
     for _ in range(400):
         await sql.execute(f"NOTIFY \"taskd:ended\", '{int(job_id)}'")
@@ -219,7 +219,7 @@ async def test_a_lost_connection_is_made_again_and_nothing_is_missed(
     client: Client, worker: Lane, sql: Any, no_polls: None
 ) -> None:
     job_id = await client.enqueue(job())
-    waits = await heard_of(client, job_id, sql)
+    waits = await waiting_caller(client, job_id, sql)
     await sql.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE application_name = 'taskd listen' AND datname = current_database()"

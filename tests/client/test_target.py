@@ -15,7 +15,7 @@ from taskd.config import Settings, hide_password
 
 
 @pytest.fixture
-def heard() -> Any:
+def emitted() -> Any:
     found: list[tuple[str, Any]] = []
     end = events.subscribe(lambda name, fields: found.append((name, dict(fields))))
     yield found
@@ -23,7 +23,7 @@ def heard() -> Any:
 
 
 async def test_without_a_dsn_the_embedded_one_is_started_migrated_and_announced(
-    tmp_path: Path, heard: Any
+    tmp_path: Path, emitted: Any
 ) -> None:
     settings = Settings(data_dir=tmp_path)
     target = await open_target(settings)
@@ -33,19 +33,19 @@ async def test_without_a_dsn_the_embedded_one_is_started_migrated_and_announced(
         assert server.home.parent == tmp_path
         assert server.home.name == f"pg{server.major}"
         assert str(server.home) in target.describe()
-        assert [name for name, _ in heard][:2] == ["embedded.started", "migration.applied"]
+        assert [name for name, _ in emitted][:2] == ["embedded.started", "migration.applied"]
         # What the DSN leads to is the same database.
         connection = await asyncpg.connect(target.dsn)
         assert await connection.fetchval("SELECT count(*) FROM taskd.job") == 0
         await connection.close()
     finally:
         target.close()
-    assert not (await joins_quietly(settings, heard))
+    assert not (await joins_quietly(settings, emitted))
 
 
-async def joins_quietly(settings: Settings, heard: Any) -> list[Any]:
+async def joins_quietly(settings: Settings, emitted: Any) -> list[Any]:
     """A second use while the server still runs logs nothing; enqueueing through it works."""
-    heard.clear()
+    emitted.clear()
     holder = embedded.start(settings=settings)
     async with Client(settings=settings) as client:
         job_id = await client.enqueue_named("any", {"a": 1}, queue="q")
@@ -54,7 +54,7 @@ async def joins_quietly(settings: Settings, heard: Any) -> list[Any]:
     await connection.close()
     assert json.loads(stored) == {"a": 1}
     holder.close(wait_s=10)
-    return list(heard)
+    return list(emitted)
 
 
 async def test_a_dsn_keeps_the_embedded_one_away(tmp_path: Path, dsn: str) -> None:

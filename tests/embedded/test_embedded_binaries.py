@@ -164,10 +164,10 @@ def test_the_deadline_counts_from_the_last_progress(home, tmp_path, monkeypatch)
         embedded.start(home, deadline_s=0.5, **FAST)
     until(lambda: not embedded.status(home).running)
     monkeypatch.setenv("TASKD_PG_BIN", str(tmp_path / "slow"))
-    heard = []
-    server = embedded.start(home, deadline_s=0.7, on_wait=heard.append, **FAST)
+    messages = []
+    server = embedded.start(home, deadline_s=0.7, on_wait=messages.append, **FAST)
     assert server.started
-    assert len(heard) == 1
+    assert len(messages) == 1
     server.close()
 
 

@@ -12,7 +12,7 @@ import uvloop
 from taskd import events
 from taskd.core.tasks.registry import Registry
 from tests.canary import assert_unseen
-from tests.worker.conftest import WITHIN_S, Desk, Heard, Started
+from tests.worker.conftest import WITHIN_S, Desk, Emitted, Started
 
 # Whatever handlers, rows and notifications do, these would be errors of taskd.
 MISTAKES = {"service.crashed", "job.lost", "job.abandoned", "worker.fenced", "worker.stuck"}
@@ -36,10 +36,10 @@ class Live:
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: self.complaints.append(context)
         )
-        self.heard = Heard()
-        self._unsubscribe = events.subscribe(self.heard)
+        self.emitted = Emitted()
+        self._unsubscribe = events.subscribe(self.emitted)
         self.sql: Any = await asyncpg.connect(self.dsn)
-        self.desk = Desk(self.dsn, self.sql, self.heard)
+        self.desk = Desk(self.dsn, self.sql, self.emitted)
         self.desk.registry = registry
         self.started: Started = await self.desk.start(**settings)
 
@@ -48,13 +48,13 @@ class Live:
 
     def clear(self) -> None:
         """Forget the events so far."""
-        self.heard.all.clear()
+        self.emitted.all.clear()
 
     def unharmed(self) -> None:
         """No service of the worker has crashed, and it has lost nothing."""
         assert not self.started.task.done()
         assert not self.complaints, self.complaints
-        said = [each for each in self.heard.all if each[0] in MISTAKES]
+        said = [each for each in self.emitted.all if each[0] in MISTAKES]
         assert not said, said
 
     async def ended(self, ids: Iterable[int], within_s: float = WITHIN_S) -> dict[int, Any]:
@@ -68,4 +68,4 @@ class Live:
         self._unsubscribe()
         self.runner.close()
         assert not self.complaints, self.complaints
-        assert_unseen(self.heard.all)
+        assert_unseen(self.emitted.all)

@@ -227,5 +227,5 @@ def test_a_hostile_row_keeps_no_neighbour_from_running(
 
     crowd.run(live())
     # What is cleared away before the next example is missed by its worker.
-    crowd.heard.all[:] = [each for each in crowd.heard.all if each[0] != "job.lost"]
+    crowd.emitted.all[:] = [each for each in crowd.emitted.all if each[0] != "job.lost"]
     crowd.unharmed()

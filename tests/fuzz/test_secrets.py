@@ -63,7 +63,7 @@ def test_a_secret_is_nowhere_whatever_kind_of_handler_shows_it(
         return ids
 
     ids = live.run(run())
-    for name, fields in live.heard.all:
+    for name, fields in live.emitted.all:
         unseen(fields, name)
     quoted = str(ids[len(ids) // 2])
     for command in (

@@ -221,23 +221,23 @@ ON CONFLICT (id) DO UPDATE SET queues = worker.queues || excluded.queues
 
 
 class Ears:
-    """Listen to channels over a connection; `heard` grows in the order of the commits."""
+    """Listen to channels over a connection; `notifications` grows in the order of the commits."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._end = asyncio.Event()
-        self.heard: list[str] = []
+        self.notifications: list[str] = []
 
     async def listen(self, *channels: str, serve_by: Any = None) -> None:
         queues = [channel.removeprefix("taskd_") for channel in channels]
         await (serve_by or self._connection).execute(SERVE, queues)
         for channel in channels:
-            await self._connection.add_listener(channel, self._hear)
+            await self._connection.add_listener(channel, self._add)
         await self._connection.add_listener("the_end", lambda *_: self._end.set())
 
-    def _hear(self, _connection: Any, _pid: int, channel: str, payload: str) -> None:
+    def _add(self, _connection: Any, _pid: int, channel: str, payload: str) -> None:
         assert payload == ""
-        self.heard.append(channel)
+        self.notifications.append(channel)
 
     async def so_far(self) -> list[str]:
         """Return the notifications; they arrive in order, so a last one ends the list."""
@@ -245,4 +245,4 @@ class Ears:
         await self._connection.execute("SELECT pg_notify('the_end', '')")
         async with asyncio.timeout(PATIENCE_S):
             await self._end.wait()
-        return self.heard
+        return self.notifications

@@ -136,7 +136,7 @@ class Player(RuleBasedStateMachine):
     def worker(self, pick: int) -> int:
         return self.workers[-1 - pick % min(3, len(self.workers))]
 
-    def took(self, claimed: Sequence[Job], worker: int, *, heard: bool = True) -> None:
+    def took(self, claimed: Sequence[Job], worker: int, *, answered: bool = True) -> None:
         """These were claimed."""
         for job in claimed:
             row = self.oracle.rows[job.id]
@@ -146,7 +146,7 @@ class Player(RuleBasedStateMachine):
             token = (job.id, worker, job.fence)
             assert token not in self.issued, f"fence {job.fence} of job {job.id} was drawn twice"
             self.issued.add(token)
-        self.tokens += claimed if heard else []
+        self.tokens += claimed if answered else []
 
     @property
     def stride(self) -> int:

@@ -36,21 +36,21 @@ class Attempts(Player):
     @rule(
         pick=PICK,
         batch=st.sampled_from([1, 2, 5]),
-        heard=st.sampled_from([True] * 4 + [False]),
+        answered=st.sampled_from([True] * 4 + [False]),
         read=st.sampled_from(["all"] * 4 + ["after", "urgent"]),
     )
     @precondition(lambda self: self.oracle.live("queued"))
-    def claim(self, pick: int, batch: int, heard: bool, read: str) -> None:
+    def claim(self, pick: int, batch: int, answered: bool, read: str) -> None:
         part = ALL
         if read != "all" and self.tokens:
             last = self.tokens[-1]
             part = Read.after(last) if read == "after" else Read.urgent(last)
         queued = self.oracle.live("queued")
         queue = queued[pick % len(queued)].queue
-        self.claim_from(self.worker(pick), queue, batch, part, heard=heard)
+        self.claim_from(self.worker(pick), queue, batch, part, answered=answered)
 
     def claim_from(
-        self, worker: int, queue: str, batch: int, part: Read = ALL, *, heard: bool = True
+        self, worker: int, queue: str, batch: int, part: Read = ALL, *, answered: bool = True
     ) -> None:
         may = [
             row
@@ -60,7 +60,7 @@ class Attempts(Player):
         ]
         claimed = self.do(jobs.claim(self.on, worker, queue, batch, part, self.stride))
         assert [each.id for each in claimed] == [row.id for row in may[:batch]]
-        self.took(claimed, worker, heard=heard)
+        self.took(claimed, worker, answered=answered)
 
     @rule(pick=PICK, queue=QUEUE, batch=st.sampled_from([1, 5]))
     @precondition(lambda self: self.oracle.max_running and self.oracle.live("queued"))

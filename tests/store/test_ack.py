@@ -147,7 +147,7 @@ async def test_a_release_queues_again_in_its_old_place_and_notifies(sql, lane: L
     await ears.listen("taskd_q")
     first, second = await running(lane, me, 2)
     await ears.so_far()
-    ears.heard.clear()
+    ears.notifications.clear()
     before = await row(sql, first.id)
     assert await settle(lane, first, QUEUED, refund=True) == QUEUED
     assert await ears.so_far() == ["taskd_q"]

@@ -32,25 +32,25 @@ async def database(dsn: str) -> Counters:
 
 
 @pytest.fixture
-async def heard() -> asyncio.Queue[str]:
+async def notified() -> asyncio.Queue[str]:
     return asyncio.Queue()
 
 
 @pytest.fixture
-async def channels(database: Counters, heard: asyncio.Queue[str]) -> AsyncIterator[Channels]:
-    made = Channels(database, QUEUES, heard.put_nowait, lambda _payload: None, lambda: None)
+async def channels(database: Counters, notified: asyncio.Queue[str]) -> AsyncIterator[Channels]:
+    made = Channels(database, QUEUES, notified.put_nowait, lambda _payload: None, lambda: None)
     await made.open()
     yield made
     made.drop()
 
 
 async def test_each_notification_is_received_with_its_queue(
-    channels: Channels, heard: asyncio.Queue[str], sql: Any
+    channels: Channels, notified: asyncio.Queue[str], sql: Any
 ) -> None:
     for queue in (*QUEUES, "not_served"):
         await sql.execute("SELECT pg_notify('taskd_' || $1, 'forged')", queue)
     await sql.execute("SELECT pg_notify('taskd_default', '')")
-    said = [await asyncio.wait_for(heard.get(), 5.0) for _ in range(len(QUEUES) + 1)]
+    said = [await asyncio.wait_for(notified.get(), 5.0) for _ in range(len(QUEUES) + 1)]
     assert said == [*QUEUES, "default"]
 
 

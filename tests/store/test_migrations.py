@@ -48,7 +48,7 @@ def known(*more: Migration) -> tuple[Migration, ...]:
 
 
 @pytest.fixture
-def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+def emitted() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     said: list[tuple[str, dict[str, Any]]] = []
     end = events.subscribe(lambda name, fields: said.append((name, dict(fields))))
     yield said
@@ -71,17 +71,17 @@ async def test_of_several_that_migrate_at_once_each_migration_is_applied_by_one(
 
 
 async def test_a_migration_waits_for_another_one_and_says_so(
-    database: Database, connect: Connect, heard
+    database: Database, connect: Connect, emitted
 ) -> None:
     newer = made("CREATE TABLE taskd.more ();")
     holder = await connect()
     await holder.execute("SELECT pg_advisory_lock($1)", ADVISORY_LOCK)
     waiting = asyncio.create_task(migrations.migrate(database, known(newer), lock_wait_s=0.0))
     async with asyncio.timeout(PATIENCE_S):
-        while not heard:
+        while not emitted:
             assert not waiting.done()
             await asyncio.sleep(0.01)
-    assert heard == [("migration.waits", {})]
+    assert emitted == [("migration.waits", {})]
     await holder.close()
     assert await waiting == [newer]
 
@@ -98,7 +98,7 @@ async def test_a_migration_does_not_wait_for_ever_for_another_one(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_migration_that_gets_no_lock_tries_again_and_then_names_the_holder(
-    database: Database, sql, connect: Connect, heard
+    database: Database, sql, connect: Connect, emitted
 ) -> None:
     newer = made(
         "CREATE TABLE taskd.half (); ALTER TABLE taskd.job ADD COLUMN more text;",
@@ -115,9 +115,9 @@ async def test_a_migration_that_gets_no_lock_tries_again_and_then_names_the_hold
 
     again = asyncio.create_task(migrations.migrate(database, known(newer)))
     async with asyncio.timeout(PATIENCE_S):
-        while not heard:
+        while not emitted:
             await asyncio.sleep(0.01)
-    name, said = heard[0]
+    name, said = emitted[0]
     assert (name, said["number"]) == ("migration.delayed", NEXT)
     assert "lock timeout" in said["error"]
     assert f"pid {pid} (report" in said["held_by"][0]
@@ -206,14 +206,14 @@ async def test_the_script_for_psql_builds_an_index_again_that_was_left_invalid(
 
 
 async def test_what_living_workers_are_too_old_for_waits_if_this_code_works_without_it(
-    database: Database, sql, heard
+    database: Database, sql, emitted
 ) -> None:
     await sql.execute(OLD_WORKER, NEXT - 2)
     newer = made("CREATE TABLE taskd.more ();", step="contract", works_with=NEXT - 1)
     await sql.execute("UPDATE taskd.migration SET works_with = 0")
     assert await migrations.migrate(database, known(newer)) == []
-    assert [name for name, _ in heard] == ["migration.postponed"]
-    assert heard[0][1]["workers"] == ["host1/4242 (taskd 0.1)"]
+    assert [name for name, _ in emitted] == ["migration.postponed"]
+    assert emitted[0][1]["workers"] == ["host1/4242 (taskd 0.1)"]
     await sql.execute("UPDATE taskd.worker SET died_at = now()")
     assert await migrations.migrate(database, known(newer)) == [newer]
 
@@ -228,12 +228,12 @@ async def test_what_this_code_needs_is_refused_while_workers_are_too_old_for_it(
     assert await sql.fetchval("SELECT to_regclass('taskd.more')") is None
 
 
-async def test_a_drain_is_announced_and_waited_for(database: Database, sql, heard) -> None:
+async def test_a_drain_is_announced_and_waited_for(database: Database, sql, emitted) -> None:
     await sql.execute(OLD_WORKER, NEXT - 1)
     newer = made("CREATE TABLE taskd.more ();", works_with=NEXT)
     with pytest.raises(MigrationFailed, match="is announced"):
         await migrations.migrate(database, known(newer), drain=True, workers_wait_s=0.1)
-    assert [name for name, _ in heard] == ["migration.announced"]
+    assert [name for name, _ in emitted] == ["migration.announced"]
     # Code that will not work with it refuses to start; nothing else has changed.
     with pytest.raises(SchemaTooNew, match=f"about to be at {NEXT:04d}"):
         await migrations.check(database)
@@ -241,7 +241,7 @@ async def test_a_drain_is_announced_and_waited_for(database: Database, sql, hear
 
     waiting = asyncio.create_task(migrations.migrate(database, known(newer), drain=True))
     async with asyncio.timeout(PATIENCE_S):
-        while len(heard) == 1:
+        while len(emitted) == 1:
             await asyncio.sleep(0.01)
     await sql.execute("UPDATE taskd.worker SET died_at = now()")
     assert await waiting == [newer]

@@ -142,7 +142,7 @@ class Container:
         self.image, self.process, self.environ = image, process, environ
         self.lines: list[dict[str, Any]] = []
         self._text = ["", ""]
-        self._heard = asyncio.Condition()
+        self._changed = asyncio.Condition()
         pipes = (process.stdout, process.stderr)
         self._readers = [asyncio.create_task(self._read(n, p)) for n, p in enumerate(pipes)]
 
@@ -152,21 +152,21 @@ class Container:
             self._text[number] += line.decode()
             with suppress(ValueError):
                 said = json.loads(line)
-                async with self._heard:
+                async with self._changed:
                     self.lines.append(said)
-                    self._heard.notify_all()
-        async with self._heard:
-            self._heard.notify_all()
+                    self._changed.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
-    async def heard(self, event: str) -> dict[str, Any]:
-        """The first log line of that event."""
+    async def wait_for(self, event: str) -> dict[str, Any]:
+        """Wait for a log line of this event, and return the first one."""
 
         def found() -> list[dict[str, Any]]:
             return [line for line in self.lines if line.get("event") == event]
 
         with suppress(TimeoutError):
-            async with asyncio.timeout(WITHIN_S), self._heard:
-                await self._heard.wait_for(lambda: found() or self.process.returncode is not None)
+            async with asyncio.timeout(WITHIN_S), self._changed:
+                await self._changed.wait_for(lambda: found() or self.process.returncode is not None)
         assert found(), self._text
         return found()[0]
 

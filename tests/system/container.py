@@ -207,7 +207,7 @@ async def check(image: Image, dsn: str, place: Path) -> dict[str, Any]:
 
 
 async def _life(container: Container, dsn: str) -> dict[str, Any]:
-    ready = await container.heard("worker.ready")
+    ready = await container.wait_for("worker.ready")
     assert "box" in str(ready), ready
     healthy = await container.health()
     assert healthy.code == 0, healthy
@@ -226,7 +226,8 @@ async def _life(container: Container, dsn: str) -> dict[str, Any]:
         children = await _result(sql, "has_children")
         assert children["waited"] == 0, children
         await sql.execute("SELECT taskd.enqueue('sleeps', '{\"s\": 0.5}')")
-        await container.heard("sleeps 0.5")  # one that is claimed and has not begun is given back
+        # A job that was claimed and has not started is released.
+        await container.wait_for("sleeps 0.5")
         container.stop()
         ended = await container.ended()
         assert ended.code == 0, ended
@@ -235,7 +236,7 @@ async def _life(container: Container, dsn: str) -> dict[str, Any]:
         assert await sql.fetchval("SELECT bool_and(died_at IS NOT NULL) FROM taskd.worker")
     finally:
         await sql.close()
-    report = await container.heard("worker.stopped")
+    report = await container.wait_for("worker.stopped")
     return {
         "healthy": healthy.out.strip(),
         "orphans that stay as zombies": children["orphaned"],
@@ -255,7 +256,7 @@ async def _result(sql: Any, task: str) -> Any:
 
 async def _outage(container: Container, proxy: Proxy) -> None:
     """The check reports that it cannot know, and the worker stays."""
-    await container.heard("worker.ready")
+    await container.wait_for("worker.ready")
     proxy.fail("refuses")
     unknown = await container.health()
     assert unknown.code == 69, unknown

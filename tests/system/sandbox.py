@@ -195,7 +195,8 @@ def _check_answers(sandbox: Sandbox, answers: dict[str, list[int]]) -> None:
 
 async def _stop(container: Container, sql: Any, said: list[str]) -> dict[str, str]:
     last = await _enqueue(sql, "sleeps", s=0.5)
-    await container.heard("sleeps 0.5")  # one that is claimed and has not begun is given back
+    # A job that was claimed and has not started is released.
+    await container.wait_for("sleeps 0.5")
     container.process.send_signal(signal.SIGTERM)
     ended = await container.ended()
     assert ended.code == 0, ended

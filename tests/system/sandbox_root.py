@@ -159,7 +159,7 @@ class Sandbox:
         )
         container = Container(self._image, process, environ)
         try:
-            confined = await container.heard("confined")
+            confined = await container.wait_for("confined")
         except BaseException:
             await container.kill()
             raise

@@ -90,7 +90,7 @@ class Shell:
         self.lines: list[dict[str, Any]] = []
         self.processes: list[asyncio.subprocess.Process] = []
         self._readers: list[asyncio.Task[None]] = []
-        self._heard = asyncio.Condition()
+        self._changed = asyncio.Condition()
         (home / "stop_app.py").write_text(APP)
 
     async def run(
@@ -122,7 +122,7 @@ class Shell:
         self.processes.append(process)
         if stderr is None:
             self._readers.append(asyncio.create_task(self._read(process)))
-            await self.heard("worker.ready", len(self._readers))
+            await self.wait_for("worker.ready", len(self._readers))
         return process
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
@@ -130,18 +130,19 @@ class Shell:
         async for line in process.stderr:
             with suppress(ValueError):
                 said = json.loads(line)
-                async with self._heard:
+                async with self._changed:
                     self.lines.append(said)
-                    self._heard.notify_all()
+                    self._changed.notify_all()
 
     def of(self, event: str, **fields: Any) -> list[dict[str, Any]]:
         wanted = {"event": event} | fields
         return [line for line in self.lines if wanted.items() <= line.items()]
 
-    async def heard(self, event: str, count: int = 1, **fields: Any) -> list[dict[str, Any]]:
+    async def wait_for(self, event: str, count: int = 1, **fields: Any) -> list[dict[str, Any]]:
+        """Wait until an event was logged that many times; return its lines."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(WITHIN_S), self._heard:
-                await self._heard.wait_for(lambda: len(self.of(event, **fields)) >= count)
+            async with asyncio.timeout(WITHIN_S), self._changed:
+                await self._changed.wait_for(lambda: len(self.of(event, **fields)) >= count)
         assert len(self.of(event, **fields)) >= count, self.lines
         return self.of(event, **fields)
 
@@ -178,7 +179,7 @@ class Shell:
         for number, each in enumerate(signals):
             send(process, each)
             if number == 0 and len(signals) > 1:
-                await self.heard("worker.draining")
+                await self.wait_for("worker.draining")
         return await self.end(process), time.monotonic() - began
 
     async def close(self) -> None:

@@ -62,7 +62,7 @@ class Family(Shell):
         )  # fmt: skip
         self.processes.append(process)
         self._readers.append(asyncio.create_task(self._read(process)))
-        await self.heard("worker.ready", ready)
+        await self.wait_for("worker.ready", ready)
         return process
 
     async def gone(self, pids: list[int]) -> float:
@@ -103,7 +103,7 @@ async def supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 async def said(supervisor: Supervisor, name: str, value: str = "1", count: int = 1) -> None:
     async with asyncio.timeout(WITHIN_S):
-        while sum(value in each for each in supervisor.heard(name)) < count:
+        while sum(value in each for each in supervisor.values(name)) < count:
             await asyncio.sleep(0.02)
 
 
@@ -132,9 +132,9 @@ async def test_a_killed_child_is_replaced_and_its_jobs_are_rescued(family: Famil
     await family.running(4)
     [victim, *_] = children(parent.pid)
     os.kill(victim, KILL)
-    [crashed] = await family.heard("worker.crashed")
+    [crashed] = await family.wait_for("worker.crashed")
     assert (crashed["pid"], crashed["ended"]) == (victim, "signal 9")
-    await family.heard("worker.ready", 3)
+    await family.wait_for("worker.ready", 3)
     assert len(children(parent.pid)) == 2
     await family.settled(4)
     rows = await family.sql.fetch(
@@ -159,7 +159,7 @@ async def test_children_end_with_a_parent_that_is_killed(family: Family) -> None
 async def test_a_child_whose_loop_is_blocked_ends_with_its_parent_too(family: Family) -> None:
     parent = await family.start()
     await family.enqueue("blocks", 1, s=600)
-    await family.heard("loop.blocked")
+    await family.wait_for("loop.blocked")
     started = children(parent.pid)
     parent.kill()
     assert await family.gone(started) < WITHIN_S
@@ -173,10 +173,10 @@ async def test_ctrl_c_in_a_terminal_drains_once(family: Family) -> None:
         parent = await family.start(terminal=theirs, drain_s=60)
         await family.enqueue("sleeps", 2, s=600)
         await family.enqueue("sleeps", 2, s=1.5)
-        await family.heard("job.started", 4)
+        await family.wait_for("job.started", 4)
         os.write(ours, b"\x03")
-        await family.heard("worker.draining", 2)
-        await family.heard("job.done", 2)  # a second signal would have cancelled them
+        await family.wait_for("worker.draining", 2)
+        await family.wait_for("job.done", 2)  # a second signal would have cancelled them
         assert parent.returncode is None
         os.write(ours, b"\x03")
         assert await family.end(parent) == 0
@@ -192,9 +192,9 @@ async def test_ctrl_c_in_a_terminal_drains_once(family: Family) -> None:
 async def test_a_child_that_is_killed_during_the_drain_counts_as_abandoned(family: Family) -> None:
     parent = await family.start(drain_s=60)
     await family.enqueue("swallows")
-    [started] = await family.heard("job.started")
+    [started] = await family.wait_for("job.started")
     parent.send_signal(TERM)
-    await family.heard("worker.draining", 2)
+    await family.wait_for("worker.draining", 2)
     async with asyncio.timeout(WITHIN_S):
         while len(children(parent.pid)) > 1:
             await asyncio.sleep(0.02)
@@ -264,15 +264,15 @@ async def test_the_parent_speaks_to_systemd_for_all(family: Family, supervisor: 
     await said(supervisor, "STATUS", "default: 3 running, 5 done, 0 failed")
     parent.send_signal(HUP)
     await said(supervisor, "READY", count=2)
-    await family.heard("worker.reloaded", 2)
-    assert len(supervisor.heard("RELOADING")) == len(supervisor.heard("MONOTONIC_USEC")) == 1
+    await family.wait_for("worker.reloaded", 2)
+    assert len(supervisor.values("RELOADING")) == len(supervisor.values("MONOTONIC_USEC")) == 1
     parent.send_signal(TERM)
     await said(supervisor, "STOPPING")
     await said(supervisor, "EXTEND_TIMEOUT_USEC", "", count=3)
-    await family.heard("worker.draining", 2)
+    await family.wait_for("worker.draining", 2)
     code, _ = await family.stop(parent, TERM)
     assert code == 0
-    assert not any(name.startswith("X_") for heard in supervisor.hear() for name in heard)
+    assert not any(name.startswith("X_") for each in supervisor.received() for name in each)
 
 
 async def test_the_watchdog_hears_nothing_while_one_loop_is_blocked(
@@ -281,12 +281,12 @@ async def test_the_watchdog_hears_nothing_while_one_loop_is_blocked(
     parent = await family.start(drain_s=60)
     await said(supervisor, "WATCHDOG")
     await family.enqueue("blocks", s=4)
-    await family.heard("loop.blocked")
+    await family.wait_for("loop.blocked")
     await asyncio.sleep(0.7)  # earlier messages may still be under way
-    before = len(supervisor.heard("WATCHDOG"))
+    before = len(supervisor.values("WATCHDOG"))
     await asyncio.sleep(1.5)
-    assert len(supervisor.heard("WATCHDOG")) == before
-    await family.heard("job.done")
+    assert len(supervisor.values("WATCHDOG")) == before
+    await family.wait_for("job.done")
     await said(supervisor, "WATCHDOG", count=before + 1)
     assert (await family.stop(parent, TERM))[0] == 0
 
@@ -294,10 +294,10 @@ async def test_the_watchdog_hears_nothing_while_one_loop_is_blocked(
 async def test_signals_reach_children_that_start_later(family: Family) -> None:
     parent = await family.start()
     parent.send_signal(signal.SIGTSTP)
-    await family.heard("worker.quiet", 2)
+    await family.wait_for("worker.quiet", 2)
     os.kill(children(parent.pid)[0], KILL)
-    await family.heard("worker.quiet", 3)
-    await family.heard("worker.ready", 3)
+    await family.wait_for("worker.quiet", 3)
+    await family.wait_for("worker.ready", 3)
     await family.enqueue("sleeps", 3, s=0)
     parent.send_signal(signal.SIGCONT)
     await family.settled(3)
@@ -324,7 +324,7 @@ async def test_a_first_child_that_is_killed_before_it_is_ready_is_reported(famil
     (family.home / "stop_app.py").write_text("import os; os.kill(os.getpid(), 9)")
     parent = await family.start(ready=0)
     assert await family.end(parent) == 1
-    [crashed] = await family.heard("worker.crashed")
+    [crashed] = await family.wait_for("worker.crashed")
     assert crashed["ended"] == "signal 9"
 
 
@@ -413,8 +413,8 @@ async def test_children_that_the_schema_outgrows_drain_and_end_all_with_78(famil
     await family.sql.execute(
         "INSERT INTO taskd.migration VALUES ($1, 'later', '', $1, now())", newest + 1
     )
-    await family.heard("worker.outgrown", 2)
-    await family.heard("worker.draining", 2)
+    await family.wait_for("worker.outgrown", 2)
+    await family.wait_for("worker.draining", 2)
     assert parent.returncode is None
     (family.home / "go").touch()
     assert await family.end(parent) == 78

@@ -32,7 +32,7 @@ async def test_what_handlers_leave_behind_does_not_hold_the_process(
     process = await shell.run()
     leaves = task != "in_a_thread_of_its_own"
     await shell.enqueue(task, **({} if leaves else {"s": 600}))
-    await shell.heard("job.done" if leaves else "job.started")
+    await shell.wait_for("job.done" if leaves else "job.started")
     code, took = await shell.stop(process, signal.SIGTERM)
     assert code == 0
     assert took < 12
@@ -43,7 +43,7 @@ async def test_a_blocked_loop_stops_when_it_turns_again(shell: Shell) -> None:
     process = await shell.run()
     await shell.enqueue("blocks", s=1.5)
     await shell.enqueue("blocks", s=1.5)
-    await shell.heard("loop.blocked")
+    await shell.wait_for("loop.blocked")
     code, took = await shell.stop(process, signal.SIGTERM)
     assert code == 0
     assert took < 14
@@ -56,8 +56,8 @@ async def test_a_task_of_a_handler_that_exits_does_not_end_the_worker(shell: She
     process = await shell.run()
     await shell.enqueue("sleeps", 20, s=1)
     await shell.enqueue("exits_in_a_task", 3)
-    await shell.heard("job.failed", 3)
-    await shell.heard("job.done", 20)
+    await shell.wait_for("job.failed", 3)
+    await shell.wait_for("job.done", 20)
     code, _ = await shell.stop(process, signal.SIGTERM)
     assert code == 0
     assert await shell.states() == {"done": 20, "failed": 3}
@@ -85,10 +85,10 @@ async def test_quiet_and_reload(shell: Shell) -> None:
     process = await shell.run(concurrency="")
     settings.write_text("poll_s = 1\nconcurrency = 3\n")
     process.send_signal(signal.SIGHUP)
-    (said,) = await shell.heard("worker.reloaded")
+    (said,) = await shell.wait_for("worker.reloaded")
     assert said["queues"] == {"default": 3}
     process.send_signal(signal.SIGTSTP)
-    await shell.heard("worker.quiet")
+    await shell.wait_for("worker.quiet")
     await shell.enqueue("sleeps", 10, s=600)
     process.send_signal(signal.SIGCONT)
     await shell.running(3)
@@ -105,9 +105,9 @@ async def test_a_killed_worker_is_succeeded_at_once(shell: Shell) -> None:
     await shell.end(process)
     began = time.monotonic()
     await shell.run()
-    (declared_dead,) = await shell.heard("workers.declared_dead")
+    (declared_dead,) = await shell.wait_for("workers.declared_dead")
     assert declared_dead["proof"] == "its process has ended"
-    await shell.heard("job.done", 2)
+    await shell.wait_for("job.done", 2)
     assert time.monotonic() - began < 15
     rows = await shell.sql.fetch("SELECT state, crashes, attempt FROM taskd.job_history")
     assert {tuple(row) for row in rows} == {("done", 1, 2)}

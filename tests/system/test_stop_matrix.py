@@ -76,7 +76,7 @@ async def idle(cell: Cell) -> AsyncIterator[None]:
 async def waiting(cell: Cell) -> AsyncIterator[None]:
     await cell.start()
     await cell.shell.enqueue("sleeps", 130, s=600)
-    await cell.shell.heard("job.started", 100)
+    await cell.shell.wait_for("job.started", 100)
     yield
 
 
@@ -84,7 +84,7 @@ async def waiting(cell: Cell) -> AsyncIterator[None]:
 async def swallowing(cell: Cell) -> AsyncIterator[None]:
     await cell.start()
     await cell.shell.enqueue("swallows", 3)
-    await cell.shell.heard("job.started", 3)
+    await cell.shell.wait_for("job.started", 3)
     yield
 
 
@@ -92,7 +92,7 @@ async def swallowing(cell: Cell) -> AsyncIterator[None]:
 async def in_threads(cell: Cell) -> AsyncIterator[None]:
     await cell.start()
     await cell.shell.enqueue("in_a_thread", 3, s=600)
-    await cell.shell.heard("job.started", 3)
+    await cell.shell.wait_for("job.started", 3)
     yield
 
 
@@ -101,10 +101,10 @@ def blocked(task: str, **args: Any) -> Callable[[Cell], Any]:
     async def situation(cell: Cell) -> AsyncIterator[None]:
         await cell.start()
         await cell.shell.enqueue("sleeps", 4, s=600)
-        await cell.shell.heard("job.started", 4)
+        await cell.shell.wait_for("job.started", 4)
         # Claimed together: the first one blocks the loop, the others have not started.
         await cell.shell.enqueue(task, 10, **args)
-        named = await cell.shell.heard("loop.blocked", task=task)
+        named = await cell.shell.wait_for("loop.blocked", task=task)
         assert "stop_app.py" in named[0]["stack"]
         yield
         (left,) = cell.shell.of("worker.stuck")
@@ -121,7 +121,7 @@ def without_database(how: str) -> Callable[[Cell], Any]:
         try:
             await cell.start(statement_timeout_s=1.0)
             await cell.shell.enqueue("sleeps", 5, s=600)
-            await cell.shell.heard("job.started", 5)
+            await cell.shell.wait_for("job.started", 5)
             proxy.fail(how)
             yield
         finally:
@@ -134,7 +134,7 @@ def without_database(how: str) -> Callable[[Cell], Any]:
 async def acks_locked(cell: Cell) -> AsyncIterator[None]:
     await cell.start(statement_timeout_s=1.0)
     await cell.shell.enqueue("sleeps", 5, s=600)
-    await cell.shell.heard("job.started", 5)
+    await cell.shell.wait_for("job.started", 5)
     other = await asyncpg.connect(cell.shell.dsn)
     try:
         async with other.transaction():

@@ -12,9 +12,9 @@ import pytest
 from taskd.core.tasks.task import Task
 from taskd.store.connections.database import Database
 from taskd.web.endpoint import Endpoint
-from tests.worker.conftest import Desk, Started, desk, heard, other, silent_loop
+from tests.worker.conftest import Desk, Started, desk, emitted, other, silent_loop
 
-__all__ = ["desk", "heard", "other", "silent_loop"]
+__all__ = ["desk", "emitted", "other", "silent_loop"]
 
 
 class Served:

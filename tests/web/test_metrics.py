@@ -169,7 +169,7 @@ async def test_the_database_shows_what_waits_and_what_is_wrong(
 
     async with serve(queues=("slow",), concurrency=1) as served:
         await desk.enqueue(waits.job(), *[mail.job() for _ in range(3)], mail.job().after(3600))
-        await desk.heard.wait("job.started")
+        await desk.emitted.wait("job.started")
         await sql.execute(
             "UPDATE taskd.job SET run_at = now() - interval '1 hour' WHERE state = 'queued'"
         )

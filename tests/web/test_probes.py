@@ -57,9 +57,9 @@ async def test_probes_answer_during_a_drain_until_the_very_end(desk: Desk, serve
 
     async with serve(drain_s=30.0) as served:
         await desk.enqueue(waits.job())
-        await desk.heard.wait("job.started")
+        await desk.emitted.wait("job.started")
         served.worker.stop("SIGTERM")
-        await desk.heard.wait("worker.draining")
+        await desk.emitted.wait("worker.draining")
         assert await both(served) == {
             "/livez": (200, "alive"),
             "/readyz": (503, "the worker is stopping"),

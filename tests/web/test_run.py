@@ -34,7 +34,7 @@ class Client:
         self._family = family
 
     async def get(self, path: str) -> tuple[int, str]:
-        [told] = await self._family.heard("http.listening")
+        [told] = await self._family.wait_for("http.listening")
         async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
             answer = await client.get(f"http://{told['address']}{path}")
         return answer.status_code, answer.text.strip()
@@ -81,7 +81,7 @@ async def test_a_process_whose_loop_is_blocked_is_named_within_bounded_time(
     parent = await family.start("--http", "0", concurrency=1, drain_s=20)
     await client.until("/readyz", lambda status, _: status == 200)
     await family.enqueue("blocks", s=9)
-    number = (await family.heard("loop.blocked", task="blocks"))[0]["process"]
+    number = (await family.wait_for("loop.blocked", task="blocks"))[0]["process"]
     me = f"process {number} "
     _, why = await client.until("/livez", lambda status, why: status == 503 and me in why)
     assert re.fullmatch(rf"process {number} \(pid \d+\): its event loop has not run for \d+ s", why)
@@ -96,7 +96,7 @@ async def test_a_process_whose_loop_is_blocked_is_named_within_bounded_time(
     await family.enqueue("sleeps", s=2)
     await family.running(1)
     parent.send_signal(TERM)
-    await family.heard("worker.draining")
+    await family.wait_for("worker.draining")
     assert await client.get("/readyz") == (503, "the worker is stopping")
     assert await client.get("/livez") == (200, "alive")
     assert await family.end(parent) == 0
@@ -153,7 +153,7 @@ async def test_a_worker_works_on_while_strangers_hold_its_sockets(
     family: Family, client: Client
 ) -> None:
     parent = await family.start("--http", "0", ready=1, processes=1)
-    [told] = await family.heard("http.listening")
+    [told] = await family.wait_for("http.listening")
     host, _, port = told["address"].rpartition(":")
     held: list[Any] = []
     for number in range(300):

@@ -54,8 +54,8 @@ async def until(true: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
         await asyncio.sleep(0.01)
 
 
-class Heard:
-    """Every event, in its order."""
+class Emitted:
+    """The events that were emitted, in their order."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, dict[str, Any]]] = []
@@ -114,8 +114,8 @@ class Started:
 class Desk:
     """Creates tasks, workers and jobs, and reads rows."""
 
-    def __init__(self, dsn: str, sql: Any, heard: Heard) -> None:
-        self.dsn, self.sql, self.heard = dsn, sql, heard
+    def __init__(self, dsn: str, sql: Any, emitted: Emitted) -> None:
+        self.dsn, self.sql, self.emitted = dsn, sql, emitted
         self.database = Database({"dsn": dsn})
         self.lane = Lane(self.database, "desk")
         self.registry = Registry()
@@ -198,8 +198,8 @@ class Desk:
 
 
 @pytest.fixture
-async def heard() -> AsyncIterator[Heard]:
-    made = Heard()
+async def emitted() -> AsyncIterator[Emitted]:
+    made = Emitted()
     end = events.subscribe(made)
     yield made
     end()
@@ -216,8 +216,8 @@ async def silent_loop() -> AsyncIterator[list[Any]]:
 
 
 @pytest.fixture
-async def desk(dsn: str, sql: Any, heard: Heard, silent_loop: list[Any]) -> AsyncIterator[Desk]:
-    made = Desk(dsn, sql, heard)
+async def desk(dsn: str, sql: Any, emitted: Emitted, silent_loop: list[Any]) -> AsyncIterator[Desk]:
+    made = Desk(dsn, sql, emitted)
     yield made
     await made.close()
 

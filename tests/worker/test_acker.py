@@ -81,7 +81,7 @@ async def test_a_database_that_refuses_has_answered(desk: Desk) -> None:
         acker.outcome(said(1, "odd"))
         await until(lambda: lane.written == [1])
         assert acker.has_room()
-    assert desk.heard.of("store.back")
+    assert desk.emitted.of("store.back")
 
 
 async def test_what_is_set_aside_is_tried_again_while_more_is_set_aside(
@@ -131,7 +131,7 @@ async def test_of_two_outcomes_of_a_job_the_one_of_the_claim_that_holds_counts(d
         acker.outcome(Ack(job, ME, 1, JobState.QUEUED, refund=True))
         await until(lambda: not acker.backlog)
     assert (await desk.row(job))["state"] == "done"
-    assert [had["fence"] for had in desk.heard.of("job.lost")] == [1]
+    assert [had["fence"] for had in desk.emitted.of("job.lost")] == [1]
 
 
 async def test_leaving_writes_all_but_what_is_locked_and_closes_the_row(desk: Desk) -> None:

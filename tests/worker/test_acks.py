@@ -62,7 +62,7 @@ async def test_outcomes_are_written_in_batches_while_others_wait(desk: Desk) -> 
     await until(lambda: worker.worker.parts.runners[0].running == 100)
     go.set()
     await desk.settled(*ids)
-    written = await desk.heard.wait("acks.written")
+    written = await desk.emitted.wait("acks.written")
     assert sum(had["count"] for had in written) == 100
     assert len(written) <= 10
 
@@ -83,7 +83,7 @@ async def test_an_outage_of_the_ack_connection_loses_nothing(desk: Desk) -> None
         await asyncio.sleep(0)
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"], row["fence"]) for row in rows} == {("done", 1, 1)}
-    assert not desk.heard.of("job.lost")
+    assert not desk.emitted.of("job.lost")
 
 
 @pytest.mark.parametrize("kind", ["result", "error", "reason"])
@@ -122,7 +122,7 @@ async def test_a_refused_outcome_harms_its_own_job_only(
     assert odd["state"] == ("done" if kind == "result" else "failed")
     assert odd["result"] is None
     assert json.loads(odd["errors"])[-1]["type"] == "UnstorableOutcome"
-    assert [had["job_id"] for had in desk.heard.of("job.outcome_refused")] == [odd["id"]]
+    assert [had["job_id"] for had in desk.emitted.of("job.outcome_refused")] == [odd["id"]]
 
 
 @pytest.mark.parametrize("code", ["P0001", "23514", "XX000", "0A000", "42501", "42P01"])
@@ -151,8 +151,8 @@ async def test_a_trigger_that_refuses_one_job_delays_no_other(
     others = [job_id for job_id in ids if job_id != ids[7]]
     rows = await desk.settled(*others)
     assert {row["state"] for row in rows} == {"done"}
-    await desk.heard.wait("job.outcome_refused", job_id=ids[7])
-    assert not desk.heard.of("service.crashed")
+    await desk.emitted.wait("job.outcome_refused", job_id=ids[7])
+    assert not desk.emitted.of("service.crashed")
     # Without the trigger the outcome is written: the job has not run again.
     await desk.sql.execute("DROP TRIGGER refuse ON taskd.job_history")
     [row] = await desk.settled(ids[7])
@@ -174,12 +174,12 @@ async def test_an_ack_whose_reply_was_lost_counts_as_written(desk: Desk) -> None
     meddle(lane, "ack_done", once_silent())
     meddle(lane, "ack_outcomes", once_silent())
     ids = await desk.enqueue(quick.job(), settles.job("retry"), settles.job("done"), quick.job())
-    await desk.heard.wait("store.back")
+    await desk.emitted.wait("store.back")
     await until(lambda: not worker.worker.parts.acker.backlog)
     assert (await desk.row(ids[1]))["state"] == "scheduled"
     rows = await desk.settled(ids[0], ids[2], ids[3])
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
-    assert not desk.heard.of("job.lost")
+    assert not desk.emitted.of("job.lost")
     assert await worker.stop() == 0
 
 
@@ -191,11 +191,11 @@ async def test_it_counts_as_written_without_a_history_too(desk: Desk) -> None:
     await desk.sql.execute("UPDATE taskd.queue SET keep_done_s = 0")
     meddle(worker.worker.parts.acks, "ack_done", once_silent())
     await desk.enqueue(quick.job())
-    await desk.heard.wait("store.back")
+    await desk.emitted.wait("store.back")
     await until(lambda: not worker.worker.parts.acker.backlog)
     assert not await desk.states()
-    assert not desk.heard.of("job.lost")
-    assert not desk.heard.of("job.deleted")
+    assert not desk.emitted.of("job.lost")
+    assert not desk.emitted.of("job.deleted")
     assert await worker.stop() == 0
     assert worker.worker.report.jobs["done"] == 1
 
@@ -221,7 +221,7 @@ async def test_an_ack_after_the_job_was_taken_over_changes_nothing(desk: Desk) -
     await desk.other_worker(42)
     await desk.sql.execute("UPDATE taskd.job SET worker_id = 42, fence = fence + 1")
     go.set()
-    await desk.heard.wait("job.lost", 2)
+    await desk.emitted.wait("job.lost", 2)
     rows = [await desk.row(job) for job in ids]
     assert {(row["state"], row["worker_id"], row["fence"]) for row in rows} == {("running", 42, 2)}
     # The report counts no job as done whose outcome was not written.
@@ -252,9 +252,9 @@ async def test_an_outcome_whose_row_was_deleted_is_reported_as_deleted(
     await until(lambda: worker.worker.parts.runners[0].running == 1)
     await desk.sql.execute("DELETE FROM taskd.job")
     go.set()
-    (deleted,) = await desk.heard.wait("job.deleted", job_id=job)
+    (deleted,) = await desk.emitted.wait("job.deleted", job_id=job)
     assert deleted == {"job_id": job, "fence": 1}
-    assert not desk.heard.of("job.lost")
+    assert not desk.emitted.of("job.lost")
     assert await worker.stop() == 0
     counted = {how: n for how, n in worker.worker.report.jobs.items() if n}
     assert counted == ({"retried": 1} if end == "retry" else {"lost": 1})
@@ -275,8 +275,8 @@ async def test_a_completed_job_that_was_deleted_after_a_rollback_is_not_reported
 
     worker = await desk.start()
     (job,) = await desk.enqueue(forgets.job())
-    await desk.heard.wait("job.deleted", job_id=job)
-    assert desk.heard.ends(job) == []
+    await desk.emitted.wait("job.deleted", job_id=job)
+    assert desk.emitted.ends(job) == []
     assert await worker.stop() == 0
     assert {how: n for how, n in worker.worker.report.jobs.items() if n} == {"lost": 1}
 
@@ -303,7 +303,7 @@ async def test_an_acker_without_room_stops_the_claims_and_the_stop_does_not_hang
     await until(lambda: worker.worker.parts.acker.backlog >= 50)
     assert worker.worker.parts.acker.backlog < 50 + 1000
     stopping = asyncio.create_task(worker.stop())
-    await desk.heard.wait("worker.draining")
+    await desk.emitted.wait("worker.draining")
     back.set()
     assert await stopping == 0
     states = await desk.states()
@@ -325,7 +325,7 @@ async def test_what_cannot_be_written_is_reported_at_the_end(
     monkeypatch.setattr(module, "FLUSH_S", 0.2)
     worker = await desk.start()
     (job,) = await desk.enqueue(quick.job())
-    await desk.heard.wait("job.done", job_id=job)
+    await desk.emitted.wait("job.done", job_id=job)
     assert await worker.stop() == 75
     assert worker.worker.report.unwritten == 1
     await until(lambda: not [t for t in asyncio.all_tasks() if t.get_name() in {"acker", "timer"}])
@@ -347,9 +347,9 @@ async def test_rows_of_a_lost_claim_come_back_unharmed(
     ids = await desk.enqueue(*(quick.job() for _ in range(3)))
     rows = await desk.settled(*ids)
     assert {(row["attempt"], row["fence"], row["result"]) for row in rows} == {(1, 2, "1")}
-    (found,) = desk.heard.of("jobs.reconciled")
+    (found,) = desk.emitted.of("jobs.reconciled")
     assert found["job_ids"] == ids
-    assert not desk.heard.of("job.lost")
+    assert not desk.emitted.of("job.lost")
 
 
 async def test_nobody_looks_for_lost_claims_while_one_is_under_way(desk: Desk) -> None:
@@ -405,7 +405,7 @@ async def test_rows_of_a_claim_whose_service_was_cancelled_come_back_as_soon(
             await desk.sql.execute(suspect)
     (row,) = await desk.settled(job)
     assert (row["state"], row["attempt"], row["fence"]) == ("done", 1, 2)
-    (found,) = desk.heard.of("jobs.reconciled")
+    (found,) = desk.emitted.of("jobs.reconciled")
     assert found["job_ids"] == [job]
 
 
@@ -439,14 +439,14 @@ async def test_effects_and_completion_commit_together(desk: Desk, dsn: str) -> N
     assert [row["attempt"] for row in (committed, raised, forgot)] == [1, 2, 2]
     assert json.loads(committed["result"]) == {"how": "commits"}
     assert json.loads(forgot["errors"])[0]["type"] == "NotCommitted"
-    await desk.heard.wait("job.done", 3)
+    await desk.emitted.wait("job.done", 3)
     # The log has the actual outcome, not what the handler assumed.
-    assert [desk.heard.ends(job) for job in ids] == [
+    assert [desk.emitted.ends(job) for job in ids] == [
         ["job.done"],
         ["job.retried", "job.done"],
         ["job.retried", "job.done"],
     ]
-    assert not desk.heard.of("job.lost")
+    assert not desk.emitted.of("job.lost")
 
 
 async def test_who_lost_the_job_cannot_complete_it(desk: Desk, dsn: str) -> None:
@@ -471,7 +471,7 @@ async def test_who_lost_the_job_cannot_complete_it(desk: Desk, dsn: str) -> None
     await desk.other_worker(42)
     (job,) = await desk.enqueue(booking.job())
     await desk.start()
-    await desk.heard.wait("job.lost", job_id=job)
+    await desk.emitted.wait("job.lost", job_id=job)
     assert lost
     assert not await desk.sql.fetchval("SELECT to_regclass('effect')")
     assert (await desk.row(job))["worker_id"] == 42
@@ -546,7 +546,7 @@ async def test_one_locked_row_keeps_nobody_elses_outcome_from_being_written(desk
     rows = await desk.settled(*held)
     assert [(row["state"], row["attempt"]) for row in rows] == [("done", 1)] * 2
     assert await worker.stop() == 0
-    assert {had["buffered"] for had in desk.heard.of("acks.delayed")} == {1}
+    assert {had["buffered"] for had in desk.emitted.of("acks.delayed")} == {1}
 
 
 async def test_a_user_who_keeps_a_job_that_waits_holds_up_only_those_that_it_waits_for(
@@ -572,7 +572,7 @@ async def test_a_user_who_keeps_a_job_that_waits_holds_up_only_those_that_it_wai
     rows = await desk.settled(*ids, *behind, last)
     assert {row["state"] for row in rows} == {"done"}
     assert await worker.stop() == 0
-    assert {had["buffered"] for had in desk.heard.of("acks.delayed")} == {1}
+    assert {had["buffered"] for had in desk.emitted.of("acks.delayed")} == {1}
 
 
 async def count_done(sql: Any, count: int) -> bool:
@@ -658,5 +658,5 @@ async def test_a_full_notify_queue_delays_outcomes_and_changes_none(
     (job,) = await desk.enqueue(fails.job())
     (row,) = await desk.settled(job)
     assert [each["message"] for each in json.loads(row["errors"])] == ["its own error"] * 2
-    assert not desk.heard.of("job.outcome_refused")
-    assert not desk.heard.of("service.crashed")
+    assert not desk.emitted.of("job.outcome_refused")
+    assert not desk.emitted.of("service.crashed")

@@ -69,7 +69,7 @@ async def test_a_busy_queue_is_polled_and_not_notified(
     await desk.sql.execute("DELETE FROM taskd.worker WHERE id = $1", SERVES)
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
-    await desk.heard.wait("queue.polled")
+    await desk.emitted.wait("queue.polled")
     await until(lambda: marked(desk))
     await all_before_have_ended(
         desk
@@ -81,12 +81,12 @@ async def test_a_busy_queue_is_polled_and_not_notified(
     monkeypatch.setattr(busy_mark, "FEW_FOR_S", few_for_s)
     enough.set()
     await busy
-    await desk.heard.wait("queue.unpolled")
+    await desk.emitted.wait("queue.unpolled")
     assert not await marked(desk)
     # Quiet again: each job is notified and found at once.
     job_id = await desk.sql.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
     await desk.settled(job_id)
-    await until(lambda: len(rings.heard) > before)
+    await until(lambda: len(rings.notifications) > before)
 
 
 async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_more(
@@ -101,10 +101,10 @@ async def test_a_mark_that_comes_back_with_another_server_is_taken_back_once_mor
     worker_id = await desk.sql.fetchval("SELECT id FROM taskd.worker")
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
-    await desk.heard.wait("queue.polled")
+    await desk.emitted.wait("queue.polled")
     enough.set()
     await busy
-    await desk.heard.wait("queue.unpolled")
+    await desk.emitted.wait("queue.unpolled")
     await until(lambda: desk.sql.fetchval("SELECT count(*) = 0 FROM taskd.job"))
     await desk.sql.execute(MARK, "default", 3600.0, worker_id)
     # All its connections are opened again, including the one that listens.
@@ -123,10 +123,10 @@ async def test_producers_that_wait_for_each_other_need_not_notify(
     await desk.start(**NO_POLL)
     enough = asyncio.Event()
     producers = [asyncio.create_task(ring_on(desk.dsn, enough)) for _ in range(16)]
-    await desk.heard.wait("queue.polled")
+    await desk.emitted.wait("queue.polled")
     enough.set()
     ids = [job_id for each in producers for job_id in await each]
-    await desk.heard.wait("queue.unpolled")
+    await desk.emitted.wait("queue.unpolled")
     for job_id in ids:
         await desk.settled(job_id)
 
@@ -142,13 +142,13 @@ async def test_a_load_that_paused_is_polled_again_at_once_but_not_twice_within_a
         monkeypatch.setattr(busy_mark, "CLAIM_AT_LEAST_EVERY_S", 600.0)
         enough = asyncio.Event()
         busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
-        await desk.heard.wait("queue.polled", count)
+        await desk.emitted.wait("queue.polled", count)
         # From here on: had it counted from when the queue is left, it would never come back.
         monkeypatch.setattr(busy_mark, "MARK_AT_MOST_EVERY_S", 3600.0)
         monkeypatch.setattr(busy_mark, "FEW_FOR_S", few_for_s)
         enough.set()
         await busy
-        await desk.heard.wait("queue.unpolled", count)
+        await desk.emitted.wait("queue.unpolled", count)
 
     few_for_s = busy_mark.FEW_FOR_S
     monkeypatch.setattr(busy_mark, "MARK_AT_MOST_EVERY_S", 0.1)
@@ -158,7 +158,7 @@ async def test_a_load_that_paused_is_polled_again_at_once_but_not_twice_within_a
     # This time the hour counts, however busy it is.
     monkeypatch.setattr(busy_mark, "MARK_AFTER_S", 0.0)
     await desk.settled(*await desk.enqueue(*[work.job()] * 5000))
-    assert len(desk.heard.of("queue.polled")) == 2
+    assert len(desk.emitted.of("queue.polled")) == 2
 
 
 async def test_where_another_polls_a_worker_that_keeps_up_gives_way(
@@ -210,7 +210,7 @@ async def test_a_job_whose_producer_read_the_mark_is_found_after_the_worker_left
     await desk.start(**NO_POLL)
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
-    await desk.heard.wait("queue.polled")
+    await desk.emitted.wait("queue.polled")
     producer = await asyncpg.connect(desk.dsn)
     transaction = producer.transaction()
     await until(lambda: marked(desk))
@@ -218,7 +218,7 @@ async def test_a_job_whose_producer_read_the_mark_is_found_after_the_worker_left
     job_id = await producer.fetchval("SELECT taskd.enqueue('work', queue => 'default')")
     enough.set()
     await busy
-    await desk.heard.wait("queue.unpolled")
+    await desk.emitted.wait("queue.unpolled")
     await asyncio.sleep(0.3)  # it goes on looking, and must not take "nothing there" for an answer
     await transaction.commit()
     await desk.settled(job_id)
@@ -242,9 +242,9 @@ async def test_jobs_due_later_than_in_a_minute_are_not_notified(desk: Any, rings
         await desk.sql.execute(
             f"SELECT taskd.enqueue('work', queue => 'default', delay_s => {delay_s})"
         )
-    await until(lambda: rings.heard)
+    await until(lambda: rings.notifications)
     await desk.sql.execute("SELECT 1")
-    assert len(rings.heard) == 1
+    assert len(rings.notifications) == 1
 
 
 async def test_a_polling_worker_that_is_full_of_slow_jobs_notifies_the_others(
@@ -262,16 +262,16 @@ async def test_a_polling_worker_that_is_full_of_slow_jobs_notifies_the_others(
     started = await desk.start(**NO_POLL, concurrency=5)
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
-    await desk.heard.wait("queue.polled")
+    await desk.emitted.wait("queue.polled")
     await until(lambda: marked(desk))
-    before = len(rings.heard)
+    before = len(rings.notifications)
     await desk.enqueue(*[replace(slow.job(), priority=1)] * 5)
     await until(lambda: sum(r.running for r in started.worker.parts.runners) == 5)
     enough.set()
     await busy
-    left = await desk.heard.wait("queue.unpolled")
+    left = await desk.emitted.wait("queue.unpolled")
     assert left
-    await until(lambda: len(rings.heard) > before)
+    await until(lambda: len(rings.notifications) > before)
     # From now on jobs are notified.
     second = await desk.start(**NO_POLL)
     [job_id] = await desk.enqueue(work.job())
@@ -289,11 +289,11 @@ async def test_a_stopping_worker_leaves_no_mark_and_calls_the_others(
     started = await desk.start(**NO_POLL)
     enough = asyncio.Event()
     busy = asyncio.create_task(keep_busy(desk, work.job(), enough))
-    await desk.heard.wait("queue.polled")
+    await desk.emitted.wait("queue.polled")
     await until(lambda: marked(desk))
-    before = len(rings.heard)
+    before = len(rings.notifications)
     await started.stop()
     assert not await marked(desk)
-    await until(lambda: len(rings.heard) > before)
+    await until(lambda: len(rings.notifications) > before)
     enough.set()
     await busy

@@ -38,13 +38,13 @@ async def test_slow_jobs_are_not_hoarded(desk: Desk) -> None:
     async def finished() -> bool:
         nonlocal most
         most = max(most, await desk.sql.fetchval(RUNNING, worker.worker._lease.worker_id))
-        return len(desk.heard.of("job.done")) == 200
+        return len(desk.emitted.of("job.done")) == 200
 
     await until(finished)
     # 20 run; those that ended are not written at once, and 100 jobs per second allow 5 ahead.
     assert most <= 20 + 20 + 10
-    assert not desk.heard.of("job.released")
-    assert all(had["batch"] <= 30 for had in desk.heard.of("queue.claimed"))
+    assert not desk.emitted.of("job.released")
+    assert all(had["batch"] <= 30 for had in desk.emitted.of("queue.claimed"))
 
 
 async def test_a_slow_claim_begins_while_the_runner_has_enough_to_do_until_its_answer(
@@ -117,10 +117,10 @@ async def test_a_large_claim_of_one_queue_keeps_no_other_queue_waiting(desk: Des
     # As long as a claim would be under way there.
     async with parts.backlog_claims.at_rest():
         ids = await desk.enqueue(*(one_of_many.job() for _ in range(5)))
-        await desk.heard.wait("job.done", 2, task="one_of_many")
+        await desk.emitted.wait("job.done", 2, task="one_of_many")
         (job,) = await desk.enqueue(letter.job())
         await desk.settled(job)
-        assert len(desk.heard.of("job.done")) == 3
+        assert len(desk.emitted.of("job.done")) == 3
     await desk.settled(*ids)
 
 
@@ -131,7 +131,7 @@ async def test_a_worker_of_one_queue_claims_over_one_connection(desk: Desk) -> N
     one = await desk.start(queues=("mail",))
     two = await desk.start(queues=("mail", "bulk"))
     assert one.worker.parts.backlog_claims is one.worker.parts.claims
-    told = [each["connections"] for each in desk.heard.of("worker.started")]
+    told = [each["connections"] for each in desk.emitted.of("worker.started")]
     assert told == [CONNECTIONS, CONNECTIONS + 1]
     for started, lanes in ((one, 3), (two, 4)):
         assert len({id(lane._connection) for lane in started.worker.parts.lanes}) == lanes
@@ -191,7 +191,7 @@ async def test_a_paused_queue_rests_and_resumes_at_once(desk: Desk) -> None:
     job, witness = await desk.enqueue(quick.job(), beside.job())
     await desk.start(poll_s=60)
     await desk.settled(witness)
-    await desk.heard.wait("queue.claimed", queue="default", count=0)
+    await desk.emitted.wait("queue.claimed", queue="default", count=0)
     assert (await desk.row(job))["state"] == "queued"
     began = time.monotonic()
     await queues.resume(desk.lane, ["default"])
@@ -201,7 +201,7 @@ async def test_a_paused_queue_rests_and_resumes_at_once(desk: Desk) -> None:
 
 async def idle(desk: Desk, queue: str = "default") -> None:
     """Wait until the consumer has found nothing twice, and polls slowly."""
-    await desk.heard.wait("queue.claimed", 2, queue=queue)
+    await desk.emitted.wait("queue.claimed", 2, queue=queue)
 
 
 async def test_an_enqueued_job_wakes_an_idle_worker(desk: Desk) -> None:
@@ -214,7 +214,7 @@ async def test_an_enqueued_job_wakes_an_idle_worker(desk: Desk) -> None:
     for _ in range(5):
         began = time.monotonic()
         (job,) = await desk.enqueue(quick.job())
-        await desk.heard.wait("job.done", job_id=job)
+        await desk.emitted.wait("job.done", job_id=job)
         took.append(time.monotonic() - began)
     assert sorted(took)[2] < 0.3
 
@@ -238,9 +238,9 @@ async def test_listening_has_a_dsn_of_its_own_and_polling_does_without(desk: Des
     await desk.start(poll_s=0.3, listen_dsn="postgresql://nobody@127.0.0.1:1/nothing")
     (job,) = await desk.enqueue(quick.job())
     await desk.settled(job)
-    assert await desk.heard.wait("listener.lost")
-    assert not desk.heard.of("listener.connected")
-    assert not desk.heard.of("service.crashed")
+    assert await desk.emitted.wait("listener.lost")
+    assert not desk.emitted.of("listener.connected")
+    assert not desk.emitted.of("service.crashed")
 
 
 async def test_a_lost_listener_is_made_again_and_nothing_is_missed(desk: Desk) -> None:
@@ -254,8 +254,8 @@ async def test_a_lost_listener_is_made_again_and_nothing_is_missed(desk: Desk) -
     job = await desk.sql.fetchval(
         "INSERT INTO taskd.job (queue, task) VALUES ('default', 'quick') RETURNING id"
     )
-    await desk.heard.wait("listener.lost")
-    await desk.heard.wait("listener.connected", 2)
+    await desk.emitted.wait("listener.lost")
+    await desk.emitted.wait("listener.connected", 2)
     await desk.settled(job)
     (job,) = await desk.enqueue(quick.job())
     await desk.settled(job)
@@ -332,8 +332,8 @@ async def test_jobs_that_come_fast_share_claims_and_acks(
     await desk.settled(*ids)
     most = 3 + (time.monotonic() - began) / 0.2
     # At its start the consumer polls more often, and finds nothing.
-    assert sum(claim["count"] > 0 for claim in desk.heard.of("queue.claimed")) <= most
-    assert len(desk.heard.of("acks.written")) <= most
+    assert sum(claim["count"] > 0 for claim in desk.emitted.of("queue.claimed")) <= most
+    assert len(desk.emitted.of("acks.written")) <= most
 
 
 async def test_a_stop_waits_for_no_distance_between_claims_and_writes(

@@ -119,6 +119,6 @@ async def test_a_plain_function_that_lost_its_job_cannot_complete_it(desk: Desk,
     await desk.other_worker(42)
     (job,) = await desk.enqueue(booking.job())
     await desk.start()
-    await desk.heard.wait("job.lost", job_id=job)
+    await desk.emitted.wait("job.lost", job_id=job)
     assert lost
     assert not await desk.sql.fetchval("SELECT to_regclass('effect')")

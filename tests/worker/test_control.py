@@ -47,10 +47,10 @@ async def test_jobs_of_a_paused_task_are_put_aside_and_come_back_when_it_is_resu
 
     await desk.start()
     assert await tasks.pause(desk.lane, ["report"], None, "the source is down") == ["report"]
-    await desk.heard.wait("tasks.paused", tasks=["report"])
+    await desk.emitted.wait("tasks.paused", tasks=["report"])
     ids = await desk.enqueue(*(report.job(n=n) for n in range(30)), mail.job(n=1))
-    await desk.heard.wait("job.done", task="mail")
-    await until(lambda: sum(e["count"] for e in desk.heard.of("jobs.parked")) == 30)
+    await desk.emitted.wait("job.done", task="mail")
+    await until(lambda: sum(e["count"] for e in desk.emitted.of("jobs.parked")) == 30)
     await until(
         lambda: desk.sql.fetchval(
             "SELECT count(*) = 30 FROM taskd.job WHERE parked AND state = 'scheduled' "
@@ -72,11 +72,11 @@ async def test_a_worker_that_starts_runs_nothing_of_a_paused_task(desk: Desk) ->
 
     first = await desk.start()
     await tasks.pause(desk.lane, ["report"], None, None)
-    await desk.heard.wait("tasks.paused")
+    await desk.emitted.wait("tasks.paused")
     await first.stop()
     [job_id] = await desk.enqueue(report.job())
     await desk.start()
-    await desk.heard.wait("jobs.parked", task="report", count=1)
+    await desk.emitted.wait("jobs.parked", task="report", count=1)
     row = await desk.state(job_id, "scheduled")
     assert (row["attempt"], row["errors"]) == (0, "[]")
 
@@ -87,9 +87,9 @@ async def test_a_pause_that_ends_by_itself_brings_the_jobs_back(desk: Desk) -> N
 
     await desk.start(lease_s=3.0)
     await tasks.pause(desk.lane, ["report"], 0.6, None)
-    await desk.heard.wait("tasks.paused", tasks=["report"])
+    await desk.emitted.wait("tasks.paused", tasks=["report"])
     [job_id] = await desk.enqueue(report.job())
-    await desk.heard.wait("jobs.parked")
+    await desk.emitted.wait("jobs.parked")
     [row] = await desk.settled(job_id)
     assert row["state"] == "done"
 
@@ -115,7 +115,7 @@ async def test_a_suspect_of_a_paused_task_stays_where_it_is(desk: Desk) -> None:
 
     await desk.start()
     await tasks.pause(desk.lane, ["report"], None, None)
-    await desk.heard.wait("tasks.paused")
+    await desk.emitted.wait("tasks.paused")
     held, free = await desk.enqueue(report.job().after(3600), other.job().after(3600))
     await desk.sql.execute("UPDATE taskd.job SET crashes = 1, run_at = now() - interval '1 s'")
     await desk.sql.execute("SELECT pg_notify('taskd_default', '')")
@@ -138,7 +138,7 @@ async def test_a_suspect_that_is_paused_while_it_is_claimed_is_given_back(
         claimed = await claim(*args, **options)
         if claimed:
             await tasks.pause(desk.lane, ["report"], None, None)
-            await desk.heard.wait("tasks.paused")
+            await desk.emitted.wait("tasks.paused")
         return claimed
 
     monkeypatch.setattr(jobs, "claim_suspects", claim_slowly)
@@ -146,7 +146,7 @@ async def test_a_suspect_that_is_paused_while_it_is_claimed_is_given_back(
     [held] = await desk.enqueue(report.job().after(3600))
     await desk.sql.execute("UPDATE taskd.job SET crashes = 1, run_at = now() - interval '1 s'")
     await desk.sql.execute("SELECT pg_notify('taskd_default', '')")
-    await desk.heard.wait("jobs.parked")
+    await desk.emitted.wait("jobs.parked")
     held_again = "SELECT parked FROM taskd.job WHERE id = $1 AND state = 'scheduled'"
     await until(lambda: desk.sql.fetchval(held_again, held))
     assert not ran
@@ -162,16 +162,16 @@ async def test_a_queue_grows_and_shrinks_while_it_runs(desk: Desk) -> None:
     ids = await desk.enqueue(*(task.job(n=n) for n in range(6)))
     await until(lambda: runner.running == 2)
     await limits.limit_queue(desk.lane, "default", concurrency=5)
-    await desk.heard.wait("queue.resized", queue="default", concurrency=5)
+    await desk.emitted.wait("queue.resized", queue="default", concurrency=5)
     await until(lambda: runner.running == 5)
     await limits.limit_queue(desk.lane, "default", concurrency=1)
-    await desk.heard.wait("queue.resized", queue="default", concurrency=1)
+    await desk.emitted.wait("queue.resized", queue="default", concurrency=1)
     assert runner.running == 5  # running attempts go on
     end.set()
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
     await limits.limit_queue(desk.lane, "default", without=["concurrency"])
-    await desk.heard.wait("queue.resized", queue="default", concurrency=2)
+    await desk.emitted.wait("queue.resized", queue="default", concurrency=2)
 
 
 async def test_a_reload_of_the_settings_does_not_undo_what_was_set(desk: Desk) -> None:
@@ -183,7 +183,7 @@ async def test_a_reload_of_the_settings_does_not_undo_what_was_set(desk: Desk) -
     started.worker.parts.controls.configure({"default": 7})
     assert runner.limit == 3
     await limits.limit_queue(desk.lane, "default", without=["concurrency"])
-    await desk.heard.wait("queue.resized", concurrency=7)
+    await desk.emitted.wait("queue.resized", concurrency=7)
 
 
 # Cancels.
@@ -194,14 +194,14 @@ async def test_a_running_job_is_cancelled_at_once_and_keeps_the_reason(desk: Des
     started = await desk.start()
     await started.worker.parts.listener.connected.wait()
     [job_id] = await desk.enqueue(task.job())
-    await desk.heard.wait("job.started")
+    await desk.emitted.wait("job.started")
     began = asyncio.get_running_loop().time()
     assert await jobs.cancel(desk.lane, [job_id], "ordered twice") == {job_id: "running"}
     [row] = await desk.settled(job_id)
     # Without the call it is a matter of up to 2.4 s.
     assert asyncio.get_running_loop().time() - began < 1.0
     assert (row["state"], row["reason"]) == ("cancelled", "ordered twice")
-    assert desk.heard.of("job.cancelled", job_id=job_id, reason="ordered twice")
+    assert desk.emitted.of("job.cancelled", job_id=job_id, reason="ordered twice")
 
 
 async def test_a_job_that_was_claimed_and_waits_for_its_turn_is_cancelled_too(desk: Desk) -> None:
@@ -209,7 +209,7 @@ async def test_a_job_that_was_claimed_and_waits_for_its_turn_is_cancelled_too(de
     started = await desk.start(concurrency=1)
     [runner] = started.worker.parts.runners
     ids = await desk.enqueue(task.job(n=1), task.job(n=2))
-    await desk.heard.wait("job.started", job_id=ids[0])
+    await desk.emitted.wait("job.started", job_id=ids[0])
     claimed = await jobs.claim(desk.lane, started.worker._registration.me.id, "default", 1)
     runner._buffer.extend(claimed)
     runner._moved_at += 60
@@ -277,7 +277,7 @@ async def test_no_attempt_starts_after_the_deadline_be_it_the_first_or_another(d
 
     await desk.start(lease_s=1.5)
     [job_id] = await desk.enqueue(NewJob("fails", queue="default", deadline_s=3600.0))
-    await desk.heard.wait("job.retried")
+    await desk.emitted.wait("job.retried")
     await desk.state(job_id, "scheduled")
     await desk.sql.execute("UPDATE taskd.job SET deadline = now()")
     [row] = await desk.settled(job_id)
@@ -294,7 +294,7 @@ async def test_jobs_that_nobody_claims_expire_too_and_are_counted(desk: Desk) ->
     ]
     ids = await desk.enqueue(*waiting, NewJob("t", queue="unserved"))
     await desk.settled(*ids[:2])
-    await desk.heard.wait("jobs.expired", count=2, tasks={"t": 2})
+    await desk.emitted.wait("jobs.expired", count=2, tasks={"t": 2})
     assert started.worker.parts.counts["failed"] == 2
     assert (await desk.row(ids[2]))["state"] == "queued"
 
@@ -359,7 +359,7 @@ async def test_newer_arguments_wait_for_newer_code(desk: Desk) -> None:
     newer.add(done)
     [job_id] = await desk.enqueue(done.job(first="Ada", last="L"))
     first = await desk.start()
-    await desk.heard.wait("task.outdated", task="greet", args_version=2)
+    await desk.emitted.wait("task.outdated", task="greet", args_version=2)
     row = await desk.state(job_id, "scheduled")
     assert (row["attempt"], row["errors"]) == (0, "[]")
     await first.stop()
@@ -396,7 +396,7 @@ async def test_hidden_arguments_are_not_in_what_a_failure_leaves_behind(desk: De
     [row] = await desk.settled(job_id)
     assert row["reason"] == "ValueError: ada cannot log in with ***"
     assert "sesame" not in row["errors"]
-    assert "sesame" not in str(desk.heard.all)
+    assert "sesame" not in str(desk.emitted.all)
 
 
 async def test_an_argument_that_had_another_name_once_is_hidden_as_well(desk: Desk) -> None:
@@ -411,7 +411,7 @@ async def test_an_argument_that_had_another_name_once_is_hidden_as_well(desk: De
     [job_id] = await desk.enqueue(old)
     [row] = await desk.settled(job_id)
     assert "odd: ***" in row["reason"]
-    assert "sesame" not in row["errors"] + str(desk.heard.all)
+    assert "sesame" not in row["errors"] + str(desk.emitted.all)
     assert "sesame" not in str(await reports.show_job(desk.lane, job_id))
 
 

@@ -58,13 +58,13 @@ async def test_a_busy_worker_runs_no_ddl(desk: Desk) -> None:
 
     worker = await desk.start()
     async with busy(desk, work.job()):
-        await desk.heard.wait("queue.polled")
+        await desk.emitted.wait("queue.polled")
         await until(lambda: desk.sql.fetchval(MARKED, "default"))
-    await desk.heard.wait("queue.unpolled")
+    await desk.emitted.wait("queue.unpolled")
     (last,) = await desk.enqueue(work.job())
     await desk.settled(last)
     for name in ("service.crashed", "queue.mark_refused"):
-        assert desk.heard.of(name) == []
+        assert desk.emitted.of(name) == []
     assert await worker.stop() == 0
 
 
@@ -85,10 +85,10 @@ async def test_a_mark_that_the_database_refuses_means_that_producers_notify(
     worker = await desk.start(poll_s=600)
     mine = worker.worker.parts.consumers["default"].busy_mark
     async with busy(desk, work.job()):
-        await desk.heard.wait("queue.mark_refused" if SET in broken else "queue.polled")
+        await desk.emitted.wait("queue.mark_refused" if SET in broken else "queue.polled")
     # It sleeps only when the mark has expired, even if it cannot be cleared.
     await until(lambda: not (mine.marked or mine.must_poll))
-    await desk.heard.wait("queue.mark_refused")
+    await desk.emitted.wait("queue.mark_refused")
     assert not await desk.sql.fetchval(MARKED, "default")
     listener = await asyncpg.connect(desk.dsn)
     ears = Ears(listener)
@@ -96,6 +96,6 @@ async def test_a_mark_that_the_database_refuses_means_that_producers_notify(
     (last,) = await desk.enqueue(work.job())
     await desk.settled(last)
     assert await ears.so_far() == ["taskd_default"]
-    assert desk.heard.of("service.crashed") == []
+    assert desk.emitted.of("service.crashed") == []
     await listener.close()
     assert await worker.stop() == 0

@@ -56,7 +56,7 @@ async def test_a_worker_that_starts_later_gets_the_parked_jobs_at_once(desk: Des
     ids = await desk.enqueue(*(NewJob("new", queue="default") for _ in range(20)))
     parked = "SELECT count(*) = 20 FROM taskd.job WHERE parked AND state = 'scheduled'"
     await until(lambda: desk.sql.fetchval(parked))
-    assert all(not each["elsewhere"] for each in desk.heard.of("task.unknown"))
+    assert all(not each["elsewhere"] for each in desk.emitted.of("task.unknown"))
     await desk.start(registry_of("new"))
     await desk.settled(*ids, within_s=SOON_S)
 
@@ -85,7 +85,7 @@ async def test_two_apps_share_a_queue(desk: Desk) -> None:
     ids = await desk.enqueue(*(NewJob(name, queue="default") for name in names))
     await desk.settled(*ids, within_s=30.0)
     # Each worker has met the other's task a few times at most, and left the rest in the queue.
-    assert sum(each["count"] for each in desk.heard.of("task.unknown")) < len(ids) / 2
+    assert sum(each["count"] for each in desk.emitted.of("task.unknown")) < len(ids) / 2
 
 
 async def test_a_busy_worker_notifies_the_one_that_can_run_what_it_leaves(desk: Desk) -> None:

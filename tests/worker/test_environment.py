@@ -71,7 +71,7 @@ async def test_a_live_worker_runs_nothing_of_a_copy_that_takes_the_place_of_its_
         "INSERT INTO taskd.job (queue, task) VALUES ('mail', 'send'); COMMIT;"
         "NOTIFY taskd_mail"
     )
-    [refused] = await desk.heard.wait("service.crashed", service="register-again")
+    [refused] = await desk.emitted.wait("service.crashed", service="register-again")
     assert "belongs to the environment 'production'" in str(refused)
     assert await desk.sql.fetchval("SELECT count(*) FROM taskd.job WHERE state = 'queued'") == 1
     await environment.adopt(desk.lane, "staging", pauses=False)

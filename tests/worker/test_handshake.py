@@ -51,15 +51,15 @@ async def test_a_worker_that_the_schema_outgrows_drains_and_is_not_to_be_started
     await desk.sql.execute(ADD, NEWEST + 1, NEWEST, None)
     beat = await desk.sql.fetchval("SELECT renewed_at FROM taskd.worker")
     await until(lambda: _beaten_since(desk, beat))
-    assert not desk.heard.of("worker.outgrown")
+    assert not desk.emitted.of("worker.outgrown")
 
     await desk.sql.execute(
         "INSERT INTO taskd.migration VALUES ($1, 'later', '', $2, CASE WHEN $3 THEN now() END)",
         NEWEST + 2, NEWEST + 1, not announced,
     )  # fmt: skip
-    [said] = await desk.heard.wait("worker.outgrown")
+    [said] = await desk.emitted.wait("worker.outgrown")
     assert said == {"knows": NEWEST, "works_with": NEWEST + 1}
-    await desk.heard.wait("worker.draining")
+    await desk.emitted.wait("worker.draining")
     [left] = await desk.enqueue(slow.job())
     restore_trace_context.set()
     assert await worker.end() == 78
@@ -67,7 +67,7 @@ async def test_a_worker_that_the_schema_outgrows_drains_and_is_not_to_be_started
     assert f"{NEWEST + 1:04d} and later" in worker.worker.report.why
     assert (await desk.row(running))["state"] == "done"
     assert (await desk.row(left))["state"] == "queued"
-    [stopped] = desk.heard.of("worker.stopped")
+    [stopped] = desk.emitted.of("worker.stopped")
     assert stopped["outgrown"] is True
     with pytest.raises(SchemaTooNew):
         await desk.start()

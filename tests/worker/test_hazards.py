@@ -108,19 +108,19 @@ async def test_who_blocks_the_loop_is_named_and_the_lease_is_kept(desk: Desk) ->
     begun = worker.worker._lease.worker_id
     (job,) = await desk.enqueue(blocks.job())
     (row,) = await desk.settled(job)
-    first, *again = desk.heard.of("loop.blocked", job_id=job)
+    first, *again = desk.emitted.of("loop.blocked", job_id=job)
     assert (first["task"], first["queue"]) == ("blocks", "default")
     assert "time.sleep(3.0)" in first["stack"]
     # Half a second, give or take what a busy machine adds.
     assert TICK_S + LATE_S + CHECK_EVERY_S + 0.05 <= 0.5
     assert first["blocked_s"] < 1.0
     assert again
-    (end,) = await desk.heard.wait("loop.unblocked", job_id=job)
+    (end,) = await desk.emitted.wait("loop.unblocked", job_id=job)
     assert end["blocked_s"] > 2.5
     assert row["worker_id"] == begun == worker.worker._lease.worker_id
     assert worker.worker._lease.trusted
-    assert not desk.heard.of("worker.fenced")
-    assert not desk.heard.of("job.lost")
+    assert not desk.emitted.of("worker.fenced")
+    assert not desk.emitted.of("job.lost")
 
 
 async def test_a_child_task_that_blocks_the_loop_is_named_by_its_job(desk: Desk) -> None:
@@ -139,7 +139,7 @@ async def test_a_child_task_that_blocks_the_loop_is_named_by_its_job(desk: Desk)
     await desk.start()
     (job,) = await desk.enqueue(parent.job())
     await desk.settled(job)
-    assert desk.heard.of("loop.blocked", task="parent", job_id=job)
+    assert desk.emitted.of("loop.blocked", task="parent", job_id=job)
 
 
 async def test_a_loop_that_is_blocked_again_and_again_does_not_fill_the_log(
@@ -159,10 +159,10 @@ async def test_a_loop_that_is_blocked_again_and_again_does_not_fill_the_log(
             clock += 0.05
             pulse.ticked = clock
             looking.check()
-    said = desk.heard.of("loop.blocked")
+    said = desk.emitted.of("loop.blocked")
     assert 5 <= len(said) <= 8
     assert sum(had["suppressed"] for had in said) + len(said) <= 60
-    assert len(desk.heard.of("loop.unblocked")) == len(said)
+    assert len(desk.emitted.of("loop.unblocked")) == len(said)
 
 
 # 10.2
@@ -227,9 +227,9 @@ async def test_the_first_reason_to_cancel_decides(desk: Desk, first: str) -> Non
     }
     for name in sorted(reasons, key=lambda name: name != first):  # all in one turn of the loop
         reasons[name]()
-    said = await desk.heard.wait(ENDS[first], 50)
+    said = await desk.emitted.wait(ENDS[first], 50)
     assert {had["job_id"] for had in said} == set(ids)
-    assert all(desk.heard.ends(job)[:1] in ([], [ENDS[first]]) for job in ids)
+    assert all(desk.emitted.ends(job)[:1] in ([], [ENDS[first]]) for job in ids)
 
 
 @pytest.mark.parametrize("why", ["timeout", "cancel"])
@@ -290,11 +290,11 @@ async def test_tasks_that_handlers_leak_are_named_and_do_not_pile_up(
     owners = worker.worker._pulse.owners
     ids = await desk.enqueue(*(leaks.job(n % 2 == 0) for n in range(1000)))
     await desk.settled(*ids)
-    (said, *_) = await desk.heard.wait("task.leaks", task="leaks")
+    (said, *_) = await desk.emitted.wait("task.leaks", task="leaks")
     assert said["count"] >= said["cancelled"] > 0
     await until(lambda: len(owners) <= 50)
     await until(lambda: len(asyncio.all_tasks()) <= before + 60)
-    assert len(desk.heard.of("task.leaks")) == 1
+    assert len(desk.emitted.of("task.leaks")) == 1
     for task in list(owners):
         task.cancel()
 
@@ -318,7 +318,7 @@ async def test_a_task_that_serves_all_handlers_outlives_the_one_that_made_it(des
     await desk.start()
     (one,) = await desk.enqueue(uses_the_server.job())
     await desk.settled(one)
-    (said,) = await desk.heard.wait("task.leaks", task="uses_the_server")
+    (said,) = await desk.emitted.wait("task.leaks", task="uses_the_server")
     assert (said["job_id"], said["count"], said["cancelled"]) == (one, 1, 0)
     assert "serve" in said["stack"]
     ids = await desk.enqueue(*(uses_the_server.job() for _ in range(20)))
@@ -358,12 +358,12 @@ async def test_memory_and_tasks_stay_flat_over_100_000_jobs(desk: Desk) -> None:
     counts: list[tuple[int, int]] = []
     for number in range(1, 6):
         await desk.sql.execute(ROUND, timeout=60)
-        desk.heard.all.clear()
+        desk.emitted.all.clear()
         left = "SELECT NOT EXISTS (SELECT 1 FROM taskd.job)"
         await until(lambda: desk.sql.fetchval(left), within_s=60)  # noqa: B023
         await until(lambda: runner.idle)
         assert runner.ended >= number * 20_000
-        desk.heard.all.clear()
+        desk.emitted.all.clear()
         gc.collect()
         sizes.append(resident_bytes())
         standing = [t for t in asyncio.all_tasks() if "statement" not in t.get_name()]
@@ -391,7 +391,7 @@ async def test_arguments_nested_too_deeply_harm_their_job_only(desk: Desk) -> No
     await desk.start()
     rows = await desk.settled(odd, *others)
     assert Counter(row["state"] for row in rows)["done"] >= 20
-    assert not desk.heard.of("service.crashed")
+    assert not desk.emitted.of("service.crashed")
 
 
 # 10.14
@@ -441,7 +441,7 @@ async def test_what_a_handler_starts_inherits_nothing_and_its_end_is_not_ours(de
     rows = await desk.settled(*ids)
     assert [json.loads(row["result"]) for row in rows] == [[0, 0], [0, 0], -signal.SIGTERM]
     assert not worker.worker.report.why
-    assert not desk.heard.of("worker.draining")
+    assert not desk.emitted.of("worker.draining")
 
 
 async def test_a_resolver_that_never_answers_delays_nobody(
@@ -499,7 +499,7 @@ async def test_a_storm_of_cancellations_loses_nothing(desk: Desk, silent_loop: l
             task.cancel()
     rows = await desk.settled(*ids)
     assert [row["state"] for row in rows] == ["done"] * 400
-    ended = Counter(had["job_id"] for had in desk.heard.of("job.done"))
+    ended = Counter(had["job_id"] for had in desk.emitted.of("job.done"))
     assert set(ended.values()) == {1}
     assert await worker.stop() == 0
     # The driver complains about connections that were cancelled while they were made.

@@ -238,11 +238,11 @@ async def test_the_hostile_mix_ends_once_and_harms_no_other_job(desk: Desk) -> N
     assert {row["attempt"] for row in rows} == {1}
     assert not dirty
     ends = Counter(
-        had["job_id"] for name in ("job.done", "job.failed") for had in desk.heard.of(name)
+        had["job_id"] for name in ("job.done", "job.failed") for had in desk.emitted.of(name)
     )
     assert ends == dict.fromkeys(ids, 1)
     for name in ("service.crashed", "job.outcome_refused", "job.lost", "job.abandoned"):
-        assert not desk.heard.of(name)
+        assert not desk.emitted.of(name)
     # The worker is as good as new.
     (last,) = await desk.enqueue(canary.job(True))
     await desk.settled(last)
@@ -316,13 +316,13 @@ async def test_who_ignores_the_cancellation_is_abandoned_and_not_run_again_besid
     (job,) = await desk.enqueue(swallows.job())
     try:
         worker = await desk.start(concurrency=1, cancel_s=0.2)
-        (left,) = await desk.heard.wait("job.abandoned", job_id=job, why="timeout")
+        (left,) = await desk.emitted.wait("job.abandoned", job_id=job, why="timeout")
         assert "swallows" in left["stack"]
         # Its place is free again.
         (other,) = await desk.enqueue(quick.job())
         await desk.settled(other)
         # Claimed again, it waits until the abandoned attempt has ended.
-        await desk.heard.wait("job.retried", 2, job_id=job)
+        await desk.emitted.wait("job.retried", 2, job_id=job)
         assert len(starts) == 1
         row = await desk.state(job, "scheduled")
         assert row["attempt"] == 2

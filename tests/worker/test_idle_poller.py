@@ -145,7 +145,7 @@ async def test_a_polling_consumer_needs_no_idle_poller(
             await desk.enqueue(*[quick.job()] * 50)
 
     busy = asyncio.create_task(keep_busy())
-    await desk.heard.wait("queue.polled", queue="one")
+    await desk.emitted.wait("queue.polled", queue="one")
     enough.set()
     await busy
     seen = Lookout(started)

@@ -29,14 +29,14 @@ async def waiting(desk: Desk, **settings: Any) -> tuple[Any, int]:
 async def test_a_stop_that_cuts_an_attempt_short_says_so_once(desk: Desk) -> None:
     started, job_id = await waiting(desk, drain_s=0.01, cancel_s=20)
     assert await started.stop() == 0
-    [said] = desk.heard.of("job.interrupted")
+    [said] = desk.emitted.of("job.interrupted")
     assert said.pop("duration_ms") > 0
     assert said.pop("wait_ms") >= 0
     assert said == {
         "job_id": job_id, "task": "waits", "queue": "default", "attempt": 1,
         "why": "stop", "delay_s": 0.0,
     }  # fmt: skip
-    assert not desk.heard.of("job.released")
+    assert not desk.emitted.of("job.released")
     row = await desk.row(job_id)
     assert (row["state"], row["attempt"], row["interrupts"]) == ("queued", 0, 1)
     assert started.worker.report.jobs["interrupted"] == 1
@@ -47,7 +47,7 @@ async def test_a_worker_that_fences_itself_says_so_of_each_attempt(desk: Desk) -
     (runner,) = started.worker.parts.runners
     started.worker._quiet(True)  # or it would claim the job again
     runner.attempts.cancel_all("fence")
-    [said] = await desk.heard.wait("job.interrupted")
+    [said] = await desk.emitted.wait("job.interrupted")
     assert (said["job_id"], said["why"]) == (job_id, "fence")
 
 
@@ -69,9 +69,9 @@ async def test_one_that_is_abandoned_is_reported_as_well_and_comes_back_later(de
     code = await started.stop()
     end.set()
     assert code == 75
-    [said] = desk.heard.of("job.interrupted")
+    [said] = desk.emitted.of("job.interrupted")
     assert (said["why"], said["delay_s"]) == ("stop", 5.0)
-    [left] = desk.heard.of("job.abandoned")
+    [left] = desk.emitted.of("job.abandoned")
     assert left["job_id"] == said["job_id"] == job_id
     row = await desk.row(job_id)
     assert (row["state"], row["attempt"], row["interrupts"]) == ("scheduled", 1, 1)

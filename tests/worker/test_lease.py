@@ -60,8 +60,8 @@ async def test_a_live_worker_that_was_declared_dead_registers_again(desk: Desk) 
     async with desk.sql.transaction():
         await desk.sql.execute(BURY, first)
         await desk.sql.fetch(statement("rescue_jobs").text, 1000, 3, 10, *ANY_JOB)
-    await desk.heard.wait("worker.declared_dead", worker_id=str(first))
-    await desk.heard.wait("worker.started", 2)
+    await desk.emitted.wait("worker.declared_dead", worker_id=str(first))
+    await desk.emitted.wait("worker.started", 2)
     second = worker.worker._lease.worker_id
     assert second != first
     rows = await desk.settled(*ids)
@@ -71,9 +71,9 @@ async def test_a_live_worker_that_was_declared_dead_registers_again(desk: Desk) 
         ("done", second, 0, "2")
     }
     assert json.loads(rows[0]["errors"])[0]["type"] == "WorkerLost"
-    assert {had["job_id"] for had in desk.heard.of("job.lost")} == set(ids)
-    assert len(desk.heard.of("worker.declared_dead")) == 1
-    assert not desk.heard.of("worker.fenced")
+    assert {had["job_id"] for had in desk.emitted.of("job.lost")} == set(ids)
+    assert len(desk.emitted.of("worker.declared_dead")) == 1
+    assert not desk.emitted.of("worker.fenced")
     (job,) = await desk.enqueue(quick.job())
     await desk.settled(job)
     assert await worker.stop() == 0
@@ -100,7 +100,7 @@ async def test_a_lease_renewal_that_is_cancelled_begins_again(desk: Desk) -> Non
     now = await desk.sql.fetchval("SELECT clock_timestamp()")
     renewed = "SELECT renewed_at > $2 FROM taskd.worker WHERE id = $1 AND died_at IS NULL"
     await until(lambda: desk.sql.fetchval(renewed, me, now))
-    assert desk.heard.of("worker.fenced") == []
+    assert desk.emitted.of("worker.fenced") == []
 
 
 async def test_a_rebirth_that_fails_is_tried_again(
@@ -152,7 +152,7 @@ async def test_only_silence_fences(
     monkeypatch.setattr(workers, "renew_lease", unheard)
     await until(lambda: not worker.worker._lease.trusted)
     if silent:
-        await desk.heard.wait("worker.fenced")
+        await desk.emitted.wait("worker.fenced")
         # Released before another worker could declare this one dead, and the attempt does not
         # count.
         row = await desk.state(job, "queued")
@@ -161,7 +161,7 @@ async def test_only_silence_fences(
         ticks = worker.worker._pulse.ticked
         await until(lambda: worker.worker._pulse.ticked > ticks + 0.3)
         assert worker.worker.parts.runners[0].running == 1
-        assert not desk.heard.of("worker.fenced")
+        assert not desk.emitted.of("worker.fenced")
     down.clear()
     go.set()
     (row,) = await desk.settled(job)
@@ -196,8 +196,8 @@ async def test_nothing_begins_after_a_standstill_that_outlived_the_lease(
     # Claimed together, and handed to the runner in this order.
     still, next_one = await desk.enqueue(stands_still.job(), follows.job())
     await worker.ready()
-    await desk.heard.wait("job.done", job_id=still)
-    await desk.heard.wait("worker.fenced")
+    await desk.emitted.wait("job.done", job_id=still)
+    await desk.emitted.wait("worker.fenced")
     # Others may have had it by now: it went back as it had come.
     assert began == []
     row = await desk.state(next_one, "queued")
@@ -219,7 +219,7 @@ async def test_a_neighbour_that_died_is_declared_dead_at_once_and_its_job_run(de
     await desk.start()
     (row,) = await desk.settled(job)
     assert (row["state"], row["crashes"], row["attempt"], row["fence"]) == ("done", 1, 2, 2)
-    (declared_dead,) = desk.heard.of("workers.declared_dead")
+    (declared_dead,) = desk.emitted.of("workers.declared_dead")
     assert declared_dead["proof"] == "its process has ended"
     # A live neighbour, and a silent remote worker before our own lease was steady.
     alive = await desk.sql.fetch(
@@ -291,7 +291,8 @@ async def test_a_silent_remote_worker_is_declared_dead_by_a_steady_one(desk: Des
     (row,) = await desk.settled(job)
     # The death says nothing about the job, which is no suspect.
     assert (row["state"], row["crashes"], row["attempt"]) == ("done", 0, 1)
-    assert [had["proof"] for had in desk.heard.of("workers.declared_dead")] == ["its lease expired"]
+    [death] = desk.emitted.of("workers.declared_dead")
+    assert death["proof"] == "its lease expired"
 
 
 def test_who_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,7 +340,7 @@ async def test_lines_of_a_success_are_dropped_however_late_its_commit_is_known(
     [attempt] = await until(lambda: logs.of_job(desk.lane, job_id))
     assert (len(attempt["lines"]), attempt["ended"]) == (1, False)
     await transaction.commit()
-    await desk.heard.wait("job.done", job_id=job_id)
+    await desk.emitted.wait("job.done", job_id=job_id)
     await started.stop()
     assert await logs.of_job(desk.lane, job_id) == []
 
@@ -391,9 +391,9 @@ async def test_what_cannot_be_written_is_dropped_and_no_outcome_waits_for_it(
     [job_id] = await desk.enqueue(speaks.job())
     started = await desk.start(lease_s=3.0)
     await desk.settled(job_id)
-    await desk.heard.wait("logs.dropped")
+    await desk.emitted.wait("logs.dropped")
     assert await started.stop() == 0
-    assert not desk.heard.of("service.crashed")
+    assert not desk.emitted.of("service.crashed")
 
 
 async def test_odd_lines_harm_nobody(
@@ -514,7 +514,7 @@ async def test_a_thread_of_an_earlier_attempt_that_speaks_on_takes_no_line_from_
     events.job_done(second, 0.1)
     await keeper.tick()
     assert await kept(desk) == {1: ["one"], 2: ["two 0", "two 1", "two 2"]}
-    assert not desk.heard.of("logs.dropped")
+    assert not desk.emitted.of("logs.dropped")
 
 
 async def test_what_a_thread_says_between_two_attempts_costs_no_other_its_lines(
@@ -528,7 +528,7 @@ async def test_what_a_thread_says_between_two_attempts_costs_no_other_its_lines(
     events.job_done(second, 0.1)
     await keeper.tick()
     assert await kept(desk) == {1: ["one"], 2: ["two"]}
-    assert not desk.heard.of("logs.dropped")
+    assert not desk.emitted.of("logs.dropped")
 
 
 async def test_a_line_that_comes_while_its_attempt_ends_is_not_counted_for_ever(

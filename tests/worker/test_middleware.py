@@ -88,7 +88,7 @@ async def test_slow_middleware_does_not_count_as_waiting_for_a_thread(
     await desk.start()
     [row] = await desk.settled(job_id)
     assert (row["state"], row["attempt"]) == ("done", 1)
-    assert not desk.heard.of("job.released")
+    assert not desk.emitted.of("job.released")
 
 
 async def test_its_errors_and_verdicts_are_the_attempts(desk: Desk) -> None:

@@ -166,7 +166,7 @@ async def test_who_outlives_its_handler_costs_no_process_that_serves_another_job
     await tails.wait()
     (second,) = await desk.enqueue(app.waits_for_note.job(str(note)))
     await until(Path(f"{note}.begun").exists)
-    await desk.heard.wait("job.abandoned", job_id=first)
+    await desk.emitted.wait("job.abandoned", job_id=first)
     note.touch()
     (row,) = await desk.settled(second)
     may_end.set()
@@ -190,8 +190,8 @@ async def test_a_stage_in_a_process_names_the_next_one_or_ends_the_run(
     run = await line.start(to=to, n=7, conn=desk.sql)
     worker = await desk.start(process_slots=1)
     wanted = 2 if to == "last" else 1
-    await desk.heard.wait("job.done", wanted)
-    ids = [each["job_id"] for each in desk.heard.of("job.done")]
+    await desk.emitted.wait("job.done", wanted)
+    ids = [each["job_id"] for each in desk.emitted.of("job.done")]
     rows = await desk.settled(*ids)
     assert len(rows) == wanted
     assert rows[-1]["task"] == ended[0]
@@ -213,7 +213,7 @@ async def test_what_middleware_does_after_a_commit_changes_nothing(desk: Desk) -
     (job,) = await desk.enqueue(pays.job())
     worker = await desk.start()
     (row,) = await desk.settled(job)
-    await desk.heard.wait("job.done", job_id=job)
+    await desk.emitted.wait("job.done", job_id=job)
     assert (row["state"], row["result"]) == ("done", '"paid"')
     assert await worker.stop() == 0
     assert worker.worker.report.jobs["retried"] == 0

@@ -133,7 +133,7 @@ async def test_who_ignores_that_is_killed_with_all_it_has_started(
     assert (row["state"], row["reason"], done["state"]) == ("failed", said, "done")
     pids = [int(word) for word in note.read_text().split()]
     await until(lambda: not any(map(lives, pids)))
-    (told,) = desk.heard.of("process.killed", job_id=hung)
+    (told,) = desk.emitted.of("process.killed", job_id=hung)
     assert (told["why"], told["pid"]) == ("timeout", pids[0])
     assert await worker.stop() == 0
     assert worker.worker.report.abandoned == 0
@@ -207,7 +207,7 @@ async def test_a_job_that_a_silent_process_has_may_have_begun(
     with monkeypatch.context() as impatient:
         impatient.setattr("taskd.worker.running.attempt_table.SLOT_WAIT_S", 0.2)
         (job,) = await desk.enqueue(app.adds.job(1))
-        await desk.heard.wait("job.interrupted", job_id=job)
+        await desk.emitted.wait("job.interrupted", job_id=job)
     # The process that takes its place may be slow to start.
     (row,) = await desk.settled(job)
     assert (row["state"], row["attempt"], row["interrupts"]) == ("done", 1, 1)

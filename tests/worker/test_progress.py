@@ -101,7 +101,7 @@ async def test_a_handler_that_says_nothing_costs_no_statement(
     [job_id] = await desk.enqueue(quiet.job())
     await desk.start()
     await desk.settled(job_id)
-    assert not desk.heard.of("service.crashed")
+    assert not desk.emitted.of("service.crashed")
 
 
 @pytest.mark.parametrize("odd", [float("nan"), "many", None])

@@ -45,15 +45,15 @@ async def refused_alone(desk: Desk, ids: list[int], action: str, state: str = "d
     rows = await desk.settled(*(each for each in ids if each != odd))
     assert {row["state"] for row in rows} == {state}
     assert (await desk.row(odd))["state"] not in ("done", "failed")
-    told = await desk.heard.wait("job.change_refused", job_id=odd)
+    told = await desk.emitted.wait("job.change_refused", job_id=odd)
     assert told[0]["action"] == action
     assert "not this one" in told[0]["error"]
-    assert {each["job_id"] for each in desk.heard.of("job.change_refused")} == {odd}
-    assert not desk.heard.of("service.crashed")
+    assert {each["job_id"] for each in desk.emitted.of("job.change_refused")} == {odd}
+    assert not desk.emitted.of("service.crashed")
     await accept(desk)
     [row] = await desk.settled(odd)
     assert row["state"] == state
-    assert not desk.heard.of("service.crashed")
+    assert not desk.emitted.of("service.crashed")
 
 
 @pytest.mark.parametrize("code", ["P0001", "42501", "42P01", "42703", "23514", "22P02"])
@@ -99,7 +99,7 @@ async def test_an_admission(desk: Desk, bounds: dict[str, int]) -> None:
     await refuse(desk, ids[ODD], "UPDATE ON taskd.job")
     await desk.start(poll_s=0.5)
     await refused_alone(desk, ids, "admit")
-    assert not desk.heard.of("job.outcome_refused")
+    assert not desk.emitted.of("job.outcome_refused")
 
 
 @pytest.mark.parametrize("change", ["INSERT ON taskd.job_history", "DELETE ON taskd.job"])
@@ -208,7 +208,7 @@ async def test_the_search_finds_each_refused_job_and_changes_every_other(
     rows = refused_jobs.RefusedJobs("claim")
     changed = chain.from_iterable(await rows.run(table.change))
     assert sorted(changed) == [n for n in range(1, 1001) if n not in refused]
-    assert {had["job_id"] for had in desk.heard.of("job.change_refused")} == refused
+    assert {had["job_id"] for had in desk.emitted.of("job.change_refused")} == refused
     # They are left out at once from then on.
     before = table.calls
     table.ids.append(2000)
@@ -221,7 +221,7 @@ async def test_a_statement_that_is_refused_for_no_job_is_not_searched(desk: Desk
     with pytest.raises(StatementRefused):
         await refused_jobs.RefusedJobs("claim").run(table.change)
     assert table.calls == 2
-    assert not desk.heard.of("job.change_refused")
+    assert not desk.emitted.of("job.change_refused")
 
 
 async def test_the_search_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,5 +230,5 @@ async def test_the_search_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch
     rows = refused_jobs.RefusedJobs("claim")
     for _ in range(2):
         assert not any(await rows.run(table.change))
-    assert len(desk.heard.of("job.change_refused")) == 10
+    assert len(desk.emitted.of("job.change_refused")) == 10
     assert table.calls < 200

@@ -91,7 +91,7 @@ async def test_one_that_fails_to_close_harms_nothing(desk: Desk) -> None:
     worker = await desk.start()
     await desk.settled(job)
     assert await worker.stop() == 0
-    [told] = desk.heard.of("resources.not_closed")
+    [told] = desk.emitted.of("resources.not_closed")
     assert told["error"] == "OSError: already gone"
 
 

@@ -57,7 +57,7 @@ async def test_an_idle_ticker_still_names_a_blocked_loop(desk: Desk) -> None:
     await resting(worker)
     (job,) = await desk.enqueue(blocks.job())
     await desk.settled(job)
-    (named,) = desk.heard.of("loop.blocked")
+    (named,) = desk.emitted.of("loop.blocked")
     assert named["job_id"] == job
     # Half a second, and a margin for a busy machine.
     assert named["blocked_s"] < 1.0
@@ -136,7 +136,7 @@ async def test_at_rest_a_late_tick_is_no_blocked_loop_and_a_first_job_that_block
         nonlocal clock
         clock += passed_s
         looking.check()
-        return len(desk.heard.of("loop.blocked"))
+        return len(desk.emitted.of("loop.blocked"))
 
     pulse.rest()
     assert look_after(REST_TICK_S + LATE_S - 0.01) == 0
@@ -170,7 +170,7 @@ async def test_orphans_are_rescued_by_the_next_rescue(desk: Desk) -> None:
     )
     (row,) = await desk.settled(job)
     assert (row["state"], row["crashes"], row["attempt"]) == ("done", 0, 1)
-    assert not desk.heard.of("workers.declared_dead")
+    assert not desk.emitted.of("workers.declared_dead")
     ran.clear()
     await until(lambda: ran.count("check_upkeep") >= 3)
     assert "rescue_jobs" not in ran

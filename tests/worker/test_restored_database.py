@@ -20,7 +20,7 @@ from taskd.worker import Worker
 from tests.conftest import TestServer
 from tests.logins import Logins, as_user
 from tests.system.faults.cluster import private
-from tests.worker.conftest import Desk, Heard, Started, until
+from tests.worker.conftest import Desk, Emitted, Started, until
 
 LEASE_S = 6.0
 
@@ -94,18 +94,18 @@ async def dropped(admin: Any) -> bool:
 
 
 async def test_a_database_that_is_dropped_and_made_again_is_waited_for(
-    server: TestServer, own: str, desk: Desk, held: Held, heard: Heard
+    server: TestServer, own: str, desk: Desk, held: Held, emitted: Emitted
 ) -> None:
     worker = await held.start()
     old = worker.worker._lease.worker_id
     await asyncio.to_thread(server.drop, own)
-    [told] = await heard.wait("store.unusable")
+    [told] = await emitted.wait("store.unusable")
     assert f"has no database '{own}'" in told["error"]
     assert "taskd db migrate" in told["remedy"]
     await until(lambda: f"has no database '{own}'" in worker.worker.condition().unready)
     assert own in str(worker.worker.parts.health.missing)
     await asyncio.sleep(LEASE_S)  # longer than a lease is trusted
-    assert not heard.of("worker.fenced")
+    assert not emitted.of("worker.fenced")
     admin = await asyncpg.connect(server.admin_dsn)
     await admin.execute(f'CREATE DATABASE "{own}" TEMPLATE template0')
     await admin.close()
@@ -113,19 +113,19 @@ async def test_a_database_that_is_dropped_and_made_again_is_waited_for(
     await migrations.migrate(Database({"dsn": desk.dsn}))
     await until(lambda: worker.worker._lease.worker_id != old)
     await run_new(desk, held)
-    await heard.wait("store.back")
+    await emitted.wait("store.back")
     await until(lambda: worker.worker.condition().unready == "")
-    assert not heard.of("service.crashed")
+    assert not emitted.of("service.crashed")
     assert await worker.stop() == 0
 
 
 async def test_a_schema_that_is_dropped_and_restored_leaves_attempts_and_outcomes_as_they_were(
-    own: str, desk: Desk, held: Held, heard: Heard
+    own: str, desk: Desk, held: Held, emitted: Emitted
 ) -> None:
     worker = await held.start()
     admin = await asyncpg.connect(desk.dsn)
     await admin.execute("ALTER SCHEMA taskd RENAME TO aside")
-    [told] = await heard.wait("store.unusable")
+    [told] = await emitted.wait("store.unusable")
     assert "no schema taskd" in told["error"]
     held.let_go.set()  # its outcome waits
     await until(lambda: held.runs == ["held"])
@@ -140,65 +140,65 @@ async def test_a_schema_that_is_dropped_and_restored_leaves_attempts_and_outcome
     assert (state, attempt) == ("done", 1)
     await run_new(desk, held)
     assert held.runs == ["held", "quick"]
-    assert not heard.of("service.crashed")
-    assert not heard.of("worker.declared_dead")
+    assert not emitted.of("service.crashed")
+    assert not emitted.of("worker.declared_dead")
     assert await worker.stop() == 0
     await admin.close()
 
 
 async def test_a_schema_that_is_dropped_and_migrated_again_gets_a_new_worker(
-    own: str, desk: Desk, held: Held, heard: Heard
+    own: str, desk: Desk, held: Held, emitted: Emitted
 ) -> None:
     worker = await held.start()
     old = worker.worker._lease.worker_id
     admin = await asyncpg.connect(desk.dsn)
     await until(lambda: dropped(admin))
-    await heard.wait("store.unusable")
+    await emitted.wait("store.unusable")
     await migrations.migrate(Database({"dsn": desk.dsn}))
-    await heard.wait("worker.declared_dead")
+    await emitted.wait("worker.declared_dead")
     await until(lambda: worker.worker._lease.worker_id != old)
     await run_new(desk, held)
-    assert not heard.of("service.crashed")
+    assert not emitted.of("service.crashed")
     assert await worker.stop() == 0
     await admin.close()
 
 
 async def test_parts_of_a_schema_that_come_back_one_by_one_are_waited_for(
-    own: str, desk: Desk, held: Held, heard: Heard
+    own: str, desk: Desk, held: Held, emitted: Emitted
 ) -> None:
     worker = await held.start()
     admin = await asyncpg.connect(desk.dsn)
     await admin.execute("CREATE SCHEMA aside")
     await admin.execute("ALTER FUNCTION taskd.notify_workers(text) SET SCHEMA aside")
     await admin.execute("ALTER TABLE taskd.queue SET SCHEMA aside")
-    await heard.wait("store.unusable")
+    await emitted.wait("store.unusable")
     await admin.execute("ALTER TABLE aside.queue SET SCHEMA taskd")
     await admin.execute("ALTER FUNCTION aside.notify_workers(text) SET SCHEMA taskd")
     held.let_go.set()
     await run_new(desk, held)
-    assert not heard.of("service.crashed")
+    assert not emitted.of("service.crashed")
     assert await worker.stop() == 0
     await admin.close()
 
 
 async def test_rights_that_are_revoked_and_granted_again_are_waited_for(
-    desk: Desk, held: Held, heard: Heard, logins: Logins
+    desk: Desk, held: Held, emitted: Emitted, logins: Logins
 ) -> None:
     desk.dsn = logins.dsn("worker")
     worker = await held.start()
     await desk.sql.execute(f"REVOKE ALL ON taskd.job FROM {logins.role('worker')}")
-    [told, *_] = await heard.wait("store.unusable")
+    [told, *_] = await emitted.wait("store.unusable")
     assert "permission denied for table job" in told["error"]
     await until(lambda: "permission denied" in worker.worker.condition().unready)
     await roles.make(Database({"dsn": logins._owner_dsn}), logins.prefix)
     held.let_go.set()
     await run_new(desk, held)
-    assert not heard.of("service.crashed")
+    assert not emitted.of("service.crashed")
     assert await worker.stop() == 0
 
 
 async def test_a_password_that_is_rotated_is_read_from_the_dsn_file_at_the_next_connect(
-    desk: Desk, held: Held, heard: Heard, tmp_path: Path
+    desk: Desk, held: Held, emitted: Emitted, tmp_path: Path
 ) -> None:
     file = tmp_path / "dsn"
     async with private() as cluster:
@@ -219,14 +219,14 @@ async def test_a_password_that_is_rotated_is_read_from_the_dsn_file_at_the_next_
         await cluster.ask(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'shop'"
         )
-        [told] = await heard.wait("store.unusable")
+        [told] = await emitted.wait("store.unusable")
         assert "refuses the login: password authentication failed" in told["error"]
         assert "change the user's password" in told["remedy"]
         await until(lambda: "password authentication" in worker.worker.condition().unready)
         file.write_text(shop.format("two"))
         await lane.fetch("enqueue_usual_job", "quick", "default", "{}", 100)
         await until(lambda: held.runs == ["quick"])
-        assert not heard.of("service.crashed")
+        assert not emitted.of("service.crashed")
         assert await worker.stop() == 0
         await lane.close()
 

@@ -39,7 +39,7 @@ def well(desk: Desk) -> None:
         "acks.delayed",
         "listener.lost",
     ):
-        assert desk.heard.of(name) == [], name
+        assert desk.emitted.of(name) == [], name
 
 
 async def test_jobs_of_every_way_to_enqueue_run(
@@ -89,7 +89,7 @@ async def test_every_outcome_can_be_written(office: Desk, producer: Client, logi
 
     @office.task()
     async def snoozes(ctx: Context) -> None:
-        if not office.heard.of("job.snoozed"):
+        if not office.emitted.of("job.snoozed"):
             raise Snooze(0.01)
 
     @office.task()
@@ -144,7 +144,7 @@ async def test_upkeep_of_the_history_is_done_by_functions(office: Desk, logins: 
         "VALUES (1, now(), '2001-01-01', 1, 1, '', '', '', '', '', '{}', '{}')"
     )
     await office.start(queues=("default",))
-    await office.heard.wait("partition.dropped", partition="job_history_20010101")
+    await office.emitted.wait("partition.dropped", partition="job_history_20010101")
 
     async def forgotten() -> bool:
         return not await office.sql.fetchval("SELECT count(*) FROM taskd.worker WHERE id = 1")

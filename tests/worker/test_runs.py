@@ -244,7 +244,7 @@ async def test_an_unknown_task_is_given_back_without_burning_an_attempt(desk: De
         "SELECT extract(epoch FROM run_at - now()) FROM taskd.job WHERE id = $1", stranger
     )
     assert 2 < delay <= 10
-    assert desk.heard.of("task.unknown", task="unknown", queue="default", count=1)
+    assert desk.emitted.of("task.unknown", task="unknown", queue="default", count=1)
 
 
 async def test_a_job_without_an_attempt_left_fails(desk: Desk) -> None:
@@ -293,7 +293,7 @@ async def test_odd_results_do_not_undo_the_work(desk: Desk) -> None:
     assert {row["attempt"] for row in rows.values()} == {1}
     assert json.loads(rows[ids["huge"]]["result"]) == {"unstored": "result of 300002 bytes"}
     assert json.loads(rows[ids["nul"]]["result"]) == "a\u2400b\\u0000"
-    assert not desk.heard.of("job.outcome_refused")
+    assert not desk.emitted.of("job.outcome_refused")
 
 
 async def test_a_job_is_reported_to_be_done_once(desk: Desk) -> None:
@@ -303,7 +303,7 @@ async def test_a_job_is_reported_to_be_done_once(desk: Desk) -> None:
     ids = await desk.enqueue(*(quick.job() for _ in range(300)))
     worker = await desk.start()
     await desk.settled(*ids)
-    assert sorted(each["job_id"] for each in desk.heard.of("job.done")) == ids
+    assert sorted(each["job_id"] for each in desk.emitted.of("job.done")) == ids
     assert worker.worker.report.jobs["done"] == 300
 
 
@@ -328,7 +328,7 @@ async def test_five_thousand_jobs_leave_no_task_behind(desk: Desk) -> None:
     before = standing()
     for _ in range(5):
         await desk.enqueue(*(quick.job() if n % 2 else waits.job() for n in range(1000)))
-    await until(lambda: len(desk.heard.of("job.done")) == 5001)
+    await until(lambda: len(desk.emitted.of("job.done")) == 5001)
     await until(lambda: standing() == before)
     assert await desk.sql.fetchval("SELECT count(*) FROM taskd.job_history") <= 5001
 

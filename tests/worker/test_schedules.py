@@ -46,7 +46,7 @@ async def test_a_declared_schedule_is_fired_and_its_job_runs(desk: Desk) -> None
     await desk.start(**BRISK)
     assert await desk.sql.fetchval("SELECT count(*) FROM taskd.schedule WHERE next_at > now()") == 2
     await late(desk.sql)
-    await desk.heard.wait("schedule.fired", 2)
+    await desk.emitted.wait("schedule.fired", 2)
     await until(lambda: len(got) == 2)
     assert sorted(got) == ["all", "night"]
 
@@ -57,7 +57,7 @@ async def test_a_worker_fires_at_the_tick_itself(desk: Desk) -> None:
 
     schedule("tidy", tidy, every(1), registry=desk.registry)
     await desk.start(**BRISK)
-    fired = await desk.heard.wait("schedule.fired", 3)
+    fired = await desk.emitted.wait("schedule.fired", 3)
     assert max(each["late_s"] for each in fired) < 0.5
     ticks = await desk.sql.fetch("SELECT tick FROM taskd.jobs ORDER BY tick")
     steps = {(b["tick"] - a["tick"]).total_seconds() for a, b in itertools.pairwise(ticks)}
@@ -71,13 +71,13 @@ async def test_a_schedule_that_is_made_at_run_time_needs_no_restart(desk: Desk) 
     await desk.start(**BRISK)
     async with Client(desk.dsn) as client:
         assert await client.schedules.set(Schedule("s", tidy.job(), every(1))) == "created"
-        await desk.heard.wait("schedule.fired")
+        await desk.emitted.wait("schedule.fired")
         assert await client.schedules.pause(["s"], reason="why") == ["s"]
         [row] = await client.schedules.list()
         assert (row["name"], row["pause_reason"]) == ("s", "why")
         assert await client.schedules.resume(["s"]) == ["s"]
         [job_id] = await client.schedules.run("s") or []
-        await until(lambda: "job.done" in desk.heard.ends(job_id))
+        await until(lambda: "job.done" in desk.emitted.ends(job_id))
         assert await client.schedules.delete(["s"]) == ["s"]
 
 
@@ -89,7 +89,7 @@ async def test_several_workers_fire_each_tick_once(desk: Desk) -> None:
         schedule(f"s{n}", tidy, every(1), registry=desk.registry)
     for _ in range(3):
         await desk.start(**BRISK)
-    await desk.heard.wait("schedule.fired", 15)
+    await desk.emitted.wait("schedule.fired", 15)
     ticks = await desk.sql.fetch(
         "SELECT schedule, tick, count(*) AS n FROM taskd.jobs GROUP BY 1, 2"
     )
@@ -105,9 +105,9 @@ async def test_a_query_is_run_apart_and_does_not_hold_up_other_ticks(desk: Desk)
     schedule("slow", analyse, every("1h"), query=query, registry=desk.registry)
     await desk.start(**BRISK)
     await late(desk.sql)
-    await desk.heard.wait("schedule.fired", 2)
-    assert [each["schedule"] for each in desk.heard.of("schedule.fired")] == ["plain", "slow"]
-    assert desk.heard.of("schedule.fired", schedule="slow")[0]["jobs"] == 3
+    await desk.emitted.wait("schedule.fired", 2)
+    assert [each["schedule"] for each in desk.emitted.of("schedule.fired")] == ["plain", "slow"]
+    assert desk.emitted.of("schedule.fired", schedule="slow")[0]["jobs"] == 3
 
 
 async def test_what_goes_wrong_with_a_tick_is_reported(desk: Desk) -> None:
@@ -122,14 +122,14 @@ async def test_what_goes_wrong_with_a_tick_is_reported(desk: Desk) -> None:
         "INSERT INTO taskd.job (queue, task, schedule) VALUES ('x', 'nobody', 'skips')"
     )
     await late(desk.sql, 3 * 3600.0)
-    [failed] = await desk.heard.wait("schedule.failed")
+    [failed] = await desk.emitted.wait("schedule.failed")
     assert (failed["schedule"], failed["error"]) == ("bad", "division by zero")
-    assert [each["schedule"] for each in await desk.heard.wait("schedule.skipped")] == ["skips"]
-    assert len(await desk.heard.wait("schedule.missed", 2)) == 2
+    assert [each["schedule"] for each in await desk.emitted.wait("schedule.skipped")] == ["skips"]
+    assert len(await desk.emitted.wait("schedule.missed", 2)) == 2
     await desk.sql.execute(
         "UPDATE taskd.schedule SET every_s = NULL, cron = '1 2 3 4 9', next_at = NULL"
     )
-    assert len(await desk.heard.wait("schedule.stalled", 2)) == 2
+    assert len(await desk.emitted.wait("schedule.stalled", 2)) == 2
 
 
 async def test_a_tick_that_a_lock_holds_up_holds_up_no_others(desk: Desk) -> None:
@@ -147,11 +147,11 @@ async def test_a_tick_that_a_lock_holds_up_holds_up_no_others(desk: Desk) -> Non
     async with desk.sql.transaction():
         await desk.sql.execute("SELECT FROM taskd.job WHERE schedule = 'a' FOR UPDATE")
         await late(other)
-        assert (await desk.heard.wait("schedule.delayed"))[0]["schedule"] == "a"
-        await desk.heard.wait("schedule.fired", schedule="b")
-        assert not desk.heard.of("schedule.fired", schedule="a")
+        assert (await desk.emitted.wait("schedule.delayed"))[0]["schedule"] == "a"
+        await desk.emitted.wait("schedule.fired", schedule="b")
+        assert not desk.emitted.of("schedule.fired", schedule="a")
     await other.close()
-    await desk.heard.wait("schedule.fired", schedule="a")
+    await desk.emitted.wait("schedule.fired", schedule="a")
 
 
 async def test_a_name_of_another_app_stops_the_start(desk: Desk) -> None:
@@ -208,9 +208,9 @@ async def test_a_query_runs_with_the_rights_of_who_has_set_it_and_no_others(
     await sql.execute("UPDATE taskd.schedule SET app = 'else' WHERE name = 'no'")
     await sql.execute("UPDATE taskd.schedule SET app = 'taskd' WHERE name = 'mine'")
     await desk.start(queues=("q",), **BRISK)
-    [failed] = await desk.heard.wait("schedule.failed")
+    [failed] = await desk.emitted.wait("schedule.failed")
     assert (failed["schedule"], failed["error"]) == ("no", "permission denied for table secret")
-    await desk.heard.wait("schedule.fired", 2)
+    await desk.emitted.wait("schedule.fired", 2)
     await until(lambda: ran(sql))
     made = await sql.fetch("SELECT schedule FROM taskd.jobs ORDER BY schedule")
     assert [each["schedule"] for each in made] == ["mine", "plain"]
@@ -243,19 +243,19 @@ async def test_schedules_go_on_after_the_clock_was_set_back(desk: Desk) -> None:
 
     schedule("tidy", tidy, every(1), registry=desk.registry)
     first = await desk.start(**BRISK)
-    await desk.heard.wait("schedule.fired")
+    await desk.emitted.wait("schedule.fired")
     await first.stop()
     # For the database, times in the future are the same as a clock that was set back.
     await desk.sql.execute(
         "UPDATE taskd.schedule SET next_at = next_at + interval '1 h', "
         "last_tick = last_tick + interval '1 h', starts_at = starts_at + interval '1 h'"
     )
-    fired = len(desk.heard.of("schedule.fired"))
+    fired = len(desk.emitted.of("schedule.fired"))
     await desk.start(**BRISK)
-    [told] = await desk.heard.wait("clock.set_back")
+    [told] = await desk.emitted.wait("clock.set_back")
     assert told["schedules"] == ["tidy"]
     assert 3590 < told["ahead_s"] <= 3600
-    await desk.heard.wait("schedule.fired", fired + 2)
+    await desk.emitted.wait("schedule.fired", fired + 2)
 
 
 async def test_a_worker_notices_that_the_clock_is_set_back_while_it_runs(desk: Desk) -> None:
@@ -265,11 +265,11 @@ async def test_a_worker_notices_that_the_clock_is_set_back_while_it_runs(desk: D
     started = await desk.start(**BRISK)
     rescuer = started.worker.parts.rescuer
     await until(lambda: rescuer._compared)
-    assert not desk.heard.of("clock.set_back")
+    assert not desk.emitted.of("clock.set_back")
     then, received = rescuer._clock
     rescuer._clock = then + timedelta(hours=1), received
     rescuer.wakeup.set()
-    [told] = await desk.heard.wait("clock.set_back")
+    [told] = await desk.emitted.wait("clock.set_back")
     assert 3590 < told["ahead_s"] <= 3600
 
 

@@ -31,7 +31,7 @@ class Supervisor:
         self.socket.bind(address)
         self.all: list[dict[str, str]] = []
 
-    def hear(self) -> list[dict[str, str]]:
+    def received(self) -> list[dict[str, str]]:
         while True:
             try:
                 lines = self.socket.recv(65536).decode().splitlines()
@@ -39,8 +39,8 @@ class Supervisor:
                 return self.all
             self.all.append(dict(line.split("=", 1) for line in lines))
 
-    def heard(self, name: str) -> list[str]:
-        return [said[name] for said in self.hear() if name in said]
+    def values(self, name: str) -> list[str]:
+        return [said[name] for said in self.received() if name in said]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_an_abstract_address_begins_with_an_at_sign() -> None:
     supervisor = Supervisor(f"\0taskd-test-{os.getpid()}")
     notify = Notify(f"@taskd-test-{os.getpid()}")
     notify.ready()
-    assert supervisor.hear() == [{"READY": "1"}]
+    assert supervisor.received() == [{"READY": "1"}]
     supervisor.socket.close()
     notify.ready()  # the supervisor is gone, which must not matter
     notify.close()
@@ -84,9 +84,9 @@ def test_what_a_full_queue_refuses_is_reported_later_and_never_waited_for(
         notify.tick(Status("email"))
     notify.ready()
     assert time.monotonic() - began < 5
-    assert not supervisor.heard("READY")
+    assert not supervisor.values("READY")
     notify.tick(Status("email"))
-    assert supervisor.heard("READY") == ["1"]
+    assert supervisor.values("READY") == ["1"]
 
 
 def test_the_environment_names_the_supervisor_and_is_not_handed_on() -> None:
@@ -126,7 +126,7 @@ async def test_the_watchdog_learns_that_the_loop_ticks_whatever_the_database_doe
     health: Any = SimpleNamespace(check=Condition, missing="no database")
     notifier = Notifier(notify, [runner], {"done": 0}, lease, health)
     await notifier.tick()
-    [said] = supervisor.hear()
+    [said] = supervisor.received()
     assert said["WATCHDOG"] == "1"
     assert "database unreachable for 100 s; no database" in said["STATUS"]
     assert "EXTEND_TIMEOUT_USEC" not in said
@@ -137,9 +137,9 @@ async def test_a_status_is_reported_when_it_changes_about_once_a_second(
 ) -> None:
     for number in range(30):
         notify.tick(Status("email", number))
-    assert len(supervisor.heard("STATUS")) == 1
+    assert len(supervisor.values("STATUS")) == 1
     notify.tick(Status("email", 1), draining=True)
-    assert int(supervisor.heard("EXTEND_TIMEOUT_USEC")[0]) > 5_000_000
+    assert int(supervisor.values("EXTEND_TIMEOUT_USEC")[0]) > 5_000_000
 
 
 async def test_the_life_of_a_worker(
@@ -162,29 +162,29 @@ async def test_the_life_of_a_worker(
 
     def told() -> list[Any]:
         names = ("READY", "RELOADING", "STOPPING")
-        return [name for said in supervisor.hear() for name in names if name in said]
+        return [name for said in supervisor.received() for name in names if name in said]
 
-    assert supervisor.hear()[0] == {"STATUS": "starting"}
+    assert supervisor.received()[0] == {"STATUS": "starting"}
     await until(lambda: told() == ["READY"])
     await desk.enqueue(sleeps.job(s=600), sleeps.job(s=0))
-    await until(lambda: "default: 1 running, 1 done, 0 failed" in supervisor.heard("STATUS"))
+    await until(lambda: "default: 1 running, 1 done, 0 failed" in supervisor.values("STATUS"))
 
     worker._reload_settings()
     await until(lambda: told() == ["READY", "RELOADING", "READY"])
     now_usec = time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6
-    assert 0 < now_usec - int(supervisor.heard("MONOTONIC_USEC")[0]) < 60e6
+    assert 0 < now_usec - int(supervisor.values("MONOTONIC_USEC")[0]) < 60e6
 
     # The watchdog must detect a loop that a handler blocks.
     await desk.enqueue(blocks.job(s=1.0))
-    await desk.heard.wait("loop.blocked")
-    before = len(supervisor.heard("WATCHDOG"))
+    await desk.emitted.wait("loop.blocked")
+    before = len(supervisor.values("WATCHDOG"))
     time.sleep(0.5)
-    assert len(supervisor.heard("WATCHDOG")) == before
-    await until(lambda: len(supervisor.heard("WATCHDOG")) > before)
+    assert len(supervisor.values("WATCHDOG")) == before
+    await until(lambda: len(supervisor.values("WATCHDOG")) > before)
 
     worker.stop("SIGTERM")
-    extended = len(supervisor.heard("EXTEND_TIMEOUT_USEC"))
-    await until(lambda: len(supervisor.heard("EXTEND_TIMEOUT_USEC")) > extended + 2)
+    extended = len(supervisor.values("EXTEND_TIMEOUT_USEC"))
+    await until(lambda: len(supervisor.values("EXTEND_TIMEOUT_USEC")) > extended + 2)
     assert told() == ["READY", "RELOADING", "READY", "STOPPING"]
     assert await started.stop() == 0
 
@@ -194,7 +194,7 @@ async def test_a_report_is_for_a_parent_that_lives(supervisor: Supervisor) -> No
     assert not await to_systemd.report({"running": 1})
     to_parent = Notify(supervisor.socket.getsockname(), to_parent=True)
     assert await to_parent.report({"running": 1})
-    assert supervisor.hear() == [{"X_TASKD_REPORT": '{"running": 1}'}]
+    assert supervisor.received() == [{"X_TASKD_REPORT": '{"running": 1}'}]
     supervisor.socket.close()
     assert not await to_parent.report({"running": 1})
     to_systemd.close()

@@ -21,7 +21,7 @@ ROUNDS, SINGLES, HEAP = 40, 50, 200
 
 
 def empty_claims(desk: Any) -> int:
-    return len(desk.heard.of("queue.claimed", count=0))
+    return len(desk.emitted.of("queue.claimed", count=0))
 
 
 async def test_a_flood_of_forged_notifications_costs_a_bounded_number_of_claims(
@@ -71,7 +71,7 @@ async def test_a_task_name_in_a_row_is_never_imported(
     await desk.start(queues=("default",))
     args = json.dumps({"command": "touch sprung"})
     odd, fine = await desk.enqueue(NewJob(name, args, "default"), known.job())
-    await desk.heard.wait("task.unknown", 1, task=name)
+    await desk.emitted.wait("task.unknown", 1, task=name)
     await desk.settled(fine)
     row = await desk.state(odd, "scheduled")
     assert (row["attempt"], row["fence"]) == (0, 1)  # given back, nothing spent
@@ -108,12 +108,12 @@ async def test_no_line_of_taskds_own_shows_arguments_results_or_passwords(
     ids = await desk.enqueue(*(NewJob(name, args, "default") for name in names))
     rows = await desk.settled(*ids[:4])
     assert [row["state"] for row in rows] == ["done", "failed", "failed", "failed"]
-    await desk.heard.wait("task.unknown")
+    await desk.emitted.wait("task.unknown")
     # Its history refuses an outcome, with the row in the DETAIL.
     await other.execute("ALTER TABLE taskd.job_history ADD CHECK (result IS NULL)  NOT VALID")
     [refused] = await desk.enqueue(NewJob("returns", args, "default"))
     await desk.settled(refused)
-    await desk.heard.wait("job.outcome_refused", job_id=refused)
-    assert_unseen(desk.heard.all)
+    await desk.emitted.wait("job.outcome_refused", job_id=refused)
+    assert_unseen(desk.emitted.all)
     errors = await sql.fetch("SELECT errors, reason FROM taskd.jobs")
     assert_unseen(errors)

@@ -9,7 +9,7 @@ from taskd.core.jobs.unique import Unique
 from taskd.store.connections.database import Lane
 from taskd.worker.upkeep import pruner
 from tests.logins import Logins
-from tests.worker.conftest import Desk, Heard, until
+from tests.worker.conftest import Desk, Emitted, until
 
 BACK = "SELECT setval('taskd.job_id_seq', 1, false)"
 LAST = "SELECT last_value FROM taskd.job_id_seq"
@@ -31,10 +31,10 @@ async def ended(desk: Desk) -> list[int]:
 
 
 async def test_a_worker_advances_sequences_at_its_start(
-    desk: Desk, heard: Heard, ended: list[int]
+    desk: Desk, emitted: Emitted, ended: list[int]
 ) -> None:
     await desk.start()
-    [told] = heard.of("sequences.mended")
+    [told] = emitted.of("sequences.mended")
     assert told["sequences"] == ["taskd.job_id_seq is at 0, and the newest row has 5"]
     [new] = await desk.enqueue(NewJob("quick", queue="default"))
     assert new == 6
@@ -42,34 +42,34 @@ async def test_a_worker_advances_sequences_at_its_start(
 
 
 async def test_a_worker_that_has_no_right_to_advance_them_tells_how(
-    desk: Desk, heard: Heard, ended: list[int], logins: Logins
+    desk: Desk, emitted: Emitted, ended: list[int], logins: Logins
 ) -> None:
     await desk.sql.execute(
         f"REVOKE EXECUTE ON FUNCTION taskd.mend_sequences() FROM {logins.role('worker')}"
     )
     desk.dsn = logins.dsn("worker")
     await desk.start()
-    [told, *_] = heard.of("sequences.behind")
+    [told, *_] = emitted.of("sequences.behind")
     assert told["remedy"] == "taskd db check --mend"
     assert "mend_sequences" in told["error"]
 
 
 async def test_a_worker_advances_them_when_it_listens_to_another_server(
-    desk: Desk, heard: Heard, ended: list[int]
+    desk: Desk, emitted: Emitted, ended: list[int]
 ) -> None:
     await desk.start()
-    await heard.wait("sequences.mended")
+    await emitted.wait("sequences.mended")
     await desk.sql.execute(BACK)
     await desk.sql.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE application_name = 'taskd listen' AND datname = current_database()"
     )
-    await heard.wait("sequences.mended", 2)
+    await emitted.wait("sequences.mended", 2)
     assert await desk.sql.fetchval(LAST) == 5
 
 
 async def test_an_outcome_whose_follower_gets_a_taken_id_is_written_when_that_is_mended(
-    desk: Desk, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, emitted: Emitted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def later(lane: Lane) -> None:
         """The pruner's first tick must not mend it in the middle of the test."""
@@ -92,7 +92,7 @@ async def test_an_outcome_whose_follower_gets_a_taken_id_is_written_when_that_is
     await desk.enqueue(NewJob("nobody", queue="elsewhere"))
     await desk.start()
     [first] = await desk.enqueue(job(1))
-    [refused] = await heard.wait("job.outcome_refused", job_id=first)
+    [refused] = await emitted.wait("job.outcome_refused", job_id=first)
     assert "taskd db check --mend" in refused["error"]
     await desk.sql.execute("SELECT taskd.mend_sequences()")
     await until(lambda: runs == [1, 2])

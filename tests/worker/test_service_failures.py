@@ -42,7 +42,7 @@ async def test_a_failure_that_lasts_is_logged_once_and_stored_until_it_ends(desk
     await desk.sql.execute("INSERT INTO taskd.opening VALUES ('work', 'h')")
     worker = await desk.start()
     (job,) = await desk.enqueue(work.job("h"))
-    (failing,) = await desk.heard.wait("service.failing")
+    (failing,) = await desk.emitted.wait("service.failing")
     assert failing["service"] == "promoter"
     assert "replica identity" in failing["error"]
     assert failing["failures"] >= 2
@@ -50,10 +50,10 @@ async def test_a_failure_that_lasts_is_logged_once_and_stored_until_it_ends(desk
     assert [(each["service"], each["error"]) for each in stored] == [("promoter", failing["error"])]
     await desk.sql.execute("DROP PUBLICATION everything")
     await desk.settled(job)
-    await desk.heard.wait("service.recovered", service="promoter")
+    await desk.emitted.wait("service.recovered", service="promoter")
     await until(lambda: _nothing_stored(desk))
-    assert len(desk.heard.of("service.failing")) == 1
-    assert not desk.heard.of("service.crashed")
+    assert len(desk.emitted.of("service.failing")) == 1
+    assert not desk.emitted.of("service.crashed")
     assert await worker.stop() == 0
 
 
@@ -77,10 +77,10 @@ async def test_upkeep_that_the_database_refuses_does_not_stop_the_worker(
 
     monkeypatch.setattr(Promoter, "tick", refused)
     await desk.start()
-    await desk.heard.wait("service.failing", service="promoter")
+    await desk.emitted.wait("service.failing", service="promoter")
     (job,) = await desk.enqueue(work.job())
     await desk.settled(job)
-    assert not desk.heard.of("service.crashed")
+    assert not desk.emitted.of("service.crashed")
 
 
 async def test_a_failure_counts_if_it_comes_back_in_time(
@@ -96,11 +96,11 @@ async def test_a_failure_counts_if_it_comes_back_in_time(
     assert [(each.service, len(each.error)) for each in made.lasting()] == [("a", 500)]
     made.failed("a", "another")
     assert [each.error for each in made.lasting()] == ["another"]
-    assert len(desk.heard.of("service.failing")) == 1
+    assert len(desk.emitted.of("service.failing")) == 1
     monkeypatch.setattr(service_failures, "FORGOTTEN_AFTER_S", 0.0)
     await asyncio.sleep(0.001)
     assert made.lasting() == []
-    assert [had["service"] for had in desk.heard.of("service.recovered")] == ["a"]
+    assert [had["service"] for had in desk.emitted.of("service.recovered")] == ["a"]
 
 
 def test_an_outage_is_no_failure_of_a_service() -> None:

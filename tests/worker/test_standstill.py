@@ -68,7 +68,7 @@ async def test_a_worker_that_stood_still_for_a_lease_fences_before_it_times_out(
     await until(lambda: worker.worker.parts.runners[0].running)
     stand_still(worker, lease=True, by=job if blocks else None)
     (row,) = await desk.settled(job)
-    [cut] = desk.heard.of("job.interrupted")
+    [cut] = desk.emitted.of("job.interrupted")
     assert (cut["job_id"], cut["why"]) == (job, "fence")
     assert (row["state"], row["attempt"], row["fence"]) == ("done", 1, 2)
 
@@ -96,7 +96,7 @@ async def test_a_cancelled_handler_has_its_grace_time_after_a_standstill(desk: D
     ended.set()
     (row,) = await desk.settled(job)
     assert row["state"] == "cancelled"
-    assert not desk.heard.of("job.abandoned")
+    assert not desk.emitted.of("job.abandoned")
 
 
 async def test_a_blocked_loop_counts_for_the_handler_that_blocks_it_only(desk: Desk) -> None:
@@ -116,7 +116,7 @@ async def test_a_blocked_loop_counts_for_the_handler_that_blocks_it_only(desk: D
     (waiting,) = await desk.enqueue(waits.job())
     await until(lambda: worker.worker.parts.runners[0].running)
     (blocking,) = await desk.enqueue(blocks.job())
-    await desk.heard.wait("job.failed", job_id=blocking)
+    await desk.emitted.wait("job.failed", job_id=blocking)
     go.set()
     blocked, waited = await desk.settled(blocking, waiting)
     if blocked["id"] != blocking:

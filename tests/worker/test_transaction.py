@@ -51,7 +51,7 @@ async def test_effects_and_completion_commit_together(ledger: Desk) -> None:
     assert (row["state"], json.loads(row["result"])) == ("done", {"paid": 5})
     assert await booked(ledger) == [job]
     assert seen == ['"$user", public', "read committed"]
-    await ledger.heard.wait("job.done", job_id=job)
+    await ledger.emitted.wait("job.done", job_id=job)
     assert await worker.stop() == 0
     assert worker.worker.report.jobs["done"] == 1
     assert not await ledger.sql.fetchval(
@@ -104,7 +104,7 @@ async def test_a_lost_job_commits_nothing(ledger: Desk, other: Any) -> None:
     await ledger.other_worker(42)
     (job,) = await ledger.enqueue(pay.job())
     await ledger.start()
-    await ledger.heard.wait("job.lost", job_id=job)
+    await ledger.emitted.wait("job.lost", job_id=job)
     assert await booked(ledger) == []
     assert (await ledger.row(job))["state"] == "running"
 
@@ -248,7 +248,7 @@ async def test_a_connection_that_breaks_at_the_commit_is_asked_about(
 
     await ledger.start(transaction_connections=1)
     (first,) = await ledger.enqueue(pay.job())
-    await ledger.heard.wait("job.done", job_id=first)
+    await ledger.emitted.wait("job.done", job_id=first)
     (second,) = await ledger.enqueue(pay.job())
     one, two = await ledger.settled(first, second)
     assert (one["state"], one["attempt"]) == ("done", 1)
@@ -257,7 +257,7 @@ async def test_a_connection_that_breaks_at_the_commit_is_asked_about(
         "the connection broke at the commit, and nothing was committed"
     )
     assert await booked(ledger) == [first, second]
-    assert ledger.heard.ends(first) == ["job.done"]
+    assert ledger.emitted.ends(first) == ["job.done"]
 
 
 async def test_the_ledger_is_right_while_connections_are_killed(ledger: Desk, other: Any) -> None:

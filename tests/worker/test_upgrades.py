@@ -188,7 +188,7 @@ async def test_an_expand_and_a_contract_are_applied_while_jobs_run(
         monkeypatch.setattr(migrations, "all_migrations", lambda: known)
         new = await desk.start(lease_s=3.0)
         assert await migrations.migrate(desk.database) == []
-        assert not desk.heard.of("worker.outgrown")
+        assert not desk.emitted.of("worker.outgrown")
         usual_s = load.stall_s()
         assert await migrations.migrate(desk.database, drain=True) == [contract]
         assert await old.end() == 78
@@ -198,4 +198,4 @@ async def test_an_expand_and_a_contract_are_applied_while_jobs_run(
     await until(lambda: len(ran) == len(asked))
     await new.stop()
     assert sorted(ran) == asked
-    assert {name: desk.heard.of(name) for name in TROUBLE if desk.heard.of(name)} == {}
+    assert {name: desk.emitted.of(name) for name in TROUBLE if desk.emitted.of(name)} == {}

@@ -106,7 +106,7 @@ class Scene:
         mine = worker.worker.parts.consumers["default"].busy_mark
         # It never sets the mark itself.
         mine._not_before = math.inf
-        await self.desk.heard.wait("queue.claimed", batch=SLEEPER_CONCURRENCY)
+        await self.desk.emitted.wait("queue.claimed", batch=SLEEPER_CONCURRENCY)
         await until(lambda: not (mine.marked or mine.must_poll))
         return worker
 
@@ -168,8 +168,8 @@ class Scene:
             return not await self.marked()
 
         await until(unmarked)
-        empty = len(self.desk.heard.of("queue.claimed", count=0))
-        await self.desk.heard.wait("queue.claimed", empty + looks, count=0)
+        empty = len(self.desk.emitted.of("queue.claimed", count=0))
+        await self.desk.emitted.wait("queue.claimed", empty + looks, count=0)
 
     async def awakes(self, sleeper: Started) -> None:
         """It may claim again, polls once, and sleeps on."""
@@ -181,7 +181,7 @@ class Scene:
 
     async def is_found(self, job_id: int) -> None:
         """Wait until a job is done, for far less time than until the next poll."""
-        await self.desk.heard.wait("job.done", job_id=job_id, within_s=SOON_S)
+        await self.desk.emitted.wait("job.done", job_id=job_id, within_s=SOON_S)
 
 
 @pytest.fixture
@@ -433,7 +433,7 @@ async def _gets_full(scene: Scene, _worker: Started) -> None:
     await scene.desk.enqueue(
         *[NewJob(slow.task, queue=slow.queue, priority=-100, checked=True)] * 3
     )
-    await scene.desk.heard.wait("job.started", 3, task="slow")
+    await scene.desk.emitted.wait("job.started", 3, task="slow")
 
 
 async def _gets_quiet(_scene: Scene, worker: Started) -> None:
@@ -486,7 +486,7 @@ async def test_what_came_while_a_dead_workers_mark_was_out_is_found_by_who_burie
     await scene.desk.sql.execute(MARK, "default", 60.0, OTHER_ID)
     (job,) = await scene.desk.enqueue(scene.found.job())
     with pytest.raises(TimeoutError):
-        await scene.desk.heard.wait("job.done", job_id=job, within_s=0.3)
+        await scene.desk.emitted.wait("job.done", job_id=job, within_s=0.3)
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     await scene.desk.other_worker(OTHER_ID, pid=process.pid)
@@ -541,7 +541,7 @@ async def test_a_queue_that_is_served_and_not_polled_is_notified(
     await ears.listen("taskd_attended", "taskd_lapsed", "taskd_free")
     await other.add_listener("taskd_unserved", ears._hear)
     for level in ("READ UNCOMMITTED", *LEVELS):
-        ears.heard.clear()
+        ears.notifications.clear()
         async with Transaction(producer) as held:
             await producer.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
             for queue in ("attended", "lapsed", "free", "unserved"):

@@ -29,7 +29,7 @@ from taskd.worker.upkeep.pruner import Pruner
 from taskd.worker.upkeep.reconciler import Reconciler
 from taskd.worker.upkeep.rescuer import Rescuer
 from taskd.worker.upkeep.timer import Timer
-from tests.worker.conftest import Desk, Heard, until
+from tests.worker.conftest import Desk, Emitted, until
 
 
 async def test_until_empty_ends_when_there_is_nothing_to_run_soon(desk: Desk) -> None:
@@ -98,7 +98,7 @@ async def test_a_worker_works_where_its_timers_cannot_be_made_exact(
     await desk.enqueue(quick.job())
     await desk.worker(until_empty=True).end()
     assert tried == ["timerslack_ns"] * 2
-    assert len(desk.heard.of("job.done")) == 1
+    assert len(desk.emitted.of("job.done")) == 1
 
 
 async def test_until_empty_says_whether_a_job_failed(desk: Desk) -> None:
@@ -126,7 +126,7 @@ async def test_until_empty_waits_for_jobs_that_run_elsewhere(desk: Desk) -> None
     )
     worker = desk.worker(until_empty=True, lease_s=1.0)
     await worker.ready()
-    await until(lambda: bool(desk.heard.of("queue.claimed", count=0)))
+    await until(lambda: bool(desk.emitted.of("queue.claimed", count=0)))
     assert not worker.task.done()
     # Its worker is lost: rescued and run here.
     await desk.sql.execute("DELETE FROM taskd.worker WHERE id = 42")
@@ -179,9 +179,9 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
     )
     await desk.sql.execute(f"ALTER TABLE {leaf} RENAME TO renamed_by_hand")
     worker = await desk.start()
-    told = await desk.heard.wait("upkeep.failed")
+    told = await desk.emitted.wait("upkeep.failed")
     assert told[0]["what"] == "make partitions of the history"
-    assert not desk.heard.of("service.crashed")
+    assert not desk.emitted.of("service.crashed")
     (job,) = await desk.enqueue(quick.job())
     await desk.settled(job)
     assert await worker.stop() == 0
@@ -214,7 +214,7 @@ async def test_a_service_that_crashes_is_started_again(
     monkeypatch.setattr(kind, "tick", crashing)
     one = await desk.enqueue(waits.job(), waits.job().after(0.3))
     worker = await desk.start()
-    said = await desk.heard.wait("service.crashed", 2, service=name)
+    said = await desk.emitted.wait("service.crashed", 2, service=name)
     assert said[0]["error"] == "RuntimeError: on purpose"
     rows = await desk.settled(*one)
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
@@ -251,10 +251,10 @@ async def test_consumer_acker_and_listener_survive_a_crash(
     await desk.start()
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
-    assert {had["service"] for had in desk.heard.of("service.crashed")} == {
+    assert {had["service"] for had in desk.emitted.of("service.crashed")} == {
         "acker", "consumer:default", "listener"
     }  # fmt: skip
-    assert not desk.heard.of("job.lost")
+    assert not desk.emitted.of("job.lost")
 
 
 async def test_a_service_that_keeps_crashing_stops_the_worker(
@@ -289,8 +289,8 @@ async def test_the_upkeep_stays_out_of_the_way_without_permission(
 
     monkeypatch.setattr(history, "make_partitions", denied)
     await desk.start()
-    await desk.heard.wait("upkeep.failed")
-    assert not desk.heard.of("service.crashed")
+    await desk.emitted.wait("upkeep.failed")
+    assert not desk.emitted.of("service.crashed")
 
 
 async def test_what_cannot_be_served_is_refused_at_the_start(desk: Desk) -> None:
@@ -385,7 +385,7 @@ async def test_a_claim_in_flight_at_the_stop_is_given_back(desk: Desk) -> None:
     async def quick() -> None: ...
 
     worker = await desk.start(poll_s=60)
-    await desk.heard.wait("queue.claimed", 2)
+    await desk.emitted.wait("queue.claimed", 2)
     reached, go = asyncio.Event(), asyncio.Event()
     fetch = worker.worker.parts.claims.fetch
 
@@ -400,7 +400,7 @@ async def test_a_claim_in_flight_at_the_stop_is_given_back(desk: Desk) -> None:
     ids = await desk.enqueue(*(quick.job() for _ in range(7)))
     await reached.wait()
     stopping = asyncio.create_task(worker.stop())
-    await desk.heard.wait("worker.draining")
+    await desk.emitted.wait("worker.draining")
     go.set()
     assert await stopping == 0
     assert await desk.states() == {"queued": 7}
@@ -425,14 +425,14 @@ async def test_signals_make_it_quiet_and_loud_again(desk: Desk) -> None:
 
     worker = await desk.start()
     os.kill(os.getpid(), signal.SIGTSTP)
-    await desk.heard.wait("worker.quiet", quiet=True)
+    await desk.emitted.wait("worker.quiet", quiet=True)
     # A claim that was on its way may still find it.
     await until(lambda: not worker.worker.parts.claims.busy)
     (job,) = await desk.enqueue(quick.job())
-    claims = len(desk.heard.of("queue.claimed"))
+    claims = len(desk.emitted.of("queue.claimed"))
     began = time.monotonic()
     await until(lambda: time.monotonic() > began + 0.5)
-    assert len(desk.heard.of("queue.claimed")) <= claims + 1
+    assert len(desk.emitted.of("queue.claimed")) <= claims + 1
     assert (await desk.row(job))["state"] == "queued"
     os.kill(os.getpid(), signal.SIGCONT)
     await desk.settled(job)
@@ -450,7 +450,7 @@ async def test_a_reload_changes_limits_and_drain_times(desk: Desk) -> None:
     await desk.enqueue(*(waits.job() for _ in range(12)))
     await until(lambda: inner.parts.runners[0].running == 1)
     os.kill(os.getpid(), signal.SIGHUP)
-    (said,) = await desk.heard.wait("worker.reloaded")
+    (said,) = await desk.emitted.wait("worker.reloaded")
     assert said["queues"] == {"default": 6}
     assert inner.parts.shared.cancel_s == 0.25
     await until(lambda: inner.parts.runners[0].running == 6)
@@ -460,12 +460,12 @@ async def test_a_reload_changes_limits_and_drain_times(desk: Desk) -> None:
 
     inner._reload = wrong
     os.kill(os.getpid(), signal.SIGHUP)
-    (said,) = await desk.heard.wait("service.crashed", service="reload")
+    (said,) = await desk.emitted.wait("service.crashed", service="reload")
     assert "TASKD_CONCURRENCY" in said["error"]
     assert inner.parts.runners[0].limit == 6
 
 
-async def test_the_same_queue_twice_in_one_process(desk: Desk, heard: Heard) -> None:
+async def test_the_same_queue_twice_in_one_process(desk: Desk, emitted: Emitted) -> None:
     @desk.task()
     async def quick() -> None: ...
 
@@ -473,7 +473,7 @@ async def test_the_same_queue_twice_in_one_process(desk: Desk, heard: Heard) -> 
     ids = await desk.enqueue(*(quick.job() for _ in range(600)))
     rows = await desk.settled(*ids)
     assert {row["fence"] for row in rows} == {1}
-    await until(lambda: len(heard.of("job.done")) == 600)
+    await until(lambda: len(emitted.of("job.done")) == 600)
     assert [await each.stop() for each in workers] == [0, 0, 0]
 
 
@@ -506,11 +506,11 @@ async def test_a_job_claimed_again_while_it_runs_here_is_adopted(desk: Desk) -> 
         "UPDATE taskd.job SET state = 'queued', worker_id = NULL, fence = 4, attempt = 0"
     )
     await desk.sql.execute("NOTIFY taskd_default")
-    await desk.heard.wait("queue.claimed", 2, count=1)
+    await desk.emitted.wait("queue.claimed", 2, count=1)
     go.set()
     (row,) = await desk.settled(job)
     assert (row["state"], row["result"], row["fence"], runs) == ("done", '"once"', 5, [1])
-    assert not desk.heard.of("job.lost")
+    assert not desk.emitted.of("job.lost")
 
 
 async def test_a_job_with_the_id_of_one_that_a_failover_lost_runs_itself(desk: Desk) -> None:
@@ -598,8 +598,8 @@ async def test_it_goes_on_while_all_its_connections_are_cut(desk: Desk) -> None:
     worker.worker.parts.reconciler._grace_s = 1.0
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"], row["crashes"]) for row in rows} == {("done", 1, 0)}
-    assert not desk.heard.of("job.lost")
-    assert not desk.heard.of("service.crashed")
+    assert not desk.emitted.of("job.lost")
+    assert not desk.emitted.of("service.crashed")
 
 
 async def test_too_many_connections_are_refused_and_too_few_free_ones_are_reported(
@@ -616,7 +616,7 @@ async def test_too_many_connections_are_refused_and_too_few_free_ones_are_report
     monkeypatch.setattr(startup, "CONNECTIONS", usable)
     await desk.start()
     await desk.settled(job)
-    [told] = desk.heard.of("connections.short")
+    [told] = desk.emitted.of("connections.short")
     assert told["needed"] == usable > told["free"] > 0
     monkeypatch.setattr(startup, "CONNECTIONS", usable + 1)
     with pytest.raises(ConfigError, match=f"needs {usable + 1} connections.*allows {usable}"):

@@ -258,7 +258,7 @@ async def test_a_failed_stage_ends_the_run_and_goes_on_when_it_is_retried(desk, 
 
 async def test_a_run_keeps_the_plan_that_it_began_with(desk: Desk, ingest: Ingest) -> None:
     run = await ingest.line.start("a.html", conn=desk.sql)
-    Ingest(Desk(desk.dsn, desk.sql, desk.heard))  # deployed anew, with whatever it says
+    Ingest(Desk(desk.dsn, desk.sql, desk.emitted))  # deployed anew, with whatever it says
     stages = await desk.sql.fetchval("SELECT stages FROM taskd.workflow WHERE id = $1", run.id)
     assert '"takes": "rows"' in stages
     assert '"queue": "cpu"' in stages
