@@ -109,10 +109,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     """A test whose output contains a canary has failed."""
     report = yield
-    told = "".join(text for _, text in report.sections)
-    if report.passed and any(canary in told for canary in (PASSWORD, PAYLOAD)):
+    output = "".join(text for _, text in report.sections)
+    if report.passed and any(canary in output for canary in (PASSWORD, PAYLOAD)):
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid}: a password or a payload is in its output:\n{told}"
+        report.longrepr = f"{item.nodeid}: a password or a payload is in its output:\n{output}"
     return report
 
 

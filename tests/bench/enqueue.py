@@ -59,8 +59,8 @@ async def _one(
                 await stack.enter_async_context(harness.notifications(harness.NOTIFY_TASKD))
             elif not options.get("notify", True):
                 await stack.enter_async_context(harness.notifications(harness.NOTIFY_RAW))
-        told = await asyncio.to_thread(
+        lines = await asyncio.to_thread(
             harness.run().call, harness.peer(name), harness.DATABASE, "enqueue", asked, 60
         )
         ran = sum(each.n for each in workers)
-    return told[-1]["rate"], ran / told[-1]["secs"]
+    return lines[-1]["rate"], ran / lines[-1]["secs"]

@@ -79,9 +79,9 @@ async def _one(name: str, secs: float, hold: bool) -> dict[str, Any]:
 
 def ends_of(rates: Sequence[float]) -> tuple[float, float]:
     """Mean rate of the first and of the last ten windows; of fewer when the run is short."""
-    told = list(rates[WARM_UP_S:])
-    span = max(1, min(SPAN_S, len(told) // 2))
-    return mean(told[:span]), mean(told[-span:])
+    steady = list(rates[WARM_UP_S:])
+    span = max(1, min(SPAN_S, len(steady) // 2))
+    return mean(steady[:span]), mean(steady[-span:])
 
 
 class Producer:

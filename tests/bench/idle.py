@@ -79,11 +79,11 @@ class Cost:
     rss_mib: float
 
     def __str__(self) -> str:
-        told = f"{self.transactions:.2f} transactions/s, CPU {self.worker_ms:.2f} ms/s worker"
+        text = f"{self.transactions:.2f} transactions/s, CPU {self.worker_ms:.2f} ms/s worker"
         if self.sessions_ms is not None:
-            told += f" + {self.sessions_ms:.2f} ms/s its {self.sessions} sessions"
-            told += f" = {self.worker_ms + self.sessions_ms:.2f} ms/s"
-        return f"{told}, RSS {self.rss_mib:.0f} MiB"
+            text += f" + {self.sessions_ms:.2f} ms/s its {self.sessions} sessions"
+            text += f" = {self.worker_ms + self.sessions_ms:.2f} ms/s"
+        return f"{text}, RSS {self.rss_mib:.0f} MiB"
 
 
 def cpu_s(pid: int) -> float:

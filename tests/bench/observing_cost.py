@@ -142,8 +142,8 @@ def _apart(variant: str, jobs: int) -> dict[str, float]:
         str(jobs),
     ]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
-    told: dict[str, float] = json.loads(ended.stdout)
-    return told
+    measured: dict[str, float] = json.loads(ended.stdout)
+    return measured
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def _pgbench(script: str, secs: float) -> float:
             "-T", str(max(1, round(secs))), "-f", file.name, run.dsn(harness.DATABASE),
         ]  # fmt: skip
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = [line.split()[2] for line in ended.stdout.splitlines() if line.startswith("tps")]
-    if not told:
+    rates = [line.split()[2] for line in ended.stdout.splitlines() if line.startswith("tps")]
+    if not rates:
         raise RuntimeError(f"pgbench: {ended.stderr[-500:]}")
-    return float(told[0])
+    return float(rates[0])

@@ -63,8 +63,8 @@ class Rows:
                     row["run"] = (str(folder), row.get("rep", 0))
                     found.setdefault(prefix + scenario, []).append(row)
                 if (place / "machine.json").exists():
-                    told = json.loads((place / "machine.json").read_text(encoding="utf-8"))
-                    machine |= told if not prefix else {"flush_commit_ms": told["commit_ms"]}
+                    facts = json.loads((place / "machine.json").read_text(encoding="utf-8"))
+                    machine |= facts if not prefix else {"flush_commit_ms": facts["commit_ms"]}
         return cls(found, machine)
 
     def of(self, scenario: str, where: Where | None = None) -> list[Row]:

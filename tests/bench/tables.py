@@ -282,8 +282,8 @@ def _beside(rows: Rows) -> Table:
     lines = []
     for jobs in sorted({row["jobs"] for row in rows.of("beside")}):
         other = f"{jobs:,} jobs" if jobs else "empty"
-        told = (rows.median("beside", each, jobs=jobs) for each in fields)
-        lines.append((other, *map(number, told)))
+        medians = (rows.median("beside", each, jobs=jobs) for each in fields)
+        lines.append((other, *map(number, medians)))
     return Table(f"Two queues, one with a backlog: {COMMIT_TO_START}", head, lines)
 
 

@@ -112,16 +112,16 @@ def test_every_bound_is_listed_measured_or_not() -> None:
 
 def test_a_ratio_is_the_median_of_the_ratios_of_each_repetition(results: Path) -> None:
     rows = Rows.read([results])
-    told = reached(rows)
-    assert told["drain, of graphile-worker's (batched)"] == "2.00 yes"
-    assert told["drain, of the fastest Python peer's"] == "5.00 yes"
-    assert told["wake-up p99, of the best peer's"] == "1.50 **no**"
-    assert told["wake-up p99, of the best peer's, by their own clients"] == "1.33 **no**"
-    assert told["held snapshot: last 10 s, of the first 10 s"] == "0.90 yes"
-    assert told["16 producers, a busy worker, of plain inserts"] == "0.90 yes"
+    cells = reached(rows)
+    assert cells["drain, of graphile-worker's (batched)"] == "2.00 yes"
+    assert cells["drain, of the fastest Python peer's"] == "5.00 yes"
+    assert cells["wake-up p99, of the best peer's"] == "1.50 **no**"
+    assert cells["wake-up p99, of the best peer's, by their own clients"] == "1.33 **no**"
+    assert cells["held snapshot: last 10 s, of the first 10 s"] == "0.90 yes"
+    assert cells["16 producers, a busy worker, of plain inserts"] == "0.90 yes"
     ratio = rows.ratio("s1", "rate", {"peer": "taskd"}, {"peer": "graphile_batch"})
     assert ratio is not None
-    assert ratio.runs == 3, "of the repetition that failed nothing is told"
+    assert ratio.runs == 3, "a repetition that failed has no numbers"
 
 
 def test_the_same_repetition_of_two_folders_is_two(results: Path, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ async def _measure(results: harness.Results, reps: int) -> None:
     for rep in range(reps):
         for jobs in (0, JOBS):
             waits_ms, drained_per_s = await _beside(jobs)
-            told = {f"p{q}": harness.run().pct(waits_ms, q / 100) for q in (50, 95, 99)}
-            told["max"] = max(waits_ms)
-            results.add("beside", rep=rep, jobs=jobs, drained_per_s=drained_per_s, **told)
+            waits = {f"p{q}": harness.run().pct(waits_ms, q / 100) for q in (50, 95, 99)}
+            waits["max"] = max(waits_ms)
+            results.add("beside", rep=rep, jobs=jobs, drained_per_s=drained_per_s, **waits)
 
 
 async def _beside(jobs: int) -> tuple[list[float], float]:

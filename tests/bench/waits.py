@@ -49,9 +49,9 @@ async def measure_pace(
     """One repetition of S3 or S5, each queue after the other."""
     for name in harness.present(*peers):
         waits_ms = await _waits_ms(name, pace)
-        told = {f"p{q}": harness.run().pct(waits_ms, q / 100) for q in (50, 95, 99)}
-        told["max"] = max(waits_ms)
-        results.add(f"waits-{pace}", peer=name, rep=rep, got=len(waits_ms), **told)
+        waits = {f"p{q}": harness.run().pct(waits_ms, q / 100) for q in (50, 95, 99)}
+        waits["max"] = max(waits_ms)
+        results.add(f"waits-{pace}", peer=name, rep=rep, got=len(waits_ms), **waits)
 
 
 async def _waits_ms(name: str, pace: str) -> list[float]:

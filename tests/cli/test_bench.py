@@ -21,10 +21,10 @@ def bench(process, dsn):
 
     def run(*args, code=0, dsn=dsn):
         running = process("bench", *args, dsn=dsn)
-        told, said = running.communicate(timeout=60)
-        assert running.returncode == code, told + said
+        stdout, said = running.communicate(timeout=60)
+        assert running.returncode == code, stdout + said
         assert "Traceback" not in said
-        return told, said
+        return stdout, said
 
     return run
 
@@ -53,13 +53,13 @@ def wait_until(taskd, query):
 def test_it_prints_a_table_and_what_limits_and_leaves_nothing(bench, taskd):
     own = taskd.enqueue("greet", "--queue", "post")
     taskd.finish(own, "done")
-    told, said = bench(*SMALL)
-    head, *lines = [line.split("\t") for line in told.splitlines() if "\t" in line]
+    stdout, said = bench(*SMALL)
+    head, *lines = [line.split("\t") for line in stdout.splitlines() if "\t" in line]
     assert head == ["MEASURED", "JOBS/S", "P50", "P99"]
     assert len(lines) == len(RATES) + len(TIMES)
     assert all(line[1] or line[2] for line in lines)
-    assert "Enqueue in bulk" in told
-    assert "% of a core" in told
+    assert "Enqueue in bulk" in stdout
+    assert "% of a core" in stdout
     assert "PostgreSQL" in said
     assert "measuring  [" not in said
     assert left(taskd) == {}
@@ -68,8 +68,8 @@ def test_it_prints_a_table_and_what_limits_and_leaves_nothing(bench, taskd):
 
 
 def test_json_is_one_object_also_for_a_member_of_the_owner(bench, taskd, logins):
-    told, _ = bench("--json", *SMALL, dsn=logins.dsn("owner"))
-    [line] = told.splitlines()
+    stdout, _ = bench("--json", *SMALL, dsn=logins.dsn("owner"))
+    [line] = stdout.splitlines()
     figures = json.loads(line)
     assert all(figures[name] > 0 for name in (*RATES, "drain_cpu"))
     assert all(0 <= figures[name]["p50_ms"] <= figures[name]["p99_ms"] for name in TIMES)
@@ -83,8 +83,8 @@ def test_json_is_one_object_also_for_a_member_of_the_owner(bench, taskd, logins)
 
 def test_live_jobs_are_left_in_peace_unless_requested(bench, taskd):
     own = taskd.enqueue("greet", "--queue", "post")
-    told, said = bench(*SMALL, code=4)
-    assert told == ""
+    stdout, said = bench(*SMALL, code=4)
+    assert stdout == ""
     assert said.startswith("taskd: this database has 1 live job. They and ")
     assert "--with-live-jobs" in said
     assert left(taskd) == {}
@@ -121,10 +121,10 @@ def test_a_signal_ends_it_and_it_cleans_up(process, taskd, number, when, args):
     wait_until(taskd, when)
     assert left(taskd) != {}
     running.send_signal(number)
-    told, said = running.communicate(timeout=30)
+    stdout, said = running.communicate(timeout=30)
     assert running.returncode == 130, said
     assert "interrupted; removing the rows of the benchmark" in said
-    assert told == ""
+    assert stdout == ""
     assert "Traceback" not in said
     assert left(taskd) == {}
 
@@ -216,8 +216,8 @@ def test_on_a_terminal_it_shows_how_far_it_is(process, taskd):
     except OSError:  # the other end has closed it
         pass
     os.close(ours)
-    told, _ = running.communicate(timeout=30)
+    stdout, _ = running.communicate(timeout=30)
     assert running.returncode == 0, seen
     assert b"measuring  [####" in seen
     assert b"100%" in seen
-    assert "measuring" not in told
+    assert "measuring" not in stdout

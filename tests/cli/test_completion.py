@@ -78,7 +78,7 @@ def test_another_shell_accepts_its_script(taskd, environ, shell):
 def test_completing_needs_no_database(environ):
     asked = {"_TASKD_COMPLETE": "bash_complete", "COMP_WORDS": "taskd queues pa", "COMP_CWORD": "2"}
     nowhere = {"TASKD_DSN": "postgresql://nobody@127.0.0.1:1/nowhere"}
-    told = subprocess.run(
+    done = subprocess.run(
         ["taskd"],
         env=environ | asked | nowhere,
         capture_output=True,
@@ -86,7 +86,7 @@ def test_completing_needs_no_database(environ):
         check=True,
         timeout=WITHIN_S,
     )
-    assert (told.stdout, told.stderr) == ("plain,pause\n", "")
+    assert (done.stdout, done.stderr) == ("plain,pause\n", "")
 
 
 def test_another_shell_is_a_wrong_command_line(nowhere):

@@ -34,9 +34,9 @@ def test_set_answers_for_each_job(taskd):
     one = taskd.enqueue("send", "to=ada", "--queue", "email")
     two = taskd.enqueue("send", "--queue", "email")
     taskd.finish(two, "done")
-    told = taskd("jobs", "set", one, two, "--priority", 1, "--in", "1h", code=1)
-    assert told.stdout.splitlines() == [f"{one}\tchanged", f"{two}\tfinished"]
-    assert f"finished: {two}; only waiting jobs can be changed" in told.stderr
+    changed = taskd("jobs", "set", one, two, "--priority", 1, "--in", "1h", code=1)
+    assert changed.stdout.splitlines() == [f"{one}\tchanged", f"{two}\tfinished"]
+    assert f"finished: {two}; only waiting jobs can be changed" in changed.stderr
     [shown] = taskd.json("jobs", "show", one)
     assert (shown["priority"], shown["state"]) == (1, "scheduled")
     result = taskd("jobs", "set", one, 77, "--arg", "n:=3", "--json", code=3)
@@ -157,10 +157,10 @@ def test_tasks_are_paused_and_resumed(taskd):
     [row] = taskd.json("tasks", "list")
     assert (row["paused"], row["pause_reason"]) == (True, "source down")
     assert "source down" in taskd("tasks", "list").stdout
-    told = taskd("why", job_id).stdout
-    assert "The task send_report is paused, since" in told
-    assert "source down" in told
-    assert "next: taskd tasks resume send_report" in told
+    stdout = taskd("why", job_id).stdout
+    assert "The task send_report is paused, since" in stdout
+    assert "source down" in stdout
+    assert "next: taskd tasks resume send_report" in stdout
     assert taskd("tasks", "resume", "send_report").stderr == "resumed: send_report\n"
     assert taskd.json("tasks", "resume", "send_report") == [
         {"resumed": [], "not_paused": ["send_report"]}
@@ -183,9 +183,9 @@ def test_the_concurrency_of_a_queue_is_set_and_given_back(taskd):
 def test_why_shows_of_deadlines_newer_arguments_and_keys(taskd):
     taskd.publish()
     one = taskd.enqueue("send_report", "to=ada", "--deadline", "1h", "--unique-key", "k")
-    told = taskd("why", one).stdout
-    assert "It expires if no attempt has started by" in told
-    assert f"next: taskd jobs set {one} --no-deadline" in told
+    stdout = taskd("why", one).stdout
+    assert "It expires if no attempt has started by" in stdout
+    assert f"next: taskd jobs set {one} --no-deadline" in stdout
     taskd.sql("UPDATE taskd.job SET args_version = 3")
     assert "have version 3; the workers' code knows version 1" in taskd("why", one).stdout
     taskd.sql("UPDATE taskd.job SET deadline = now() - interval '1 s'")
@@ -228,9 +228,9 @@ def test_lines_of_stdin_have_deadlines(taskd):
 def test_blocked_jobs_wait_as_well(taskd):
     ids = [taskd.enqueue("send", "--queue", "email") for _ in range(2)]
     taskd.sql("UPDATE taskd.job SET state = 'blocked', limit_name = 'narrow', limit_key = ''")
-    [told] = taskd.json("jobs", "set", "--task", "send", "--state", "blocked", "--priority", 7)
-    assert told["changed"] == ids
-    [told] = taskd.json("jobs", "cancel", ids[0], "--dry-run")
-    assert (told["cancelled"], told["refused"]) == ([ids[0]], [])
-    [told] = taskd.json("jobs", "cancel", "--state", "blocked")
-    assert told["cancelled"] == ids
+    [row] = taskd.json("jobs", "set", "--task", "send", "--state", "blocked", "--priority", 7)
+    assert row["changed"] == ids
+    [row] = taskd.json("jobs", "cancel", ids[0], "--dry-run")
+    assert (row["cancelled"], row["refused"]) == ([ids[0]], [])
+    [row] = taskd.json("jobs", "cancel", "--state", "blocked")
+    assert row["cancelled"] == ids

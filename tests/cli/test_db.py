@@ -101,9 +101,9 @@ def test_the_sql_from_nothing_needs_no_database(nowhere, monkeypatch):
 def test_what_is_missing_is_reported_and_applied_by_hand(taskd, monkeypatch):
     assert taskd("db", "migrate", "--check").stderr.endswith("nothing is missing\n")
     names = newer(monkeypatch, EXPAND, INDEX)
-    told = taskd("db", "migrate", "--check", code=4)
-    assert told.stdout.splitlines() == names
-    assert "this taskd needs the missing migrations" in told.stderr
+    result = taskd("db", "migrate", "--check", code=4)
+    assert result.stdout.splitlines() == names
+    assert "this taskd needs the missing migrations" in result.stderr
     [row] = taskd.json("db", "migrate", "--check", code=4)
     assert (row["up_to_date"], row["missing"], row["works"]) == (False, names, False)
     assert "lacks" in taskd("db", "check", code=78).stderr
@@ -153,9 +153,9 @@ def test_a_contract_waits_for_older_workers_and_the_rest_is_applied(taskd, monke
     assert taskd.json("db", "migrate") == [
         {"applied": [], "postponed": names[1:], "schema": number + 1}
     ]
-    told = taskd("db", "migrate", "--drain", "--wait", "10ms", code=1).stderr
-    assert f"{names[1]}: waiting until these workers drain: host1/4242 (taskd 0.1)" in told
-    assert "is announced" in told
+    stderr = taskd("db", "migrate", "--drain", "--wait", "10ms", code=1).stderr
+    assert f"{names[1]}: waiting until these workers drain: host1/4242 (taskd 0.1)" in stderr
+    assert "is announced" in stderr
     taskd.sql("UPDATE taskd.worker SET died_at = now()")
     assert taskd("db", "migrate").stdout.splitlines() == names[1:]
 
@@ -168,9 +168,9 @@ def test_a_newer_database_is_reported(taskd):
     taskd("db", "migrate", "--check")
     taskd.sql(later, number + 1, number)
     for each, code in ((), 78), (("--check",), 4), (("--plan",), 78):
-        told = taskd("db", "migrate", *each, code=code).stderr
-        assert f"works with code {number:04d} and later" in told
-        assert "Upgrade taskd" in told
+        stderr = taskd("db", "migrate", *each, code=code).stderr
+        assert f"works with code {number:04d} and later" in stderr
+        assert "Upgrade taskd" in stderr
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ def test_keep_sets_the_times_and_says_that_their_partitions_are_missing(taskd):
 
 def test_migrations_and_roles_are_refused_with_the_reason(taskd, empty):
     refuse_ddl(empty)
-    told = empty("db", "migrate", code=1).stderr
-    assert "0001_baseline failed: no CREATE SCHEMA outside of a deployment" in told
+    stderr = empty("db", "migrate", code=1).stderr
+    assert "0001_baseline failed: no CREATE SCHEMA outside of a deployment" in stderr
     refuse_ddl(taskd)
-    told = taskd("db", "roles", "--prefix", "refused", code=1).stderr
-    assert f"outside of a deployment {WHY}" in told
+    stderr = taskd("db", "roles", "--prefix", "refused", code=1).stderr
+    assert f"outside of a deployment {WHY}" in stderr
 
 
 def test_other_commands_need_no_ddl(taskd):

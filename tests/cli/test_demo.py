@@ -120,9 +120,9 @@ async def test_it_goes_on_until_ctrl_c(dsn: str, home: Path, sql: Any) -> None:
     while not (folder / "00006.eml").exists():
         await asyncio.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, told = await process.communicate()
+    _, stderr = await process.communicate()
     assert process.returncode == 0
-    assert b"taskd enqueue send_email" in told
+    assert b"taskd enqueue send_email" in stderr
 
 
 def test_it_does_not_swallow_real_mails(dsn: str, home: Path) -> None:

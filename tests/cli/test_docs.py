@@ -43,9 +43,9 @@ def test_the_exit_code_says_that_there_is_no_such_page(nowhere: Any) -> None:
     assert "did you mean howto/django?" in nowhere("docs", "djnago", code=3).stderr
     assert "howto/postgresql" in nowhere("docs", "idle_in_transaction", code=3).stderr
     assert "did you mean explanation/" in nowhere("docs", "explanation", code=3).stderr
-    told = nowhere("docs", "zzzzqqqq\x1b[31m", code=3).stderr
-    assert "no page mentions it" in told
-    assert "\x1b" not in told
+    stderr = nowhere("docs", "zzzzqqqq\x1b[31m", code=3).stderr
+    assert "no page mentions it" in stderr
+    assert "\x1b" not in stderr
 
 
 def test_a_page_as_json(nowhere: Any) -> None:

@@ -84,8 +84,8 @@ class Doctor:
         """The fault is found at this level, in these words, and is gone after what is printed."""
         finding = self.one(check)
         assert finding["level"] == level, finding
-        told = " ".join(finding["found"])
-        assert all(word in told for word in words), told
+        text = " ".join(finding["found"])
+        assert all(word in text for word in words), text
         assert finding["why"]
         self.repair(finding)
         after = self.one(check)
@@ -781,14 +781,14 @@ def test_jobs_that_ought_to_have_moved_are_reported(doctor, late):
     taskd.sql(f"{claimed} WHERE id = $1", lost, 77)
     taskd.sql(f"{claimed}, timeout_s = 60 WHERE id = $1", slow, 1)
     taskd.sql("UPDATE taskd.job SET deadline = now() - interval '1 h' WHERE id = $1", over)
-    told = " ".join(doctor.one("stuck_jobs")["found"])
+    text = " ".join(doctor.one("stuck_jobs")["found"])
     for job, words in (
         (lost, "without a live worker"),
         (slow, "timeout"),
         (over, "past the deadline"),
     ):
-        assert words in told
-        assert str(job) in told
+        assert words in text
+        assert str(job) in text
     taskd.sql("DELETE FROM taskd.job")
     due = taskd.enqueue("t", "--queue", "q", "--in", "1h")
     taskd.sql("UPDATE taskd.job SET run_at = now() - interval '1 h' WHERE id = $1", due)

@@ -123,8 +123,8 @@ def test_a_replication_slot_that_holds_a_snapshot_is_reported_and_dropped(
         finding = standby.one("primary")
         assert finding["level"] == "error"
         assert "standby" in finding["found"][0]
-        told = standby("reach", "held_snapshots", "objects", "stuck_jobs")
-        assert {each["level"] for each in told.values()} <= {"ok", "warning"}
+        findings = standby("reach", "held_snapshots", "objects", "stuck_jobs")
+        assert {each["level"] for each in findings.values()} <= {"ok", "warning"}
         runner.run(cluster.ask("SELECT pg_create_physical_replication_slot('forgotten')"))
         feed = "ALTER SYSTEM SET hot_standby_feedback = on"
         slot = "ALTER SYSTEM SET primary_slot_name = 'forgotten'"

@@ -421,16 +421,18 @@ def test_the_unique_key_of_a_published_task_holds_for_the_shell(taskd):
     )
     assert taskd.enqueue("send_report", "to=ada", "--no-key") != first
     own = {"task": "send_report", "args": {"to": "ada"}}
-    told = taskd(
+    result = taskd(
         "enqueue", "-", stdin=lines(own, own | {"no_key": True}, own | {"unique_key": "k"})
     )
-    assert told.stderr == "2 jobs enqueued; for 1 line, another job holds the key\n"
-    told = taskd(
+    assert result.stderr == "2 jobs enqueued; for 1 line, another job holds the key\n"
+    result = taskd(
         "enqueue", "-", "--no-key", stdin=lines(own, own | {"no_key": False, "unique_key": "k"})
     )
-    assert told.stderr == "1 job enqueued; for 1 line, another job holds the key\n"
-    told = taskd("enqueue", "-", "--unique-key", "z", stdin=lines(own, own, own | {"no_key": True}))
-    assert told.stderr == "2 jobs enqueued; for 1 line, another job holds the key\n"
+    assert result.stderr == "1 job enqueued; for 1 line, another job holds the key\n"
+    result = taskd(
+        "enqueue", "-", "--unique-key", "z", stdin=lines(own, own, own | {"no_key": True})
+    )
+    assert result.stderr == "2 jobs enqueued; for 1 line, another job holds the key\n"
     keys = [row["unique_key"] for row in taskd.sql("SELECT unique_key FROM taskd.job")]
     assert Counter(keys) == {None: 4, '["ada",1]': 1, "k": 1, "z": 1}
 

@@ -204,8 +204,8 @@ def test_show_prints_what_was_logged_by_attempt(some):
         shown.replace("\N{REPLACEMENT CHARACTER}", "?").replace("\\x1b", "?")
     )
     assert "\x1b[2J" not in shown
-    [told] = some.json("jobs", "show", 6, "--logs")
-    assert [each["lines"] for each in told["logs"]] == [lines, lines]
+    [row] = some.json("jobs", "show", 6, "--logs")
+    assert [each["lines"] for each in row["logs"]] == [lines, lines]
     assert "logs" not in some.json("jobs", "show", 6)[0]
 
 

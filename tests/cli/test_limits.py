@@ -47,8 +47,8 @@ def test_a_burst_without_a_rate_is_refused_and_changes_nothing(taskd, command):
 
 
 def test_who_sets_a_limit_that_no_task_has_is_reported(taskd):
-    told = taskd("limits", "set", "sedn", "--concurrency", 5).stderr
-    assert "no published task has the limit sedn yet" in told
+    stderr = taskd("limits", "set", "sedn", "--concurrency", 5).stderr
+    assert "no published task has the limit sedn yet" in stderr
 
 
 def test_a_limit_says_how_many_wait_at_which_gate_and_for_which_key(taskd):
@@ -98,8 +98,8 @@ BLOCK = "state = 'blocked', limit_name = 'send', limit_key = 'acme'"
 
 
 def why(taskd, job_id):
-    [told] = taskd.json("why", job_id)
-    return [reason["why"] for reason in told["reasons"]], taskd("why", job_id).stdout
+    [row] = taskd.json("why", job_id)
+    return [reason["why"] for reason in row["reasons"]], taskd("why", job_id).stdout
 
 
 def blocked(taskd, more="gate = 'parked'"):

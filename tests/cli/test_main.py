@@ -337,9 +337,9 @@ def test_a_bulk_whose_ids_nobody_reads_says_how_far_it_got(process, taskd):
 
 
 def test_run_explains_its_exit_codes_as_the_readme_does(nowhere):
-    told = " ".join(nowhere("run", "--help").stdout.split())
+    text = " ".join(nowhere("run", "--help").stdout.split())
     for code in (0, 1, 2, 69, 75, 77, 78, 130):
-        assert f"{code} {EXIT_CODES[code]}" in told
+        assert f"{code} {EXIT_CODES[code]}" in text
 
 
 @pytest.mark.parametrize(

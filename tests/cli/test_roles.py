@@ -45,9 +45,9 @@ def worker(process, logins, home):
 
     def stop():
         running.send_signal(signal.SIGTERM)
-        told = running.communicate(timeout=30)
+        rest = running.communicate(timeout=30)
         assert running.returncode == 0
-        return "".join([*said, *told])
+        return "".join([*said, *rest])
 
     wait_for_line("worker.ready")
     return stop

@@ -24,12 +24,12 @@ def test_a_schedule_is_made_listed_changed_and_deleted(taskd):
     assert (row["live"], row["last_error"], row["app"]) == (0, None, None)
     assert taskd.sql("SELECT args FROM taskd.schedule")[0]["args"] == '{"depth": 3}'
     assert "unchanged: tidy" in every_hour(taskd, "tidy", "depth:=3").stderr
-    [told] = taskd.json(
+    [shown] = taskd.json(
         "schedules", "set", "tidy", "tidy_up", "--queue", "q", "--cron", "0 3 * * *",
         "--timezone", "Europe/Berlin", "--overlap", "skip", "--jitter", "5m", "--deadline", "1h",
     )  # fmt: skip
-    assert (told["outcome"], told["cron"], told["overlap"]) == ("changed", "0 3 * * *", "skip")
-    assert (told["jitter_s"], told["deadline_s"]) == (300, 3600)
+    assert (shown["outcome"], shown["cron"], shown["overlap"]) == ("changed", "0 3 * * *", "skip")
+    assert (shown["jitter_s"], shown["deadline_s"]) == (300, 3600)
     assert "0 3 * * * Europe/Berlin" in taskd("schedules", "list").stdout
     assert taskd.json("schedules", "delete", "tidy") == [{"deleted": ["tidy"]}]
     assert taskd.json("schedules", "list") == []
@@ -66,8 +66,8 @@ def test_next_prints_the_ticks_on_the_clock_of_the_zone(taskd):
 
 def test_a_pause_is_shown_with_its_reason_until_it_is_resumed(taskd):
     every_hour(taskd)
-    told = {"paused": ["tidy"], "for_s": None, "reason": "moving"}
-    assert taskd.json("schedules", "pause", "tidy", "--reason", "moving") == [told]
+    paused = {"paused": ["tidy"], "for_s": None, "reason": "moving"}
+    assert taskd.json("schedules", "pause", "tidy", "--reason", "moving") == [paused]
     assert "paused: moving" in taskd("schedules", "list").stdout
     every_hour(taskd, "tidy", "--priority", "5")
     assert taskd.json("schedules", "list")[0]["pause_reason"] == "moving"
@@ -80,8 +80,8 @@ def test_a_pause_is_shown_with_its_reason_until_it_is_resumed(taskd):
 def test_a_pause_with_an_end_shows_the_first_tick_after_it(taskd):
     every_hour(taskd)
     taskd("schedules", "set", "c", "t", "--queue", "q", "--cron", "* * * * *")
-    told = taskd("schedules", "pause", "tidy", "c", "--for", "3h", "--reason", "moving").stderr
-    assert "paused for 3h: c, tidy" in told
+    stderr = taskd("schedules", "pause", "tidy", "c", "--for", "3h", "--reason", "moving").stderr
+    assert "paused for 3h: c, tidy" in stderr
     shown = taskd("schedules", "list").stdout
     assert shown.count("paused until ") == 2
     assert "moving" in shown
@@ -99,11 +99,11 @@ def test_run_makes_a_job_now_and_prints_its_id(taskd):
     assert taskd.json("jobs", "list")[0]["id"] == job_id
     assert "is queued; the schedule tidy made it for 20" in taskd("why", job_id).stdout
     for command in (("why",), ("jobs", "show")):
-        [told] = taskd.json(*command, job_id)
-        assert told["schedule"] == "tidy"
-        assert told["tick"] == told["run_at"]
-    told = {"schedule": "tidy", "outcome": "skipped", "ids": None}
-    assert taskd.json("schedules", "run", "tidy") == [told]
+        [skipped] = taskd.json(*command, job_id)
+        assert skipped["schedule"] == "tidy"
+        assert skipped["tick"] == skipped["run_at"]
+    skipped = {"schedule": "tidy", "outcome": "skipped", "ids": None}
+    assert taskd.json("schedules", "run", "tidy") == [skipped]
     assert "skipped" in taskd("schedules", "run", "tidy").stderr
 
 
@@ -122,17 +122,17 @@ def test_run_makes_a_job_now_and_prints_its_id(taskd):
     ],
 )
 def test_what_is_wrong_is_reported(taskd, options, said):
-    told = taskd("schedules", "set", "s", "t", "--queue", "q", *options, code=2)
-    assert said in told.stderr
+    result = taskd("schedules", "set", "s", "t", "--queue", "q", *options, code=2)
+    assert said in result.stderr
     assert taskd.json("schedules", "list") == []
 
 
 def test_a_task_that_nobody_has_published_needs_a_queue(taskd):
-    told = taskd("schedules", "set", "s", "t", "--every", "1h", code=2)
-    assert "no queue was named" in told.stderr
+    result = taskd("schedules", "set", "s", "t", "--every", "1h", code=2)
+    assert "no queue was named" in result.stderr
     taskd.publish("send_report", "email")
-    told = taskd("schedules", "set", "s", "send_report", "x=1", "--every", "1h", code=2)
-    assert 'needs the argument "to"' in told.stderr
+    result = taskd("schedules", "set", "s", "send_report", "x=1", "--every", "1h", code=2)
+    assert 'needs the argument "to"' in result.stderr
     taskd("schedules", "set", "s", "send_report", "to=ada", "--every", "1h")
     assert taskd.json("schedules", "list")[0]["queue"] == "email"
 

@@ -39,7 +39,7 @@ def retry_later(taskd, task, message, *, queue="email", ago="1 s", crashes=0):
     return made
 
 
-def told(taskd, *args):
+def errors_of(taskd, *args):
     """Task and error of each line, with how many failed and how many are tried again."""
     rows = taskd.json("stats", "errors", *args)
     return {(row["task"], row["error"]): (row["failed"], row["retrying"]) for row in rows}
@@ -57,7 +57,7 @@ def some(taskd):
 
 
 def test_errors_are_counted_by_task_and_by_what_they_have_in_common(some):
-    assert told(some) == {
+    assert errors_of(some) == {
         ("send", "ValueError: no user #"): (2, 2),
         ("fetch", "ValueError: no user #"): (1, 0),
     }
@@ -76,31 +76,31 @@ def test_a_kind_of_error_has_its_first_and_last_time_and_an_example(taskd):
 
 
 def test_only_what_went_wrong_lately(some):
-    assert told(some, "--since", "7d")["send", "ValueError: no order #"] == (1, 0)
-    assert told(some, "--since", "1h")["send", "ValueError: no user #"] == (1, 2)
-    assert told(some, "--since", "1ms") == {}
+    assert errors_of(some, "--since", "7d")["send", "ValueError: no order #"] == (1, 0)
+    assert errors_of(some, "--since", "1h")["send", "ValueError: no user #"] == (1, 2)
+    assert errors_of(some, "--since", "1ms") == {}
     assert some("stats", "errors", "--since", "1ms").stderr == ""
     retry_later(some, "send", "no house", ago="2 days")
-    assert ("send", "ValueError: no house") not in told(some)
+    assert ("send", "ValueError: no house") not in errors_of(some)
 
 
 def test_filters(some):
-    assert told(some, "--queue", "web") == {("fetch", "ValueError: no user #"): (1, 0)}
-    assert told(some, "--task", "send") == {("send", "ValueError: no user #"): (2, 2)}
-    assert told(some, "--task", "send", "--queue", "web") == {}
+    assert errors_of(some, "--queue", "web") == {("fetch", "ValueError: no user #"): (1, 0)}
+    assert errors_of(some, "--task", "send") == {("send", "ValueError: no user #"): (2, 2)}
+    assert errors_of(some, "--task", "send", "--queue", "web") == {}
 
 
 def test_jobs_that_did_not_fail_are_no_errors(taskd):
     for state in ("done", "cancelled"):
         taskd.finish(taskd.enqueue("t", "--queue", "email"), state, reason="by hand")
     taskd.enqueue("t", "--queue", "email", "--in", "1h")
-    assert told(taskd) == {}
+    assert errors_of(taskd) == {}
 
 
 def test_a_failed_job_without_a_reason_shows_its_last_error(taskd):
     errors = json.dumps([{"message": "first"}, {"message": "last one"}])
     fail(taskd, "t", None, errors=errors)
-    assert told(taskd) == {("t", "last one"): (1, 0)}
+    assert errors_of(taskd) == {("t", "last one"): (1, 0)}
 
 
 def test_errors_as_lines(some):
@@ -127,7 +127,7 @@ def test_it_says_when_not_all_was_read(some, monkeypatch):
     assert "only the newest 2 failed jobs were read: those of the last 1m" in result.stderr
     assert "only 2 scheduled jobs were read for retries: those that are due first" in result.stderr
     assert "\tValueError: no user #\n" in result.stdout
-    assert told(some, "--task", "nobody") == {}
+    assert errors_of(some, "--task", "nobody") == {}
     assert "newest 2" in some("stats", "errors", "--task", "nobody").stderr
 
 
@@ -138,5 +138,5 @@ def test_options_before_the_command_are_not_lost(taskd):
 
 
 def test_an_observer_may_ask(some, logins):
-    assert told(Shell(logins.dsn("observer"))) == told(some)
+    assert errors_of(Shell(logins.dsn("observer"))) == errors_of(some)
     Shell(logins.dsn("producer"))("stats", "errors", code=77)

@@ -24,19 +24,19 @@ def finish(taskd, job_id, state, reason=None):
     taskd.sql(FINISH, [job_id], state, reason)
 
 
-def told(events):
+def name_and_job(events):
     return [(each["event"], each["job_id"]) for each in events]
 
 
 def test_what_happens_is_reported_until_ctrl_c(taskd, process, server):
     before = taskd.enqueue("send_report", "--queue", "email")
     tail = process("tail", "--json", "--interval", "200ms", "--since", "1h", dsn=taskd.dsn)
-    assert told(read(tail.stdout, 1)) == [("enqueued", before)]
+    assert name_and_job(read(tail.stdout, 1)) == [("enqueued", before)]
     after = taskd.enqueue("send_report", "--queue", "email")
-    assert told(read(tail.stdout, 1)) == [("enqueued", after)]
+    assert name_and_job(read(tail.stdout, 1)) == [("enqueued", after)]
     finish(taskd, before, "failed", "no\nsecond line")
     claimed, failed = read(tail.stdout, 2)
-    assert told([claimed, failed]) == [("claimed", before), ("failed", before)]
+    assert name_and_job([claimed, failed]) == [("claimed", before), ("failed", before)]
     assert failed["error"] == "no\nsecond line"
     assert (failed["queue"], failed["task"], failed["state"]) == ("email", "send_report", "failed")
     # The end of a job during an outage is printed after it.
@@ -48,8 +48,8 @@ def test_what_happens_is_reported_until_ctrl_c(taskd, process, server):
     assert "retrying" in tail.stderr.readline()
     server.admin(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
     finish(taskd, after, "done")
-    assert told(read(tail.stdout, 1)) == [("claimed", after)]
-    assert told(read(tail.stdout, 1)) == [("done", after)]
+    assert name_and_job(read(tail.stdout, 1)) == [("claimed", after)]
+    assert name_and_job(read(tail.stdout, 1)) == [("done", after)]
     assert "answers again" in tail.stderr.readline()
     tail.send_signal(signal.SIGINT)
     assert tail.wait(30) == 0
@@ -73,8 +73,8 @@ def test_only_what_was_asked_for_is_reported(taskd):
     finish(taskd, taskd.enqueue("send_report", "--queue", "email"), "failed", "no")
     web = taskd.enqueue("render", "--queue", "web")
     past = ("tail", "--since", "1h", "--count")
-    assert told(taskd.json(*past, 1, "--queue", "web")) == [("enqueued", web)]
-    assert told(taskd.json(*past, 1, "--task", "send_report")) == [("enqueued", email)]
+    assert name_and_job(taskd.json(*past, 1, "--queue", "web")) == [("enqueued", web)]
+    assert name_and_job(taskd.json(*past, 1, "--task", "send_report")) == [("enqueued", email)]
     [failed] = taskd.json(*past, 1, "--state", "failed")
     assert failed["error"] == "no"
     assert len(taskd.json(*past, 4)) == 4
@@ -83,7 +83,7 @@ def test_only_what_was_asked_for_is_reported(taskd):
 def test_the_story_of_a_job_ends_with_the_job(taskd, process):
     job = taskd.enqueue("send_report", "--queue", "email")
     tail = process("tail", "--json", "--interval", "200ms", "--job", str(job), dsn=taskd.dsn)
-    assert told(read(tail.stdout, 1)) == [("enqueued", job)]
+    assert name_and_job(read(tail.stdout, 1)) == [("enqueued", job)]
     finish(taskd, job, "done")
     assert tail.wait(30) == 0
     assert [json.loads(each)["event"] for each in tail.stdout] == ["claimed", "done"]
@@ -95,7 +95,7 @@ def test_the_story_of_a_job_ends_with_the_job(taskd, process):
 def test_a_reader_who_may_only_watch_may_follow(taskd, logins):
     job = taskd.enqueue("send_report", "--queue", "email")
     reader = type(taskd)(logins.dsn("observer"))
-    assert told(reader.json("tail", "--since", "1h", "--count", 1)) == [("enqueued", job)]
+    assert name_and_job(reader.json("tail", "--since", "1h", "--count", 1)) == [("enqueued", job)]
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,15 @@ def why(taskd):
     """Run `taskd why`; return the codes of the reasons, and the output."""
 
     def ask(job_id):
-        [told] = taskd.json("why", job_id)
+        [row] = taskd.json("why", job_id)
         text = taskd("why", job_id).stdout
-        assert text.startswith(f"job {job_id} of the task {told['task']} in the queue ")
+        assert text.startswith(f"job {job_id} of the task {row['task']} in the queue ")
         lines = []
-        for reason in told["reasons"]:
+        for reason in row["reasons"]:
             lines += [f"- {reason['text']}", *(f"  next: {each}" for each in reason["next"])]
         # A moment later, so that spans differ.
         assert list(map(without_spans, text.splitlines()[1:])) == list(map(without_spans, lines))
-        return [reason["why"] for reason in told["reasons"]], text
+        return [reason["why"] for reason in row["reasons"]], text
 
     return ask
 
@@ -232,9 +232,9 @@ def test_a_task_that_no_worker_of_its_queue_knows(taskd, why):
     assert "No worker has ever published a task of this name.\n  next: taskd tasks list\n" in text
     taskd.publish("render")
     taskd.worker(14, "email")
-    told = why(made)[1]
-    assert "none of which knows the task render. The app app has published it." in told
-    assert "next: taskd run --app app --queue email\n" in told
+    explained = why(made)[1]
+    assert "none of which knows the task render. The app app has published it." in explained
+    assert "next: taskd run --app app --queue email\n" in explained
 
 
 def test_a_job_for_later_says_when(taskd, why):
@@ -275,8 +275,8 @@ def test_a_retry_says_what_went_wrong(taskd, why):
     assert "- Attempt 1 of 5 failed; the next one is due " in text
     assert ", in 1h: ValueError: no \\x1b[2Jsuch user\n" in text or ", in 59m " in text
     assert "\x1b" not in text
-    [told] = taskd.json("why", made)
-    assert told["error_message"] == ERROR["message"]
+    [row] = taskd.json("why", made)
+    assert row["error_message"] == ERROR["message"]
 
 
 def test_a_suspect_waits_in_the_quarantine(taskd, why):
@@ -343,8 +343,8 @@ def test_a_reason_that_needs_action_comes_first(taskd, why):
     taskd("queues", "pause", "email", "--for", "1h")
     words, _ = why(made)
     assert words == ["unserved", "paused", "scheduled"]
-    [told] = taskd.json("why", made)
-    assert [reason["needs_action"] for reason in told["reasons"]] == [True, False, False]
+    [row] = taskd.json("why", made)
+    assert [reason["needs_action"] for reason in row["reasons"]] == [True, False, False]
 
 
 def test_many_workers_are_counted_and_a_few_are_named(taskd, why):

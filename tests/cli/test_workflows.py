@@ -94,8 +94,8 @@ def test_cancelling_a_workflow_ends_what_waits_and_asks_what_runs(taskd):
     run = start(taskd, group([JOB] * 1500, then=JOB))
     taskd.worker(12, "q")
     taskd.sql("UPDATE taskd.job SET state = 'running', worker_id = 12 WHERE node = 't[0]'")
-    [told] = taskd.json("workflows", "cancel", run.id)
-    assert (told["stop_requested"], told["cancelled"] >= 1499) == (1, True)
+    [row] = taskd.json("workflows", "cancel", run.id)
+    assert (row["stop_requested"], row["cancelled"] >= 1499) == (1, True)
     states = taskd.sql("SELECT state, count(*) FROM taskd.jobs GROUP BY state ORDER BY 1")
     assert [tuple(each) for each in states] == [("cancelled", 1500), ("running", 1)]
     assert "0 jobs cancelled" in taskd("workflows", "cancel", run.id).stderr
@@ -109,8 +109,8 @@ def test_a_cancelled_workflow_comes_back_as_a_whole(taskd):
     run = start(taskd, made)
     taskd("workflows", "cancel", run.id)
     assert [row["state"] for row in taskd.json("workflows", "list")] == ["cancelled"]
-    [told] = taskd.json("workflows", "retry", run.id)
-    assert (told["retried"], told["refused"]) == (list(run.jobs.values()), [])
+    [retried] = taskd.json("workflows", "retry", run.id)
+    assert (retried["retried"], retried["refused"]) == (list(run.jobs.values()), [])
     states = taskd.sql("SELECT node, state FROM taskd.jobs ORDER BY id")
     assert [tuple(each) for each in states] == [
         ("begin", "queued"), ("left", "blocked"), ("right", "blocked"), ("end", "blocked"),
@@ -135,9 +135,9 @@ def test_a_callback_that_nobody_needed_does_not_come_back(taskd):
 
 def test_why_names_the_jobs_that_a_blocked_one_waits_for(taskd):
     run = start(taskd, diamond())
-    [told] = taskd.json("why", run.jobs["end"])
-    assert [reason["why"] for reason in told["reasons"]] == ["unserved", "waits_for_jobs"]
-    assert [parent["id"] for parent in told["parents"]] == [run.jobs["left"], run.jobs["right"]]
+    [row] = taskd.json("why", run.jobs["end"])
+    assert [reason["why"] for reason in row["reasons"]] == ["unserved", "waits_for_jobs"]
+    assert [parent["id"] for parent in row["parents"]] == [run.jobs["left"], run.jobs["right"]]
     text = taskd("why", run.jobs["end"]).stdout
     assert f"It waits for 2 jobs to end: job {run.jobs['left']} (left), which is blocked" in text
     assert f"next: taskd why {run.jobs['left']}" in text

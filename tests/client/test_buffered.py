@@ -113,7 +113,7 @@ async def test_the_limit_counts_bytes_and_not_characters(client: Client) -> None
 async def test_a_refused_job_is_named_and_harms_no_other(client: Client, sql: Any) -> None:
     await client.enqueue(job(unique=Unique("k")))
     bad = [NewJob("unheard_of"), job(7, unique=Unique("k", on_conflict="raise"))]
-    with pytest.raises(NotEnqueued, match="2 were refused") as told:
+    with pytest.raises(NotEnqueued, match="2 were refused") as raised:
         async with client.buffered() as b:
             for n in range(1, 6):
                 b.enqueue(job(n))
@@ -121,9 +121,9 @@ async def test_a_refused_job_is_named_and_harms_no_other(client: Client, sql: An
                 await b.enqueue(bad[0])
             b.enqueue(bad[1])
             b.enqueue(job(6))
-    assert [each for each, _ in told.value.refused] == bad
-    assert isinstance(told.value.refused[1][1], KeyHeld)
-    assert (told.value.jobs, told.value.unsure) == ([], [])
+    assert [each for each, _ in raised.value.refused] == bad
+    assert isinstance(raised.value.refused[1][1], KeyHeld)
+    assert (raised.value.jobs, raised.value.unsure) == ([], [])
     assert await ns(sql) == list(range(7))
 
 
@@ -152,21 +152,21 @@ async def test_a_commit_without_an_answer_is_asked_for_and_not_written_twice(
         ambush = proxy.ambush = Ambush(
             "taskd buffer", "COMMIT", lambda _tag: True, on_its_way=on_its_way
         )
-        told = await asyncio.gather(*(b.enqueue(job(n)) for n in range(1, 20)))
+        results = await asyncio.gather(*(b.enqueue(job(n)) for n in range(1, 20)))
         assert ambush.sprung.is_set()
     assert await ns(sql) == list(range(20))
     ids = [row[0] for row in await sql.fetch("SELECT id FROM taskd.job ORDER BY id")]
-    assert told == ids[1:]
+    assert results == ids[1:]
 
 
 async def test_the_end_says_exactly_what_was_not_written(proxy: Proxy, through: Client) -> None:
-    with pytest.raises(NotEnqueued, match="3 jobs were not written: PostgreSQL") as told:
+    with pytest.raises(NotEnqueued, match="3 jobs were not written: PostgreSQL") as raised:
         async with through.buffered(flush_s=0.3) as b:
             proxy.set(Fault.REFUSE)
             jobs = [job(n) for n in range(3)]
             receipts = [b.enqueue(each) for each in jobs]
-    assert told.value.jobs == jobs
-    assert (told.value.unsure, told.value.refused) == ([], [])
+    assert raised.value.jobs == jobs
+    assert (raised.value.unsure, raised.value.refused) == ([], [])
     with pytest.raises(NotEnqueued):
         await receipts[0]
 
@@ -174,7 +174,7 @@ async def test_the_end_says_exactly_what_was_not_written(proxy: Proxy, through: 
 async def test_the_end_says_what_may_have_been_written(
     proxy: Proxy, through: Client, sql: Any
 ) -> None:
-    with pytest.raises(NotEnqueued, match="2 may or may not") as told:
+    with pytest.raises(NotEnqueued, match="2 may or may not") as raised:
         async with through.buffered(max_wait_s=0.0, flush_s=0.3) as b:
             await b.enqueue(job(0))
             proxy.ambush = Ambush("taskd buffer", "COMMIT", lambda _tag: True, silently=True)
@@ -182,20 +182,20 @@ async def test_the_end_says_what_may_have_been_written(
             b.enqueue(job(2))
             await proxy.ambush.sprung.wait()
             b.enqueue(job(3))
-    assert told.value.unsure == [job(1), job(2)]
-    assert told.value.jobs == [job(3)]
+    assert raised.value.unsure == [job(1), job(2)]
+    assert raised.value.jobs == [job(3)]
     assert await ns(sql) == [0, 1, 2]
 
 
 async def test_an_error_of_the_block_stays_what_it_is_and_gets_a_note(
     proxy: Proxy, through: Client
 ) -> None:
-    with pytest.raises(KeyError) as told:
+    with pytest.raises(KeyError) as raised:
         async with through.buffered(flush_s=0.1) as b:
             proxy.set(Fault.REFUSE)
             b.enqueue(job())
             raise KeyError("mine")
-    assert "1 jobs were not written" in told.value.__notes__[0]
+    assert "1 jobs were not written" in raised.value.__notes__[0]
 
 
 async def test_who_does_not_wait_for_the_end_is_reported_what_was_not_written(
@@ -213,9 +213,9 @@ async def test_who_does_not_wait_for_the_end_is_reported_what_was_not_written(
     producing = asyncio.create_task(produces())
     await ends.wait()
     producing.cancel()  # as the end of the block waits for the server
-    with pytest.raises(asyncio.CancelledError) as told:
+    with pytest.raises(asyncio.CancelledError) as raised:
         await producing
-    assert "1 jobs were not written" in told.value.__notes__[0]
+    assert "1 jobs were not written" in raised.value.__notes__[0]
     with pytest.raises(NotEnqueued):
         await receipts[0]
 

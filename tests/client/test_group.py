@@ -90,10 +90,10 @@ async def test_one_that_enqueues_after_the_other_waits_for_nobody(
 async def test_a_job_that_is_refused_is_refused_alone(client: Client, sql: Any) -> None:
     jobs = [job(n) for n in range(20)]
     jobs[13] = NewJob("noop", '{"n":1e999999}', queue="default", checked=True)
-    told = await asyncio.gather(*(client.enqueue(each) for each in jobs), return_exceptions=True)
-    assert isinstance(told[13], InvalidJob)
+    results = await asyncio.gather(*(client.enqueue(each) for each in jobs), return_exceptions=True)
+    assert isinstance(results[13], InvalidJob)
     assert {row["n"] for row in await sql.fetch(WRITTEN)} == {str(n) for n in range(20)} - {"13"}
-    assert all(isinstance(each, int) for n, each in enumerate(told) if n != 13)
+    assert all(isinstance(each, int) for n, each in enumerate(results) if n != 13)
 
 
 async def test_a_full_queue_takes_as_many_as_it_has_room_for(
@@ -104,10 +104,10 @@ async def test_a_full_queue_takes_as_many_as_it_has_room_for(
     monkeypatch.setattr(group_enqueue, "WAIT_S", 600.0)
     await sql.execute("INSERT INTO taskd.queue (name, max_depth) VALUES ('narrow', 5)")
     jobs = [job(n, "narrow") for n in range(20)]
-    told = await asyncio.gather(*(client.enqueue(each) for each in jobs), return_exceptions=True)
-    assert sum(isinstance(each, QueueFull) for each in told) == 15
+    results = await asyncio.gather(*(client.enqueue(each) for each in jobs), return_exceptions=True)
+    assert sum(isinstance(each, QueueFull) for each in results) == 15
     assert {row["id"] for row in await sql.fetch(WRITTEN)} == {
-        each for each in told if isinstance(each, int)
+        each for each in results if isinstance(each, int)
     }
 
 
@@ -199,9 +199,9 @@ async def test_all_hear_that_the_connection_broke_each_by_an_error_of_his_own(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name = 'taskd client' AND datname = current_database()"
         )
-        told = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(isinstance(each, StoreUnavailable) for each in told)
-    assert len({id(each) for each in told}) == 6
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(each, StoreUnavailable) for each in results)
+    assert len({id(each) for each in results}) == 6
     assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
     assert await client.enqueue(job("after"))
 

@@ -89,9 +89,9 @@ async def test_every_end_notifies(
         assert await waits == [1]
     elif how == "failed":
         await end(worker, claimed, JobState.FAILED, reason="ValueError: too big", error=ERROR)
-        with pytest.raises(JobFailed, match=f"job {job_id} failed: ValueError: too big") as told:
+        with pytest.raises(JobFailed, match=f"job {job_id} failed: ValueError: too big") as raised:
             await waits
-        assert told.value.error["message"] == "too big"
+        assert raised.value.error["message"] == "too big"
     else:
         await sql.execute("UPDATE taskd.worker SET died_at = now(), crashed = true")
         await jobs.rescue(worker, 10, 1, 1)
@@ -268,9 +268,9 @@ def test_without_a_loop(dsn: str) -> None:
 
 
 def test_an_id_from_elsewhere_has_no_client() -> None:
-    told = Enqueued.instead(7, "skipped")
-    told.client = Client("postgresql://nowhere/x")
-    copy = pickle.loads(pickle.dumps(told))
+    enqueued = Enqueued.instead(7, "skipped")
+    enqueued.client = Client("postgresql://nowhere/x")
+    copy = pickle.loads(pickle.dumps(enqueued))
     assert (copy, copy.outcome, copy.client) == (7, "skipped", None)
     with pytest.raises(RuntimeError, match=r"client.result\(id\)"):
         copy.result_sync()

@@ -168,9 +168,9 @@ async def test_an_id_that_a_live_job_has_is_refused_with_a_remedy(
 async def test_the_key_of_a_users_table_is_no_key_of_taskd(sql: Any) -> None:
     await sql.execute("CREATE TABLE public.job (id int CONSTRAINT job_pkey PRIMARY KEY)")
     await sql.execute("INSERT INTO public.job VALUES (1)")
-    with pytest.raises(asyncpg.UniqueViolationError) as told:
+    with pytest.raises(asyncpg.UniqueViolationError) as raised:
         await sql.execute("INSERT INTO public.job VALUES (1)")
-    assert not isinstance(error_translation.translate(told.value), SequenceBehind)
+    assert not isinstance(error_translation.translate(raised.value), SequenceBehind)
 
 
 async def test_every_sequence_of_the_schema_is_found_behind_and_advanced(

@@ -217,8 +217,8 @@ async def test_a_batch_answers_for_each_job_in_its_order(client: Client, sql: An
             job(4, Unique("c")),
         ]
     )
-    told = ["enqueued", "enqueued", "skipped", "enqueued", "skipped"]
-    assert [each.outcome for each in answers] == told
+    outcomes = ["enqueued", "enqueued", "skipped", "enqueued", "skipped"]
+    assert [each.outcome for each in answers] == outcomes
     assert answers[2] == held
     assert answers[4] == answers[0]
     assert len(await sql.fetch(ROWS)) == 4
@@ -407,8 +407,8 @@ def test_the_same_without_a_loop(dsn: str) -> None:
     first = client.enqueue_sync(job(1))
     assert client.enqueue_many_sync([job(2), job(3)])[1] == first
     with psycopg.connect(dsn) as connection:
-        told = client.enqueue_sync(job(4, Unique("k", on_conflict="replace")), conn=connection)
-    assert (told, told.outcome) == (first, "replaced")
+        replaced = client.enqueue_sync(job(4, Unique("k", on_conflict="replace")), conn=connection)
+    assert (replaced, replaced.outcome) == (first, "replaced")
     with pytest.raises(KeyHeld):
         client.enqueue_sync(job(4, Unique("k", on_conflict="raise")))
     with psycopg.connect(dsn) as connection, pytest.raises(KeyHeld):

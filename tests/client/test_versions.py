@@ -42,8 +42,8 @@ async def test_a_newer_version_replaces_a_job_that_waits(client: Client, sql: An
     older = await client.enqueue(job(2))
     equal = await client.enqueue(job(4))
     assert [newer, older, equal] == [first] * 3
-    told = [each.outcome for each in (first, newer, older, equal)]
-    assert told == ["enqueued", "replaced", "ignored", "ignored"]
+    outcomes = [each.outcome for each in (first, newer, older, equal)]
+    assert outcomes == ["enqueued", "replaced", "ignored", "ignored"]
     [row] = await sql.fetch(ROWS)
     assert (row["args"], row["version"]) == ('{"v": 4}', 4)
 

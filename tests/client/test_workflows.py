@@ -118,7 +118,7 @@ KEYED = NewJob("t", queue="q", unique=Unique("k"))
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "words"),
     [
         (circle, "wait for each other: "),
         (unknown, "a waits for 'nobody', which is no node of the workflow"),
@@ -134,9 +134,9 @@ KEYED = NewJob("t", queue="q", unique=Unique("k"))
     ],
 )
 async def test_what_is_wrong_is_reported_before_anything_is_written(
-    client: Client, sql: Any, make: Any, told: str
+    client: Client, sql: Any, make: Any, words: str
 ) -> None:
-    with pytest.raises(InvalidWorkflow, match=told):
+    with pytest.raises(InvalidWorkflow, match=words):
         await make().start(client=client)
     assert await rows(sql) == []
 

@@ -271,8 +271,8 @@ class Page:
         )
         self.said += ended.stdout
         if ended.returncode == 0:
-            told = (each.partition("=") for each in state.read_text().split("\0") if "=" in each)
-            self.environ = {name: value for name, _, value in told}
+            pairs = (each.partition("=") for each in state.read_text().split("\0") if "=" in each)
+            self.environ = {name: value for name, _, value in pairs}
         return ended.returncode
 
     def _go_on(self, block: Block, text: str) -> None:

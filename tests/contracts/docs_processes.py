@@ -39,14 +39,14 @@ def run_command(args: list[str], home: str, environ: Mapping[str, str], out: str
     main()
 
 
-def run_import(module: str, home: str, environ: Mapping[str, str], told: Connection) -> None:
+def run_import(module: str, home: str, environ: Mapping[str, str], pipe: Connection) -> None:
     _prepare(home, environ)
     try:
         importlib.import_module(module)
-    except (Exception, SystemExit):  # noqa: BLE001 - told with its traceback
-        told.send(traceback.format_exc())
+    except (Exception, SystemExit):  # noqa: BLE001 - reported with its traceback
+        pipe.send(traceback.format_exc())
     else:
-        told.send(None)
+        pipe.send(None)
 
 
 def run_python(home: str, environ: Mapping[str, str], pipe: Connection) -> None:
@@ -70,6 +70,6 @@ def run_python(home: str, environ: Mapping[str, str], pipe: Connection) -> None:
                     else:
                         asyncio.set_event_loop(None)
                         exec(code, names)
-            except (Exception, SystemExit):  # noqa: BLE001 - told with its traceback
+            except (Exception, SystemExit):  # noqa: BLE001 - reported with its traceback
                 error = traceback.format_exc()
             pipe.send((printed.getvalue(), error))

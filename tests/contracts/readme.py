@@ -52,8 +52,8 @@ def _default(name: str, value: object) -> str:
 
 def events() -> str:
     rows = (
-        (code(name), level, ", ".join(map(code, told)), meaning)
-        for name, level, told, meaning in found_events()
+        (code(name), level, ", ".join(map(code, fields)), meaning)
+        for name, level, fields, meaning in found_events()
     )
     return table(("Event", "Level", "Fields", "Meaning"), rows)
 
@@ -99,17 +99,17 @@ def _event(call: ast.Call) -> tuple[str, str] | None:
 
 
 def _fields(call: ast.Call, job_fields: list[str]) -> list[str]:
-    told: list[str] = []
+    fields: list[str] = []
     for keyword in call.keywords:
         match keyword.arg, keyword.value:
             case None, ast.Call(ast.Name("job_fields"), args):
                 # The callers that know how long the attempt took pass the times.
-                told += [each for each in job_fields if len(args) > 1 or not each.endswith("_ms")]
+                fields += [each for each in job_fields if len(args) > 1 or not each.endswith("_ms")]
             case None, ast.Name(name):
-                told.append(f"{name} ...")
+                fields.append(f"{name} ...")
             case str(name), _:
-                told.append(name)
-    return told
+                fields.append(name)
+    return fields
 
 
 def _keys(function: ast.FunctionDef) -> list[str]:

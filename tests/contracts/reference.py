@@ -57,17 +57,17 @@ def _group(group: click.Group, path: str, context: click.Context) -> Iterator[st
         else:
             usage = " ".join(command.collect_usage_pieces(inner))
             yield f"Usage: {code(f'{path} {name} {usage}')}"
-            if rows := [_option(each, inner) for each in command.params if _told(each)]:
+            if rows := [_option(each, inner) for each in command.params if _is_shown(each)]:
                 yield table(("Option", "Meaning"), rows)
 
 
 def options_of_all() -> str:
     """The options that stand before the command."""
     context = click.Context(cli, info_name="taskd")
-    return table(("Option", "Meaning"), [_option(o, context) for o in cli.params if _told(o)])
+    return table(("Option", "Meaning"), [_option(o, context) for o in cli.params if _is_shown(o)])
 
 
-def _told(option: click.Parameter) -> bool:
+def _is_shown(option: click.Parameter) -> bool:
     return isinstance(option, click.Option) and not option.hidden and option.name != "help"
 
 
@@ -140,14 +140,14 @@ def columns() -> str:
     text = (sql_root() / "migrations" / "0001_baseline.sql").read_text(encoding="utf-8")
     [view] = re.findall(r"CREATE VIEW taskd\.jobs AS\s+SELECT (.*?)FROM", text, re.DOTALL)
     shown = [each.split(" AS ")[-1].strip().partition("::")[0] for each in view.split(",")]
-    told: dict[str, str] = {}
+    noted: dict[str, str] = {}
     for name in ("job_history", "job"):
         [body] = re.findall(rf"CREATE TABLE taskd\.{name} \((.*?)\n\)", text, re.DOTALL)
         for line in re.sub(r"\n {20,}-- ", " ", body).splitlines():
             found = re.match(r"\s+(\w+) [^-]*-- (.*)", line)
             if found:
-                told[found[1]] = found[2]
-    return table(("Column", "Meaning"), [(code(n), told.get(n, PLAIN.get(n, ""))) for n in shown])
+                noted[found[1]] = found[2]
+    return table(("Column", "Meaning"), [(code(n), noted.get(n, PLAIN.get(n, ""))) for n in shown])
 
 
 # What a table's comment leaves to its name.
@@ -251,7 +251,7 @@ def _callable(name: str, thing: Callable[..., Any]) -> Iterator[str]:
 def _told_by(doc: Doc, thing: Any) -> Iterator[str]:
     yield " ".join(doc.text.split()) if "\n    " not in doc.text else _one_line(doc.text)
     for section in ("Args", "Attributes"):
-        if rows := [(code(key), told) for key, told in entries(doc.sections.get(section, ""))]:
+        if rows := [(code(key), text) for key, text in entries(doc.sections.get(section, ""))]:
             yield table((section.removesuffix("s").replace("Arg", "Argument"), "Meaning"), rows)
     if raised := doc.sections.get("Raises"):
         yield f"Raises {_one_line(raised)}"
@@ -300,8 +300,8 @@ def task_options() -> str:
 def job_options() -> str:
     known = dict(entries(read_doc(NewJob).sections["Attributes"]))
     wanted = inspect.signature(Task.options).parameters.keys() - {"self"}
-    told = dict(entries(read_doc(Task.options).sections["Args"]))
-    rows = [(code(name), told.get(name, known.get(name, ""))) for name in told if name in wanted]
+    args = dict(entries(read_doc(Task.options).sections["Args"]))
+    rows = [(code(name), args.get(name, known.get(name, ""))) for name in args if name in wanted]
     return table(("Option", "Meaning"), rows)
 
 

@@ -191,7 +191,7 @@ BROKEN = {
     "a language that is none": ("klingon", "x", "klingon"),
 }
 BROKEN_TEXTS = {
-    name: (f"```{kind}\n{code}\n```", told) for name, (kind, code, told) in BROKEN.items()
+    name: (f"```{kind}\n{code}\n```", words) for name, (kind, code, words) in BROKEN.items()
 }
 BROKEN_TEXTS |= {
     "another exit code": ("<!-- exit code: 4 -->\n```sh\ntaskd health\n```", "0, not 4"),
@@ -213,8 +213,8 @@ BROKEN_TEXTS |= {
 async def test_a_block_that_is_wrong_is_found(
     name: str, home: Path, dsn: str, stand_ins: Any
 ) -> None:
-    text, told = BROKEN_TEXTS[name]
-    with pytest.raises(Exception, match=re.escape(told)):
+    text, words = BROKEN_TEXTS[name]
+    with pytest.raises(Exception, match=re.escape(words)):
         await walk(blocks.DOCS / "README.md", text, home, dsn, stand_ins)
 
 

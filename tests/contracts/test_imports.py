@@ -28,11 +28,11 @@ main()
 def imported(program: str, *args: str, **environment: str) -> set[str]:
     """The modules that it has imported by its end, without the modules that Python starts with."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
-    told = subprocess.run(
+    stderr = subprocess.run(
         [sys.executable, "-c", program, *args],
         capture_output=True, text=True, env=kept | environment, check=False,
     ).stderr  # fmt: skip
-    [line] = [line for line in told.splitlines() if line.startswith("imported")]
+    [line] = [line for line in stderr.splitlines() if line.startswith("imported")]
     return set(line.split()[1:])
 
 

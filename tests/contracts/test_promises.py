@@ -118,6 +118,6 @@ def test_every_command_of_the_suite_is_reported_on_the_page() -> None:
 
 
 def test_every_folder_of_the_suite_is_reported_on_the_page() -> None:
-    told = {name for row in re.findall(r"(?m)^\|([^|]*)\|", PAGE) for name in SPAN.findall(row)}
+    named = {name for row in re.findall(r"(?m)^\|([^|]*)\|", PAGE) for name in SPAN.findall(row)}
     folders = {each.name for each in TESTS.iterdir() if each.is_dir() and any(each.glob("*.py"))}
-    assert folders - told == set()
+    assert folders - named == set()

@@ -27,13 +27,13 @@ def test_the_settings_table_has_every_setting() -> None:
 
 
 def test_the_events_table_has_every_event_with_its_level_and_fields() -> None:
-    found = {name: (level, told) for name, level, told, _ in readme.found_events()}
+    found = {name: (level, fields) for name, level, fields, _ in readme.found_events()}
     source = "".join(path.read_text(encoding="utf-8") for path in readme.EVENTS)
     assert len(found) == len({line for line in source.split('"') if _is_event(line)})
     assert found["job.lost"] == ("warning", ["job_id", "fence"])
-    level, told = found["job.done"]
+    level, fields = found["job.done"]
     assert level == "info"
-    assert told == ["job_id", "task", "queue", "attempt", "wait_ms", "duration_ms"]
+    assert fields == ["job_id", "task", "queue", "attempt", "wait_ms", "duration_ms"]
     assert "duration_ms" not in found["job.started"][1]
     assert all(meaning for *_, meaning in readme.found_events())
     assert {level for level, _ in found.values()} <= {"debug", "info", "warning", "error"}

@@ -130,8 +130,8 @@ def test_systemd_has_nothing_to_say_about_it(installed: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     # What it does not understand it only mentions; other units of this machine do not concern us.
-    told = [line for line in done.stderr.splitlines() if installed.name in line]
-    assert not told
+    warnings = [line for line in done.stderr.splitlines() if installed.name in line]
+    assert not warnings
 
 
 @analyze

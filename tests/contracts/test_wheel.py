@@ -30,11 +30,11 @@ def files() -> list[str]:
         found = (path for path in CHECKOUT.rglob("*") if path.is_file())
         paths = [str(path.relative_to(CHECKOUT)) for path in found if path.suffix != ".pyc"]
         return [path for path in paths if path != "PKG-INFO" and not path.startswith(".")]
-    told = subprocess.run(
+    stdout = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=CHECKOUT, check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
-    return [path for path in told.split("\0") if path and (CHECKOUT / path).is_file()]
+    return [path for path in stdout.split("\0") if path and (CHECKOUT / path).is_file()]
 
 
 def copied(to: Path, *, mode: int, mtime: float) -> Path:
@@ -124,22 +124,22 @@ def test_its_metadata_is_valid_and_that_of_the_project(built: dict[str, Path]) -
         [here] = [sdist.extractfile(info)]
         assert here is not None
         assert here.read() == archive.read(path)
-    told = Metadata.from_email(archive.read(path), validate=True)
-    assert (told.name, str(told.version)) == ("pgtaskd", project["version"])
+    metadata = Metadata.from_email(archive.read(path), validate=True)
+    assert (metadata.name, str(metadata.version)) == ("pgtaskd", project["version"])
     stem = f"pgtaskd-{project['version']}"
     assert built["wheel"].name == f"{stem}-py3-none-any.whl"
     assert built["sdist"].name == f"{stem}.tar.gz"
-    assert told.project_urls == project["urls"]
-    assert told.project_urls.keys() == {"Documentation", "Changelog", "Issues", "Source"}
-    versions = [each for each in told.classifiers or [] if re.search(r":: 3\.\d+$", each)]
+    assert metadata.project_urls == project["urls"]
+    assert metadata.project_urls.keys() == {"Documentation", "Changelog", "Issues", "Source"}
+    versions = [each for each in metadata.classifiers or [] if re.search(r":: 3\.\d+$", each)]
     assert versions == [f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)]
     assert versions[0].endswith(project["requires-python"].removeprefix(">="))
-    assert str(told.requires_python) == project["requires-python"]
-    assert told.description_content_type == "text/markdown"
-    assert told.license_expression == "MIT"
-    plain = [each for each in told.requires_dist or [] if "extra" not in str(each.marker)]
+    assert str(metadata.requires_python) == project["requires-python"]
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.license_expression == "MIT"
+    plain = [each for each in metadata.requires_dist or [] if "extra" not in str(each.marker)]
     assert len(plain) == len(project["dependencies"])
-    assert set(told.provides_extra or []) == set(project["optional-dependencies"])
+    assert set(metadata.provides_extra or []) == set(project["optional-dependencies"])
     entries = archive.read(path.replace("METADATA", "entry_points.txt")).decode()
     assert "taskd = taskd.cli:main" in entries
 
@@ -152,12 +152,12 @@ def test_what_is_installed_from_the_wheel_finds_its_sql_and_warns_of_nothing(
         "import json, taskd; from taskd.store.connections.statements import load, sql_root\n"
         "print(json.dumps([taskd.__file__, str(sql_root()), sorted(load())]))"
     )
-    told = subprocess.run(
+    stdout = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=tmp_path, check=True, capture_output=True, text=True,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)},
     ).stdout  # fmt: skip
-    package, sql, statements = json.loads(told)
+    package, sql, statements = json.loads(stdout)
     assert Path(package).is_relative_to(tmp_path)
     assert Path(sql) == tmp_path / "taskd" / "sql"
     assert statements == sorted(load())

@@ -78,8 +78,8 @@ PAGE_FILE = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```$", re.DOTALL | re.MU
 def test_the_tests_of_the_example_project_pass_and_leave_no_database(
     project: Path, server: Any
 ) -> None:
-    told = pytest_in(project, "-q", dsn=server.admin_dsn)
-    assert re.search(r"^11 passed", told, re.MULTILINE), told
+    output = pytest_in(project, "-q", dsn=server.admin_dsn)
+    assert re.search(r"^11 passed", output, re.MULTILINE), output
     assert not {name for name in databases(server) if PLUGINS_OWN.match(name)}
 
 
@@ -88,15 +88,15 @@ def test_without_a_dsn_a_server_is_started_for_the_session(project: Path) -> Non
 
 
 def test_a_dsn_can_stand_in_the_configuration(project: Path) -> None:
-    told = pytest_in(project, "-q", "-o", "taskd_test_dsn=mysql://x/y", code=1)
-    assert "taskd_test_dsn: its scheme is 'mysql'; taskd supports only postgresql://" in told
+    output = pytest_in(project, "-q", "-o", "taskd_test_dsn=mysql://x/y", code=1)
+    assert "taskd_test_dsn: its scheme is 'mysql'; taskd supports only postgresql://" in output
 
 
 def test_a_server_that_cannot_be_reached_is_reported_in_a_line(project: Path) -> None:
-    told = pytest_in(project, "-q", dsn="postgresql://nobody@127.0.0.1:1/postgres", code=1)
-    assert "no database for tests with taskd: PostgreSQL cannot be reached" in told
-    assert "Traceback" not in told
-    assert "connection.py" not in told
+    output = pytest_in(project, "-q", dsn="postgresql://nobody@127.0.0.1:1/postgres", code=1)
+    assert "no database for tests with taskd: PostgreSQL cannot be reached" in output
+    assert "Traceback" not in output
+    assert "connection.py" not in output
 
 
 def test_a_failure_says_what_was_enqueued_instead_at_the_line_of_the_test(
@@ -109,7 +109,7 @@ def test_a_failure_says_what_was_enqueued_instead_at_the_line_of_the_test(
         "    await place(order=7, cents=1250)\n"
         "    taskd_db.assert_enqueued(charge, order=7, cents=1000)\n"
     )
-    told = pytest_in(project, dsn=server.admin_dsn, code=1)
+    output = pytest_in(project, dsn=server.admin_dsn, code=1)
     for line in (
         ">       taskd_db.assert_enqueued(charge, order=7, cents=1000)",
         "AssertionError: charge(order=7, cents=1000) is not enqueued.",
@@ -117,8 +117,8 @@ def test_a_failure_says_what_was_enqueued_instead_at_the_line_of_the_test(
         "cents: wanted 1000, is 1250",
         "test_shop.py:7: AssertionError",
     ):
-        assert line in told, told
-    assert "def assert_enqueued" not in told
+        assert line in output, output
+    assert "def assert_enqueued" not in output
 
 
 def test_the_error_of_a_handler_is_shown_with_the_line_that_raised_it(
@@ -130,13 +130,13 @@ def test_the_error_of_a_handler_is_shown_with_the_line_that_raised_it(
         "    await confirm.enqueue(order=7, to='ada@example.org')\n"
         "    await taskd_db.run_all(check=True)\n"
     )
-    told = pytest_in(project, dsn=server.admin_dsn, code=1)
+    output = pytest_in(project, dsn=server.admin_dsn, code=1)
     for line in (
         'raise OSError(f"there is no mail server here for {to}: {text}")',
         "AttemptFailed: 1 of 1 jobs failed:",
         "confirm(order=7, to='ada@example.org'): scheduled, due in ",
     ):
-        assert line in told, told
+        assert line in output, output
 
 
 def test_what_a_test_asks_wrongly_is_reported_at_its_own_line(project: Path, server: Any) -> None:
@@ -151,16 +151,18 @@ def test_what_a_test_asks_wrongly_is_reported_at_its_own_line(project: Path, ser
         "def test_back(taskd_db):\n"
         "    taskd_db.travel(-3)\n"
     )
-    told = pytest_in(project, dsn=server.admin_dsn, code=1)
+    output = pytest_in(project, dsn=server.admin_dsn, code=1)
     for line in (
         "TypeError: <built-in function print> is not a task: give what @task has made, or a",
         "TypeError: task charge has no argument 'odrer'; it has order, cents",
         "ValueError: crash: these jobs did not run, as they were not due: 17",
         "ValueError: travel(-3): time moves only forward, by seconds above zero",
     ):
-        assert line in told, told
+        assert line in output, output
     for number in (5, 9, 13, 17):
-        assert re.search(rf"^test_shop.py:{number}: (Type|Value)Error$", told, re.MULTILINE), told
+        assert re.search(rf"^test_shop.py:{number}: (Type|Value)Error$", output, re.MULTILINE), (
+            output
+        )
 
 
 def test_the_example_of_the_page_passes(tmp_path: Path, server: Any) -> None:
@@ -168,8 +170,8 @@ def test_the_example_of_the_page_passes(tmp_path: Path, server: Any) -> None:
     for name in ("myapp/jobs.py", "tests/test_jobs.py"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(files[name])
-    told = pytest_in(tmp_path, "-q", "-o", "asyncio_mode=auto", dsn=server.admin_dsn)
-    assert re.search(r"^\d passed", told, re.MULTILINE), told
+    output = pytest_in(tmp_path, "-q", "-o", "asyncio_mode=auto", dsn=server.admin_dsn)
+    assert re.search(r"^\d passed", output, re.MULTILINE), output
 
 
 def test_pytest_finds_the_plugin_by_its_entry_point() -> None:

@@ -114,8 +114,8 @@ MINE = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_b
 async def test_the_django_example_takes_orders_and_its_worker_confirms_them(
     environ: dict[str, str], sql: Any
 ) -> None:
-    told = await asyncio.to_thread(run, "-c", VISIT, cwd=DJANGO, environ=environ)
-    assert json.loads(told) == [
+    stdout = await asyncio.to_thread(run, "-c", VISIT, cwd=DJANGO, environ=environ)
+    assert json.loads(stdout) == [
         [201, {"order": 1}],
         [201, {"order": 2}],
         [409, {"error": "sold out"}],

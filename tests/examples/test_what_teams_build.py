@@ -102,8 +102,8 @@ async def test_work_whose_source_changed_while_it_ran_is_done_again(
     async def index(page: int, version: int) -> None:
         seen.append(version)
         if version == 1:
-            told = [await client.enqueue(index.job(page, newer)) for newer in (2, 4, 3)]
-            assert [each.outcome for each in told] == ["follows", "follows", "ignored"]
+            enqueued = [await client.enqueue(index.job(page, newer)) for newer in (2, 4, 3)]
+            assert [each.outcome for each in enqueued] == ["follows", "follows", "ignored"]
 
     await client.enqueue(index.job(1, 1))
     await work(dsn, registry)

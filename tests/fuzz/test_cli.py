@@ -80,7 +80,7 @@ def invoke(ground: Ground | Live, args: list[str], stdin: bytes = b"") -> Result
     return CliRunner().invoke(cli, args, input=stdin, env=environ, prog_name="taskd")
 
 
-def told(result: Result, args: list[str]) -> None:
+def assert_documented(result: Result, args: list[str]) -> None:
     """A documented code; a message where there is need of one; nothing that steers a terminal."""
     said = (args, result.exit_code, result.stdout[-800:], result.stderr[-1500:])
     assert result.exit_code in EXIT_CODES, said
@@ -111,7 +111,7 @@ def told(result: Result, args: list[str]) -> None:
 def test_any_command_line_ends_with_a_documented_code(ground: Ground, args: list[str]) -> None:
     if SLOW & set(args):
         return
-    told(invoke(ground, args), args)
+    assert_documented(invoke(ground, args), args)
 
 
 # --- NDJSON -----------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_lines_are_enqueued_all_or_none_and_the_wrong_one_is_named(
     args = ["enqueue", "-"]
     lines = [*before, line, *after]
     result = invoke(ground, args, end.join(lines).encode(errors="surrogatepass"))
-    told(result, args)
+    assert_documented(result, args)
     there = ground.one("SELECT count(*) FROM taskd.job")
     if result.exit_code == 0:
         assert there == sum(bool(each.strip()) for each in lines), result.stderr
@@ -197,7 +197,7 @@ def test_nothing_that_is_stored_steers_a_terminal(
             if args[:2] == ["jobs", "retry"] and "--json" in args:
                 continue
             result = invoke(ground, args)
-            told(result, args)
+            assert_documented(result, args)
             assert result.exit_code == 0, (args, result.stderr)
             assert (
                 not re.search(

@@ -160,8 +160,8 @@ def test_whatever_is_raised_is_stored_bounded(error: BaseException) -> None:
     try:
         raise error
     except BaseException as caught:  # noqa: BLE001
-        told = failure.describe(caught)
-        assert isinstance(told.type, str)
+        described = failure.describe(caught)
+        assert isinstance(described.type, str)
         settled(*attempt(), Raised(caught))
 
 
@@ -177,13 +177,13 @@ def test_rules_of_a_task_stand_whatever_is_raised(error: BaseException, rule: An
 class Shape:
     """Its text is arbitrary."""
 
-    def __init__(self, told: Any) -> None:
-        self.told = told
+    def __init__(self, text: Any) -> None:
+        self.text = text
 
     def __str__(self) -> Any:
-        if isinstance(self.told, BaseException):
-            raise self.told
-        return self.told
+        if isinstance(self.text, BaseException):
+            raise self.text
+        return self.text
 
 
 values = st.one_of(
@@ -266,16 +266,16 @@ def test_an_error_pattern_is_of_itself_and_bounded(text: str) -> None:
 def test_errors_that_differ_in_a_number_or_a_quoted_text_are_one_group(
     number: int, text: str
 ) -> None:
-    told = "order {} of '{}' failed"
-    one = error_groups.pattern(told.format(number, text))
-    assert one == error_groups.pattern(told.format(7, "ada"))
+    template = "order {} of '{}' failed"
+    one = error_groups.pattern(template.format(number, text))
+    assert one == error_groups.pattern(template.format(7, "ada"))
 
 
 POLICIES = st.one_of(
     st.builds(backoff.Exponential, odd.numbers, odd.numbers, odd.numbers, odd.numbers),
     st.builds(backoff.Linear, odd.numbers, odd.numbers, odd.numbers),
     st.builds(backoff.Fixed, odd.numbers, odd.numbers),
-    st.builds(lambda told: backoff.Custom(lambda _: told), odd.odd_things),
+    st.builds(lambda delay: backoff.Custom(lambda _: delay), odd.odd_things),
 )  # fmt: skip
 
 

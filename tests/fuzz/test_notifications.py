@@ -89,10 +89,10 @@ class Held(Live):
             ],
         ]
 
-    def told(self, payload: str) -> str:
-        """The payload; the words stand for ids that a forger would like to name."""
+    def payload_of(self, word: str) -> str:
+        """The id that `the worker` or `the job` stands for; any other word as it is."""
         worker_id = str(self.started.worker.parts.shared.lease.worker_id)
-        return {"the worker": worker_id, "the job": str(self.job_id)}.get(payload, payload)
+        return {"the worker": worker_id, "the job": str(self.job_id)}.get(word, word)
 
     async def works(self) -> None:
         """Jobs go on, and nothing was changed; no waiting caller has a false result."""
@@ -134,7 +134,7 @@ notes = st.lists(
 def test_whatever_is_notified_changes_nothing_and_jobs_go_on(held: Held, notes: Any) -> None:
     async def forge() -> None:
         for channel, payload, copies in notes:
-            said = held.told(payload)
+            said = held.payload_of(payload)
             await held.forger.execute(NOTIFY, channel, said, copies if len(said) < 7000 else 1)
         await held.works()
 
@@ -166,7 +166,7 @@ def test_a_flood_costs_a_bounded_number_of_statements(held: Held, words: list[st
         for _ in range(4):
             for channel in CHANNELS:
                 for word in words * 15:
-                    await held.forger.execute(NOTIFY, channel, held.told(word), 1)
+                    await held.forger.execute(NOTIFY, channel, held.payload_of(word), 1)
                 await held.forger.execute(NOTIFY, channel, "", HEAP)
         return time.monotonic() - began
 

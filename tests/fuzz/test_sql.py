@@ -310,13 +310,13 @@ def test_a_limit_has_one_key_in_python_and_sql(
     ground: Ground, args: dict[str, str], default: Any, by: tuple[str, ...]
 ) -> None:
     text = "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in args.items()) + "}"
-    told = ground.one(KEY_OF, text, list(by), json.dumps({"b": default}))
-    assert len(told.encode()) <= 200
+    key = ground.one(KEY_OF, text, list(by), json.dumps({"b": default}))
+    assert len(key.encode()) <= 200
     try:
         values = limit_of("l", by, text, {"b": default}).values
     except TaskdError:
         return
-    assert ground.one(KEY, values) == told
+    assert ground.one(KEY, values) == key
 
 
 @odd.examples(60)
@@ -434,5 +434,5 @@ def test_progress_is_written_whatever_a_handler_says_or_refused_to_it(
     except (TypeError, ValueError, OverflowError) as error:
         assert "PostgreSQL" not in str(error)
         return
-    told = ground.fetch("SELECT * FROM taskd.progress")
-    assert all(len((row["note"] or "").encode()) <= 500 for row in told)
+    rows = ground.fetch("SELECT * FROM taskd.progress")
+    assert all(len((row["note"] or "").encode()) <= 500 for row in rows)

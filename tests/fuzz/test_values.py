@@ -195,15 +195,15 @@ def test_a_signature_and_its_published_schema_agree(name: str, value: Any) -> No
         fits = False
     try:
         check_args("work", text, task.args_schema)
-        told = True
+        accepted = True
     except InvalidArgs:
-        told = False
+        accepted = False
     # What the schema lets through is decided in the attempt; it refuses nothing that would run.
-    assert told or not fits, (name, value)
+    assert accepted or not fits, (name, value)
     if isinstance(value, bool | None) or (
         isinstance(value, int) and name not in ("float", "decimal")
     ):
-        assert told == fits, (name, value)
+        assert accepted == fits, (name, value)
 
 
 @odd.examples(60)

@@ -180,8 +180,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--keys", action="store_true", help="only those who write to keyed jobs")
-    told = parser.parse_args()
-    sys.exit(asyncio.run(long(Keys if told.keys else Crowd, told.rounds, told.seed)))
+    options = parser.parse_args()
+    sys.exit(asyncio.run(long(Keys if options.keys else Crowd, options.rounds, options.seed)))
 
 
 if __name__ == "__main__":

@@ -69,9 +69,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     add_dsn(parser)
-    told = parser.parse_args()
-    with server(told.dsn, durable=False) as position:
-        asyncio.run(_main(position, told.examples, told.seed, told.steps))
+    options = parser.parse_args()
+    with server(options.dsn, durable=False) as position:
+        asyncio.run(_main(position, options.examples, options.seed, options.steps))
 
 
 async def _main(position: str, examples: int, seed_: int, steps: int) -> None:

@@ -87,14 +87,14 @@ class Births(Attempts):
             self.ack_settled(held, [end])
 
     def unique(self, wanted: Wanted, unique: Unique, *, at_once: bool = False) -> None:
-        told: Any = None
+        enqueued: Any = None
         with contextlib.suppress(KeyHeld):
-            (told,) = self.do(jobs.enqueue(self.on, [wanted.new(unique)]))
-        row = wanted.row(int(told or 0), unique)
+            (enqueued,) = self.do(jobs.enqueue(self.on, [wanted.new(unique)]))
+        row = wanted.row(int(enqueued or 0), unique)
         outcome = self.oracle.enqueue_unique(
             row, str(unique.on_conflict), window=unique.for_s is not None, at_once=at_once
         )
-        assert (told.outcome if told else "raised") == outcome
+        assert (enqueued.outcome if enqueued else "raised") == outcome
 
     @rule(
         shape=st.sampled_from(sorted(SHAPES)),

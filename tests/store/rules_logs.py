@@ -33,12 +33,12 @@ class Logs(Player):
         """Of runs that go on or have ended; late: of any run that ever was, taken away or not."""
         among = self.tokens if late else self.held() or self.tokens
         batch = self.batch(picks, among)
-        self._tell(batch, ends, fate)
+        self._write_and_check(batch, ends, fate)
         if fate == "followed":
-            self._tell(batch, ends[::-1], "answered")
+            self._write_and_check(batch, ends[::-1], "answered")
         self._read(batch[0].id)
 
-    def _tell(self, batch: Sequence[Job], ends: Sequence[str], fate: str) -> None:
+    def _write_and_check(self, batch: Sequence[Job], ends: Sequence[str], fate: str) -> None:
         said = [self._said(*each) for each in zip(batch, ends, strict=False)]
         for _ in range(2 if fate == "lost" else 1):
             self.do(self._write(said, commits=fate != "undone"))
@@ -48,8 +48,8 @@ class Logs(Player):
             for each in said:
                 keeps = each.failed or each.queue not in self.oracle.forgets
                 (text,) = msgspec.json.decode(each.lines)
-                told = Log(each.worker_id, each.attempt, each.ended, text)
-                self.oracle.write_log(each.job_id, each.fence, told, keeps=keeps)
+                log = Log(each.worker_id, each.attempt, each.ended, text)
+                self.oracle.write_log(each.job_id, each.fence, log, keeps=keeps)
         self.logs_are_as_the_model_has_them()
 
     def _said(self, job: Job, end: str) -> AttemptLines:

@@ -172,11 +172,11 @@ async def test_a_server_that_accepts_no_writes_names_the_setting_and_how_to_rese
     names = {"database": await sql.fetchval("SELECT current_database()"), "login": login}
     target = place.format(**names)
     await sql.execute(f"ALTER {target} SET default_transaction_read_only = on")
-    with pytest.raises(StoreUnavailable) as told:
+    with pytest.raises(StoreUnavailable) as raised:
         await Database({"dsn": logins.dsn("producer")}).connect("test")
     reason = "accepts no writes: default_transaction_read_only is on, set "
-    assert str(told.value).endswith(reason + where.format(**names))
-    [note] = told.value.__notes__
+    assert str(raised.value).endswith(reason + where.format(**names))
+    [note] = raised.value.__notes__
     reset = note.split("`")[1]
     assert reset == f"ALTER {target} RESET default_transaction_read_only;"
     await sql.execute(reset)

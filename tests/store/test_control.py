@@ -59,8 +59,8 @@ async def test_each_job_is_answered_for(sql: Any, lane: Lane, me: int) -> None:
     await done(lane, ended)
     queued, later = await enqueue(lane), await enqueue(lane, delay_s=60.0)
     ids = [*queued, *later]
-    told = await change(lane, [job.id, ended.id, *ids, 4711], priority=3)
-    assert told == {
+    outcomes = await change(lane, [job.id, ended.id, *ids, 4711], priority=3)
+    assert outcomes == {
         job.id: "running", ended.id: "finished", ids[0]: "changed", ids[1]: "changed",
         4711: "unknown",
     }  # fmt: skip
@@ -85,8 +85,8 @@ async def test_everything_can_be_changed_and_a_deadline_be_taken_away(sql: Any, 
         lane, [job_id], queue="other", args={"n": 1}, max_attempts=7, timeout_s=2.5, deadline_s=60.0
     )
     job = await row(sql, job_id)
-    told = ("other", '{"n": 1}', 7, 2.5)
-    assert tuple(job[k] for k in ("queue", "args", "max_attempts", "timeout_s")) == told
+    changed = ("other", '{"n": 1}', 7, 2.5)
+    assert tuple(job[k] for k in ("queue", "args", "max_attempts", "timeout_s")) == changed
     assert job["deadline"] > datetime.now(UTC)
     await change(lane, [job_id], no_deadline=True, update_args={"m": 2})
     job = await row(sql, job_id)

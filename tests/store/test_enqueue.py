@@ -48,8 +48,8 @@ async def test_jobs_that_are_alike_are_written_as_others_are_by_a_statement_of_t
     alike = [NewJob("t", text, "q", priority=7) for text in texts]
     ids = await jobs.enqueue(lane, alike)
     options = jobs.enqueue_args(alike)[4:]
-    told = await lane.fetch("enqueue_jobs", ["t"], ["q"], texts, [7], *options)
-    others = sorted(told[0]["ids"])
+    rows_of_many = await lane.fetch("enqueue_jobs", ["t"], ["q"], texts, [7], *options)
+    others = sorted(rows_of_many[0]["ids"])
     assert ids == sorted(ids)
     assert await ears.so_far() == ["taskd_q"] * 2
     columns = (

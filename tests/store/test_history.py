@@ -309,13 +309,13 @@ async def test_without_ddl_the_pruner_empties_partitions_and_goes_on_with_its_ot
         )
     await sql.execute("INSERT INTO taskd.job_key VALUES ('t', 'k', 1, NULL, now())")
     await sql.execute(REFUSE_DDL)
-    told: list[tuple[str, Any]] = []
-    end = events.subscribe(lambda name, fields: told.append((name, fields)))
+    emitted: list[tuple[str, Any]] = []
+    end = events.subscribe(lambda name, fields: emitted.append((name, fields)))
     pruner = Pruner(database)
     usual_s = pruner.every_s
     await pruner.tick()
     end()
-    failed = [fields for name, fields in told if name == "upkeep.failed"]
+    failed = [fields for name, fields in emitted if name == "upkeep.failed"]
     assert [each["what"] for each in failed] == list(STEPS)[1:3]
     assert "raised by public.refuse_ddl()" in failed[0]["error"]
     assert set(old) <= await leaves(sql)

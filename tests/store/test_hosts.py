@@ -43,7 +43,7 @@ def test_the_hosts_of_a_dsn(dsn: str, found: list[dict[str, object]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told", "found"),
+    ("given", "normalized", "found"),
     [
         (
             "postgresql://u:x%2Cy@a:1,[::1]:2/d?sslmode=allow",
@@ -64,10 +64,10 @@ def test_the_hosts_of_a_dsn(dsn: str, found: list[dict[str, object]]) -> None:
     ],
 )
 def test_a_bracket_among_several_hosts_is_read_by_every_python(
-    given: str, told: str, found: list[dict[str, object]]
+    given: str, normalized: str, found: list[dict[str, object]]
 ) -> None:
-    assert check_dsn(given) == told
-    assert addresses({"dsn": told}) == found
+    assert check_dsn(given) == normalized
+    assert addresses({"dsn": normalized}) == found
 
 
 async def test_the_driver_reads_it_as_well() -> None:

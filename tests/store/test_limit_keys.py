@@ -49,8 +49,8 @@ async def test_sql_clients_and_programs_without_the_app_get_the_same_limit_and_k
 async def test_a_key_is_the_value_itself_or_a_hash_of_it(
     sql: Any, values: str, key: str | int
 ) -> None:
-    told = await sql.fetchval("SELECT taskd.limit_key($1::text::jsonb)", values)
-    assert told == key if isinstance(key, str) else len(told) == key
+    encoded = await sql.fetchval("SELECT taskd.limit_key($1::text::jsonb)", values)
+    assert encoded == key if isinstance(key, str) else len(encoded) == key
 
 
 async def test_a_number_has_the_same_key_from_python_and_from_sql(sql: Any, lane: Lane) -> None:

@@ -31,10 +31,10 @@ class Work:
     async def run(self) -> str:
         self.began_in = asyncio.current_task()
         try:
-            told = await self.future
+            value = await self.future
             await asyncio.sleep(0)
             await asyncio.sleep(0.001)
-            return told
+            return value
         finally:
             self.ended = True
 
@@ -56,8 +56,8 @@ async def what_it_returns_is_returned_and_it_runs_in_the_task_of_its_caller() ->
     work = Work()
     task = begin(work)
     await turns()
-    work.future.set_result("told")
-    assert await task == "told"
+    work.future.set_result("value")
+    assert await task == "value"
     assert work.began_in is task
 
 
@@ -98,7 +98,7 @@ async def who_is_cancelled_hears_of_it_when_the_work_has_ended() -> None:
     assert task.cancel()  # however often
     await turns()
     assert not task.done()
-    work.future.set_result("told")
+    work.future.set_result("value")
     await asyncio.wait({task})
     assert task.cancelled()
     assert work.ended
@@ -120,7 +120,7 @@ async def one_that_is_cancelled_between_two_steps_of_the_work_ends_it_all_the_sa
     work = Work()
     task = begin(work)
     await turns()
-    work.future.set_result("told")
+    work.future.set_result("value")
     task.cancel()  # the task is about to run
     await asyncio.wait({task})
     assert task.cancelled()
@@ -169,7 +169,7 @@ async def a_time_limit_around_it_is_raised_as_one_when_the_work_has_ended() -> N
     task = asyncio.create_task(call())
     await asyncio.sleep(0.03)
     assert not task.done()
-    work.future.set_result("told")
+    work.future.set_result("value")
     with pytest.raises(TimeoutError):
         await task
     assert task.cancelling() == 0
@@ -196,7 +196,7 @@ async def one_that_was_cancelled_once_may_go_on_with_other_work() -> None:
     task = asyncio.create_task(call())
     await turns()
     task.cancel()
-    work.future.set_result("told")
+    work.future.set_result("value")
     other.future.set_result("other")
     assert await task == "other"
 

@@ -192,12 +192,12 @@ async def test_jobs_that_can_only_wait_for_each_other_are_refused(
     ):
         await one.connection.fetchval(AFTER, [ids["b"]], "cancel")
         await two.connection.fetchval(AFTER, [ids["c"]], "cancel")
-        told = await asyncio.gather(
+        results = await asyncio.gather(
             one.connection.fetchval(AFTER, [ids["c"]], "cancel"),
             two.connection.fetchval(AFTER, [ids["b"]], "cancel"),
             return_exceptions=True,
         )
-        assert any(isinstance(each, asyncpg.LockNotAvailableError) for each in told)
+        assert any(isinstance(each, asyncpg.LockNotAvailableError) for each in results)
 
 
 @pytest.mark.parametrize("how", ["added", "retried"])

@@ -152,22 +152,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     add_dsn(parser)
     parser.add_argument("--keep", action="store_true", help="keep the database")
-    told = parser.parse_args()
-    seconds = told.minutes * 60
+    options = parser.parse_args()
+    seconds = options.minutes * 60
     plan = Plan(
-        jobs=told.jobs,
-        kills=told.kills or max(1, int(seconds / 5)),
+        jobs=options.jobs,
+        kills=options.kills or max(1, int(seconds / 5)),
         seconds=seconds,
-        workers=told.workers,
-        seed=told.seed,
-        pills=told.pills,
-        restarts=told.restarts,
-        pauses=told.pauses,
-        lease_s=told.lease,
+        workers=options.workers,
+        seed=options.seed,
+        pills=options.pills,
+        restarts=options.restarts,
+        pauses=options.pauses,
+        lease_s=options.lease,
         idle_within_s=600.0,
     )
-    with server(told.dsn) as place:
-        code = asyncio.run(_main(plan, place, keep=told.keep))
+    with server(options.dsn) as place:
+        code = asyncio.run(_main(plan, place, keep=options.keep))
     sys.exit(code)
 
 

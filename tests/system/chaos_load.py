@@ -94,26 +94,26 @@ def newest(made: list[NewJob | Workflow]) -> list[tuple[str, str, int]]:
 
 async def enqueue(lane: Lane, client: Client, part: list[NewJob | Workflow]) -> list[int]:
     """Plain jobs by the thousand, the others as they come; the ids."""
-    told: list[int] = []
+    enqueued: list[int] = []
     singles = [job for job in part if isinstance(job, NewJob)]
     for at in range(0, len(singles), BATCH):
-        told += await jobs.enqueue(lane, singles[at : at + BATCH])
+        enqueued += await jobs.enqueue(lane, singles[at : at + BATCH])
     for made in part:
         if isinstance(made, Workflow):
-            told += (await made.start(client=client)).jobs.values()
-    return told
+            enqueued += (await made.start(client=client)).jobs.values()
+    return enqueued
 
 
-async def meddle(client: Client, dice: random.Random, told: list[int]) -> None:
+async def meddle(client: Client, dice: random.Random, enqueued: list[int]) -> None:
     """What operators do while it runs: cancel, change, retry, pause, resize."""
     for paused in (client.pause(["fast"], 0.3, WHY), client.pause_tasks(["waits"], 0.3, WHY)):
         await paused
-    few, many = len(told) // 50, len(told) // 20
+    few, many = len(enqueued) // 50, len(enqueued) // 20
     for change in (
-        partial(client.cancel, dice.sample(told, k=few), WHY),
-        partial(client.change, dice.sample(told, k=many), priority=dice.randint(1, 200)),
-        partial(client.change, dice.sample(told, k=many), delay_s=dice.choice((0.0, 0.5))),
-        partial(client.retry, dice.sample(told, k=many)),
+        partial(client.cancel, dice.sample(enqueued, k=few), WHY),
+        partial(client.change, dice.sample(enqueued, k=many), priority=dice.randint(1, 200)),
+        partial(client.change, dice.sample(enqueued, k=many), delay_s=dice.choice((0.0, 0.5))),
+        partial(client.retry, dice.sample(enqueued, k=many)),
     ):
         while True:
             with suppress(HeldUp):  # a worker kept one of the jobs locked, and nothing was changed

@@ -68,7 +68,7 @@ class Report:
             f"{plan.restarts} restarts, {plan.pauses} pauses and {plan.pills} pills; "
             f"{self.took_s:.1f} s, {self.drained_s:.1f} s after the last blow"
         )
-        unlucky = [told(row) for row in self.unexpected]
+        unlucky = [described(row) for row in self.unexpected]
         return "\n".join([head, str(self.verdict), *unlucky])
 
 
@@ -86,7 +86,7 @@ def ended_wrongly(pills: list[Any], unexpected: list[Any]) -> list[str]:
         if row["runs"] > MAX_CRASHES or (row["state"], row["reason"]) != ("failed", "crashed")
     ]
     return found + [
-        told(row)
+        described(row)
         for row in unexpected
         if row["reason"] != "crashed"
         or not row["blows"] + row["lapses"]
@@ -94,7 +94,7 @@ def ended_wrongly(pills: list[Any], unexpected: list[Any]) -> list[str]:
     ]
 
 
-def told(row: Any) -> str:
+def described(row: Any) -> str:
     """A row of UNEXPECTED in words."""
     return (
         f"{row['task']} {row['id']} ended {row['state']}: {row['reason']} "

@@ -159,8 +159,8 @@ class Storm:
         return version
 
     async def _version(self, key: str) -> None:
-        told = await self._client.enqueue(app.newest.job(key, self._next(key)))
-        self.outcomes[told.outcome] += 1
+        enqueued = await self._client.enqueue(app.newest.job(key, self._next(key)))
+        self.outcomes[enqueued.outcome] += 1
 
     async def _version_by_sql(self, key: str) -> None:
         self.outcomes[await self._pool.fetchval(FROM_SQL, key, self._next(key))] += 1
@@ -169,15 +169,15 @@ class Storm:
         """Keys in no order, and each twice, the older version last."""
         names = random.sample(self._names, 3)
         new = [app.newest.job(name, self._next(name)) for name in [*names, *reversed(names)]]
-        told = await self._client.enqueue_many([*reversed(new), app.single.job(key)])
-        self.outcomes.update(each.outcome for each in told)
+        enqueued = await self._client.enqueue_many([*reversed(new), app.single.job(key)])
+        self.outcomes.update(each.outcome for each in enqueued)
 
     async def _single(self, key: str) -> None:
         rule = random.choice(["skip", "replace", "debounce", "raise"])
         unique = Unique(by=("key",), on_conflict=rule)
         with suppress(KeyHeld):
-            told = await self._client.enqueue(app.single.options(unique=unique).job(key))
-            self.outcomes[told.outcome] += 1
+            enqueued = await self._client.enqueue(app.single.options(unique=unique).job(key))
+            self.outcomes[enqueued.outcome] += 1
 
     async def _writer(self, key: str) -> None:
         async with self._pool.acquire() as conn, conn.transaction():
@@ -260,8 +260,8 @@ class Storm:
         return found
 
     def __str__(self) -> str:
-        told = ", ".join(f"{n} {outcome}" for outcome, n in self.outcomes.most_common())
-        return f"{self._plan.kills} kills; {told}; {self.raged_s:.1f} of {self.took_s:.1f} s"
+        outcomes = ", ".join(f"{n} {outcome}" for outcome, n in self.outcomes.most_common())
+        return f"{self._plan.kills} kills; {outcomes}; {self.raged_s:.1f} of {self.took_s:.1f} s"
 
 
 async def main(plan: Plan) -> int:

@@ -253,16 +253,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--dsn", required=True)
-    told = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="taskd-storm-") as home:
-        storm = Storm(told.dsn, Path(home), told.seed, told.seconds, told.workers)
+        storm = Storm(options.dsn, Path(home), options.seed, options.seconds, options.workers)
         runs = asyncio.run(storm.run())
-    print(told_of(storm, runs))
+    print(report(storm, runs))
     sys.exit(4 if problems(runs) else 0)
 
 
-def told_of(storm: Storm, runs: list[Run]) -> str:
-    """Print a few lines of progress."""
+def report(storm: Storm, runs: list[Run]) -> str:
+    """Return the figures of a storm, and its problems, as text."""
     most = {name: together([run for run in runs if run.limit == name]) for name in app.LIMITS}
     return (
         f"seed {storm.seed}: {storm.enqueued:,} jobs, {len(runs):,} attempts, "

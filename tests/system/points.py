@@ -104,20 +104,20 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="so many of them, as the seed has it")
     parser.add_argument("--at-once", type=int, default=2, help="trials at the same time")
     add_dsn(parser)
-    told = parser.parse_args()
+    options = parser.parse_args()
     chosen = [
         trial
         for trial in trials()
-        if (not told.point or trial.strike.point in told.point)
-        and (not told.scene or trial.scene in told.scene)
-        and (not told.how or trial.strike.way in told.how)
+        if (not options.point or trial.strike.point in options.point)
+        and (not options.scene or trial.scene in options.scene)
+        and (not options.how or trial.strike.way in options.how)
     ]
-    random.Random(told.seed).shuffle(chosen)
-    chosen = chosen[: told.most]
+    random.Random(options.seed).shuffle(chosen)
+    chosen = chosen[: options.most]
     if not chosen:
         parser.error("there is no such trial")
-    with server(told.dsn, durable=False) as place:
-        code = asyncio.run(_main(chosen, place, told.at_once))
+    with server(options.dsn, durable=False) as place:
+        code = asyncio.run(_main(chosen, place, options.at_once))
     sys.exit(code)
 
 

@@ -73,5 +73,5 @@ def _be_struck(plan: points.Plan) -> None:
     points.install(plan)
 
 
-if told := os.environ.get("POINTS_PLAN"):
-    _be_struck(msgspec.json.decode(told, type=points.Plan))
+if plan := os.environ.get("POINTS_PLAN"):
+    _be_struck(msgspec.json.decode(plan, type=points.Plan))

@@ -33,12 +33,12 @@ HOUR_S = 3600.0
 
 @dataclass
 class Hands:
-    """What a scene can use. `told`: the ids of the enqueued jobs."""
+    """What a scene can use. `enqueued`: the ids of the enqueued jobs."""
 
     client: Client
     lane: Lane
     sql: asyncpg.Connection
-    told: list[int]
+    enqueued: list[int]
 
 
 Act = Callable[[Hands], Coroutine[None, None, None]]
@@ -126,7 +126,7 @@ async def _cancelled(hands: Hands) -> None:
     running = "SELECT count(*) = 2 FROM taskd.job WHERE state = 'running'"
     while not await hands.sql.fetchval(running):
         await asyncio.sleep(0.02)
-    await hands.client.cancel(hands.told, WHY)
+    await hands.client.cancel(hands.enqueued, WHY)
 
 
 async def _retried(hands: Hands) -> None:

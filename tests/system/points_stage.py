@@ -86,8 +86,8 @@ class Outcome:
 
     def __str__(self) -> str:
         word = "BROKEN" if self.problems else "ok"
-        told = f"{word:<7}{self.recovery_s:6.2f} s  {self.trial.name}"
-        return "\n".join([told, *(f"        {problem}" for problem in self.problems)])
+        head = f"{word:<7}{self.recovery_s:6.2f} s  {self.trial.name}"
+        return "\n".join([head, *(f"        {problem}" for problem in self.problems)])
 
 
 class Stage:
@@ -145,11 +145,11 @@ class Stage:
     async def _enqueue(self, hands: Hands, load: list[NewJob | Workflow | Pipeline]) -> None:
         for made in load:
             if isinstance(made, NewJob):
-                hands.told += await jobs.enqueue(hands.lane, [made])
+                hands.enqueued += await jobs.enqueue(hands.lane, [made])
             elif isinstance(made, Pipeline):
-                hands.told += (await made.start(7, client=hands.client)).jobs.values()
+                hands.enqueued += (await made.start(7, client=hands.client)).jobs.values()
             else:
-                hands.told += (await made.start(client=hands.client)).jobs.values()
+                hands.enqueued += (await made.start(client=hands.client)).jobs.values()
 
     async def _start(self, *strikes: Any) -> asyncio.subprocess.Process:
         plan = Plan(strikes, str(self._home), TUNED | dict(self._scene.tuned), self._scene.ticks)
@@ -267,7 +267,7 @@ class Stage:
             for task in (app.books.name, points_app.pays.name)
         }
         verdict = await self._judge.check(
-            enqueued=hands.told,
+            enqueued=hands.enqueued,
             ledgers=booked,
             newest=newest([each for each in self._load if isinstance(each, NewJob)]),
             sessions=2,

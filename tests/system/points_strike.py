@@ -143,11 +143,11 @@ def _wrap_statements(meet: _Meet) -> None:
     completing: dict[Any, dict[str, Any]] = {}
 
     async def fetched(self: Lane, name: str, *args: Any) -> Any:
-        told = waiting.set(asyncio.current_task())
+        token = waiting.set(asyncio.current_task())
         try:
             return await fetch(self, name, *args)
         finally:
-            waiting.reset(told)
+            waiting.reset(token)
 
     async def ran(self: Database, connection: Any, name: str, args: Any, **settings: str) -> Any:
         meet.statement(name, "before", connection)

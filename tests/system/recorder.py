@@ -59,7 +59,7 @@ class Recorder:
                 await connection.execute(
                     RECORD + COLUMNS, *zip(*(row for row, _ in batch), strict=True)
                 )
-            except Exception as error:  # noqa: BLE001 - its handlers are told
+            except Exception as error:  # noqa: BLE001 - its handlers report it
                 for _, written in batch:
                     if not written.done():
                         written.set_exception(error)

@@ -206,9 +206,9 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=200, help="jobs per second")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     add_dsn(parser)
-    told = parser.parse_args()
-    plan = Plan(told.restarts, told.every, told.workers, told.rate, told.seed)
-    with server(told.dsn) as place:
+    options = parser.parse_args()
+    plan = Plan(options.restarts, options.every, options.workers, options.rate, options.seed)
+    with server(options.dsn) as place:
         code = asyncio.run(_main(plan, place))
     sys.exit(code)
 

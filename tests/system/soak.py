@@ -253,10 +253,10 @@ def main() -> None:
     parser.add_argument(
         "--home", type=Path, help="an empty directory for the server and the logs, which stays"
     )
-    told = parser.parse_args()
-    soak = Soak(told.minutes, told.rate, told.workers, told.seed, told.home)
-    if told.out:
-        soak.out = told.out.open("w")
+    options = parser.parse_args()
+    soak = Soak(options.minutes, options.rate, options.workers, options.seed, options.home)
+    if options.out:
+        soak.out = options.out.open("w")
     try:
         asyncio.run(soak.run())
     finally:

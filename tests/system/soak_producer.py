@@ -122,5 +122,5 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    told = parser.parse_args()
-    asyncio.run(_main(told.rate, told.seconds, told.seed))
+    options = parser.parse_args()
+    asyncio.run(_main(options.rate, options.seconds, options.seed))

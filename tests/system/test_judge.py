@@ -62,20 +62,20 @@ async def test_a_job_whose_deadline_is_over_fails_lawfully_wherever_it_waits(sce
 async def test_keys_versions_and_dependencies_are_lawful(scene: Open) -> None:
     """A newer version follows; the next of a key comes after the first; a chain in its order."""
     stage = await scene(strict=True)
-    told = [await stage.enqueue(unique=Unique("k", version=1))]
+    enqueued = [await stage.enqueue(unique=Unique("k", version=1))]
     running = await stage.a.claim()
-    told.append(await stage.enqueue(unique=Unique("k", version=2)))
+    enqueued.append(await stage.enqueue(unique=Unique("k", version=2)))
     await stage.a.does(running)
     await stage.a.does(await stage.a.claim())
     await stage.sql("INSERT INTO judge.worked VALUES ($1, 'k', 2)", TASK)
     for _ in range(2):
-        told.append(await stage.enqueue(unique=Unique("waits", scope="waiting")))
-        told.append(await stage.enqueue(unique=Unique("waits", scope="waiting")))
+        enqueued.append(await stage.enqueue(unique=Unique("waits", scope="waiting")))
+        enqueued.append(await stage.enqueue(unique=Unique("waits", scope="waiting")))
         await stage.a.does(await stage.a.claim())
-    told += await two_in_a_chain(stage)
+    enqueued += await two_in_a_chain(stage)
     await stage.a.does(await stage.a.claim())
     await stage.a.does(await stage.a.claim())
-    verdict = await stage.judge.check(enqueued=told, newest=[(TASK, "k", 2)])
+    verdict = await stage.judge.check(enqueued=enqueued, newest=[(TASK, "k", 2)])
     verdict.require()
     assert verdict.figures.done == 6
 

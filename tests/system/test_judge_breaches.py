@@ -321,8 +321,8 @@ async def test_each_check_can_fail(
     breach: Callable[[Scene], Awaitable[dict[str, Any] | None]], check: str, what: str, scene: Open
 ) -> None:
     stage = await scene()
-    told = await breach(stage)
-    verdict = await stage.judge.check(**(told or {}))
+    arguments = await breach(stage)
+    verdict = await stage.judge.check(**(arguments or {}))
     found = {(breach.check, breach.what) for breach in verdict.breaches}
     assert (check, what) in found, str(verdict)
     with pytest.raises(AssertionError, match=check):

@@ -21,7 +21,7 @@ async def test_limits_hold_in_a_storm_and_nothing_stays_blocked(dsn: str, tmp_pa
     seed = int(os.environ.get("STORM_SEED") or random.SystemRandom().randrange(10**6))
     storm = Storm(dsn, tmp_path, seed, seconds=float(os.environ.get("STORM_SECONDS") or 5))
     runs = await storm.run()
-    print(limit_storm.told_of(storm, runs))
+    print(limit_storm.report(storm, runs))
     assert limit_storm.problems(runs) == []
     assert storm.did["kill"], "this was no storm"
     assert len(runs) > 100, "this was no storm"

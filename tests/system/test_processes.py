@@ -368,12 +368,12 @@ async def test_a_process_that_cannot_be_started_harms_none_that_runs(
     program, drained = tmp_path / "child", tmp_path / "drained"
     program.write_text(f"#!{sys.executable}\n{CHILD}")
     program.chmod(0o755)
-    told: list[str] = []
+    emitted: list[str] = []
     settings = Settings(processes=2, drain_s=1.0, cancel_s=1.0)
     parent = Processes(
         settings, [str(program), str(drained)], notify=Notify(), reload=lambda: settings
     )
-    forget = events.subscribe(lambda name, _: told.append(name))
+    forget = events.subscribe(lambda name, _: emitted.append(name))
     try:
         running = asyncio.create_task(parent.run(Database({"dsn": dsn})))
         async with asyncio.timeout(WITHIN_S):
@@ -381,7 +381,7 @@ async def test_a_process_that_cannot_be_started_harms_none_that_runs(
                 await asyncio.sleep(0.02)
             program.rename(tmp_path / "elsewhere")
             drained.with_suffix(".crash").touch()
-            while "worker.not_started" not in told:
+            while "worker.not_started" not in emitted:
                 await asyncio.sleep(0.02)
             assert len(parent._children) == 1
             assert not drained.exists()

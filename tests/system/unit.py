@@ -87,13 +87,13 @@ class UnitError(Exception):
 
 def groups() -> dict[str, list[str]]:
     """The system calls and groups in each group, as this machine's systemd has them."""
-    told = subprocess.run(
+    listed = subprocess.run(
         ["systemd-analyze", "--no-pager", "syscall-filter"],
         capture_output=True, text=True, check=True, timeout=50,
     )  # fmt: skip
     found: dict[str, list[str]] = {}
     members: list[str] = []
-    for line in told.stdout.splitlines():
+    for line in listed.stdout.splitlines():
         if line.startswith("@"):
             members = found.setdefault(line.strip(), [])
         elif not line.startswith((" ", "\t")):

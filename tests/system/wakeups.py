@@ -290,9 +290,9 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=12, help="that are played at the same time")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     add_dsn(parser)
-    told = parser.parse_args()
-    plan = Plan(told.trials, told.queues, told.seed)
-    with server(told.dsn) as place:
+    options = parser.parse_args()
+    plan = Plan(options.trials, options.queues, options.seed)
+    with server(options.dsn) as place:
         code = uvloop.run(_main(plan, place))
     sys.exit(code)
 

@@ -70,8 +70,10 @@ async def request(requester: Requester, url: str, **args: Any) -> dict[str, Any]
 
 async def test_json_is_sent_and_json_comes_back(server: Server, requester: Requester) -> None:
     server.answers(201, '{"id": 3}', Content_Type="application/json")
-    told = await request(requester, server.url("/hook?x=1"), json={"a": "é"}, headers={"X-A": "1"})
-    assert told == {"status": 201, "body": {"id": 3}}
+    response = await request(
+        requester, server.url("/hook?x=1"), json={"a": "é"}, headers={"X-A": "1"}
+    )
+    assert response == {"status": 201, "body": {"id": 3}}
     [asked] = server.asked
     assert (asked.method, asked.path, json.loads(asked.body)) == ("POST", "/hook?x=1", {"a": "é"})
     assert asked.headers["Content-Type"] == "application/json"
@@ -92,8 +94,8 @@ async def test_methods_and_bodies(
     server: Server, requester: Requester, method: Any, args: Any, body: bytes, kind: str | None
 ) -> None:
     server.answers(200, "fine")
-    told = await request(requester, server.url(), method=method, **args)
-    assert told == {"status": 200, "body": "fine"}
+    response = await request(requester, server.url(), method=method, **args)
+    assert response == {"status": 200, "body": "fine"}
     [asked] = server.asked
     assert (asked.method, asked.body) == (method, body)
     assert kind is None or asked.headers["Content-Type"] == kind
@@ -151,9 +153,9 @@ async def test_an_answer_that_asks_for_later(
     with pytest.raises(HttpRefused, match=f"POST localhost: {status} .*: too busy"):
         await request(requester, server.url())
     server.answers(status, Retry_After="120")
-    with pytest.raises(Retry) as told:
+    with pytest.raises(Retry) as raised:
         await request(requester, server.url())
-    assert told.value.delay_s == 120.0
+    assert raised.value.delay_s == 120.0
 
 
 @pytest.mark.parametrize("status", [301, 302, 304, 307, 400, 401, 403, 404, 409, 410, 422, 451])
@@ -213,8 +215,8 @@ async def test_an_endless_answer_is_cut(server: Server, requester: Requester) ->
             await response.write(b"x" * 65536)
 
     server.answer = endless
-    told = await request(requester, server.url())
-    assert (told["truncated"], len(told["body"])) == (True, BODY_BYTES_MAX)
+    capped = await request(requester, server.url())
+    assert (capped["truncated"], len(capped["body"])) == (True, BODY_BYTES_MAX)
 
 
 async def test_a_compressed_answer_is_not_unpacked(server: Server, requester: Requester) -> None:
@@ -370,9 +372,9 @@ async def test_the_settings_turn_it_on() -> None:
     ],
 )
 def test_a_setting_that_cannot_be_used_shows_at_the_start(settings: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as told:
+    with pytest.raises(ConfigError, match=says) as raised:
         tasks.built_in(Settings(**settings))
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(raised.value)
 
 
 def test_a_missing_library_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

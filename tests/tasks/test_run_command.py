@@ -120,14 +120,14 @@ async def test_a_command_that_does_not_read_its_stdin_is_no_error() -> None:
     ],
 )
 async def test_an_exit_code_decides(code: int, exits: dict[str, str], verdict: Any) -> None:
-    with pytest.raises(verdict) as told:
+    with pytest.raises(verdict) as raised:
         await run(sh(f"echo first >&2; echo why >&2; exit {code}", exits=exits))
     if verdict is Snooze:
-        assert told.value.delay_s == 300.0
+        assert raised.value.delay_s == 300.0
         return
-    assert str(told.value) == f"it: exit code {code}: first\nwhy"
+    assert str(raised.value) == f"it: exit code {code}: first\nwhy"
     if verdict is Retry:
-        assert told.value.delay_s == (30.0 if exits else None)
+        assert raised.value.delay_s == (30.0 if exits else None)
 
 
 async def test_an_exit_code_can_mean_done() -> None:
@@ -153,9 +153,9 @@ async def test_gigabytes_on_stdout_and_stderr_do_not_fill_the_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = await run({"argv": [*PYTHON, script]})
     assert result == {"unstored": f"stdout of {200 * 1048576} bytes"}
-    with pytest.raises(CommandFailed, match=r"the end$") as told:
+    with pytest.raises(CommandFailed, match=r"the end$") as raised:
         await run({"argv": [*PYTHON, script + "; sys.exit(1)"]})
-    assert len(str(told.value)) < 1000
+    assert len(str(raised.value)) < 1000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB
 
 
@@ -291,9 +291,9 @@ def test_the_settings_turn_it_on(home: Path) -> None:
     ],
 )
 def test_a_command_that_cannot_run_shows_at_the_start(command: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as told:
+    with pytest.raises(ConfigError, match=says) as raised:
         tasks.built_in(Settings(commands={"it": command}))
-    assert "commands: it" in str(told.value)
+    assert "commands: it" in str(raised.value)
 
 
 def test_the_environment_takes_json_and_nothing_else() -> None:

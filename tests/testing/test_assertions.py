@@ -50,9 +50,9 @@ async def test_the_difference_is_reported_argument_by_argument(
     first = await client.enqueue(send.job(to="ada", month=MONTH))
     second = await client.enqueue(send.job(to="bob", month=MONTH, copies=3))
     await client.enqueue(other.job())
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as raised:
         db.assert_enqueued(send, to="ada", month=MONTH, copies=2)
-    assert str(told.value).splitlines() == [
+    assert str(raised.value).splitlines() == [
         "send(to='ada', month=datetime.date(2026, 10, 1), copies=2) is not enqueued.",
         "2 jobs of send waiting, with other arguments:",
         f"  job {first} send(to='ada', month='2026-10-01')",
@@ -95,9 +95,9 @@ async def test_a_job_that_should_not_be_there_is_reported(
     db: TaskdDB, client: Client, send: Any
 ) -> None:
     job_id = await client.enqueue(send.job(to="ada", month=MONTH).after(60))
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as raised:
         db.assert_not_enqueued(send, to="ada")
-    head, line = str(told.value).splitlines()
+    head, line = str(raised.value).splitlines()
     assert head == "send(to='ada') is enqueued, and should not be:"
     assert line.startswith(f"  job {job_id} send(to='ada', month='2026-10-01'): scheduled, due in ")
 
@@ -114,7 +114,7 @@ async def test_of_many_jobs_the_nearest_are_shown_and_long_values_are_cut(
     db: TaskdDB, client: Client, send: Any
 ) -> None:
     await client.enqueue_many(send.job(to="x" * 1000, month=MONTH) for _ in range(30))
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as raised:
         db.assert_enqueued(send, to="ada")
-    assert "and 25 that differ as much or more" in str(told.value)
-    assert max(map(len, str(told.value).splitlines())) < 300
+    assert "and 25 that differ as much or more" in str(raised.value)
+    assert max(map(len, str(raised.value).splitlines())) < 300

@@ -69,7 +69,7 @@ async def test_each_outcome_is_reported(db: TaskdDB, client: Client, task: Any) 
     async def end(how: str) -> str:
         match how:
             case "raise":
-                raise RuntimeError("told")
+                raise RuntimeError("raised")
             case "retry":
                 raise Retry(40)
             case "snooze":
@@ -86,7 +86,7 @@ async def test_each_outcome_is_reported(db: TaskdDB, client: Client, task: Any) 
     assert rows["well"].state == "done"
     assert rows["well"].result == "well"
     assert rows["raise"].state == "scheduled"
-    assert rows["raise"].error == "RuntimeError: told"
+    assert rows["raise"].error == "RuntimeError: raised"
     assert "in end" in rows["raise"].traceback
     assert 20 < rows["raise"].due_in_s <= 30
     assert 30 < rows["retry"].due_in_s <= 40
@@ -111,13 +111,13 @@ async def test_check_raises_errors_but_not_what_a_handler_decides(
         await client.enqueue(decide.job(how))
     assert len(await db.run_all(check=True)) == 3
     await client.enqueue_many([divide.job(by=0), divide.job(by=0)])
-    with pytest.raises(AttemptFailed) as told:
+    with pytest.raises(AttemptFailed) as raised:
         await db.run_all(check=True)
-    assert isinstance(told.value.__cause__, ZeroDivisionError)
-    assert "divide(by=0): scheduled" in str(told.value)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    assert "divide(by=0): scheduled" in str(raised.value)
     # The first one's source is shown by pytest, as that of the cause.
-    assert told.value.__cause__.__traceback__.tb_frame.f_code is divide.handler.__code__
-    assert str(told.value).count("return 1 / by") == 1
+    assert raised.value.__cause__.__traceback__.tb_frame.f_code is divide.handler.__code__
+    assert str(raised.value).count("return 1 / by") == 1
 
 
 async def test_a_job_that_does_not_fit_its_task_is_reported_by_check(

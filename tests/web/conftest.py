@@ -39,7 +39,7 @@ class Served:
 def samples(text: str) -> dict[str, float]:
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     pairs = [line.rpartition(" ") for line in lines]
-    assert len({name for name, _, _ in pairs}) == len(pairs), "a sample was told twice"
+    assert len({name for name, _, _ in pairs}) == len(pairs), "a sample occurs twice"
     return {name: float(value) for name, _, value in pairs}
 
 

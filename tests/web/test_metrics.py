@@ -320,16 +320,16 @@ async def test_every_metric_is_written_with_its_labels(desk: Desk, serve: Serve,
         await desk.settled(*await desk.enqueue(fine.job()))
         served.worker.counters.counted.crashes["acker"] = 1
         _, text = await served.get("/metrics")
-    told = families(text)
+    samples = families(text)
     labels = {
         "task_paused_seconds": "task",
         "schedule_late_seconds": "schedule",
         "running_longest_seconds": "queue",
     }
     rest = write([], Reading(True, [Value(name, "x", None, 1.0) for name in labels], 0.1)).decode()
-    told |= families(rest)
+    samples |= families(rest)
     wanted = {name: tuple(sorted(each.all_labels)) for name, each in METRICS.items()}
-    assert told == wanted
+    assert samples == wanted
 
 
 def test_names_end_in_their_unit_and_counters_in_total() -> None:

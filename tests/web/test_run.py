@@ -34,9 +34,9 @@ class Client:
         self._family = family
 
     async def get(self, path: str) -> tuple[int, str]:
-        [told] = await self._family.wait_for("http.listening")
+        [line] = await self._family.wait_for("http.listening")
         async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
-            answer = await client.get(f"http://{told['address']}{path}")
+            answer = await client.get(f"http://{line['address']}{path}")
         return answer.status_code, answer.text.strip()
 
     async def until(self, path: str, true: Callable[[int, str], bool]) -> tuple[int, str]:
@@ -153,8 +153,8 @@ async def test_a_worker_works_on_while_strangers_hold_its_sockets(
     family: Family, client: Client
 ) -> None:
     parent = await family.start("--http", "0", ready=1, processes=1)
-    [told] = await family.wait_for("http.listening")
-    host, _, port = told["address"].rpartition(":")
+    [line] = await family.wait_for("http.listening")
+    host, _, port = line["address"].rpartition(":")
     held: list[Any] = []
     for number in range(300):
         held.append(socket.create_connection((host, int(port))))

@@ -224,8 +224,8 @@ async def test_a_body_that_is_too_large_is_refused_whether_or_not_its_length_was
 async def test_a_mistake_in_a_page_is_a_500_and_an_event_and_no_traceback_for_strangers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told: list[tuple[str, object]] = []
-    done = events.subscribe(lambda name, fields: told.append((name, fields)))
+    emitted: list[tuple[str, object]] = []
+    done = events.subscribe(lambda name, fields: emitted.append((name, fields)))
     try:
         async with serving() as server:
             answer = await get(server, "/boom")
@@ -235,7 +235,7 @@ async def test_a_mistake_in_a_page_is_a_500_and_an_event_and_no_traceback_for_st
     assert answer.status_code == 500
     assert "oops" not in answer.text
     wanted = {"method": "GET", "path": "/boom", "error": "ZeroDivisionError: oops"}
-    assert ("request.failed", wanted) in told
+    assert ("request.failed", wanted) in emitted
     assert capsys.readouterr().err == ""
 
 

@@ -160,7 +160,7 @@ def test_promtool_takes_the_rules(tmp_path: Path) -> None:
 def test_the_list_of_metrics_is_printed_for_people_and_programs() -> None:
     rows = [json.loads(line) for line in printed("list", "--json").splitlines()]
     assert {row["name"] for row in rows} == METRICS.keys()
-    told = printed("list")
-    assert "taskd_job_wait_seconds" in told
-    assert "process, queue, task" in told
-    assert "('" not in told
+    text = printed("list")
+    assert "taskd_job_wait_seconds" in text
+    assert "process, queue, task" in text
+    assert "('" not in text

@@ -140,23 +140,23 @@ async def test_arguments_that_do_not_fit_fail_their_job_and_no_other(desk: Desk)
 
 
 async def test_a_batch_has_one_time_limit(desk: Desk) -> None:
-    told: list[int] = []
+    lengths: list[int] = []
 
     @desk.task(batch=3, max_wait_s=0.5, timeout_s=0.2, max_attempts=1)
     async def index(items: list[Item[Point]]) -> None:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            told.append(len(items))
+            lengths.append(len(items))
             await asyncio.sleep(0.05)  # to clean up; it is not cancelled again
-            told.append(0)
+            lengths.append(0)
             raise
 
     ids = await desk.enqueue(*(index.job(Point(n)) for n in range(3)))
     await desk.start()
     rows = await desk.settled(*ids)
     assert {row["reason"] for row in rows} == {"TimedOut: the attempt took longer than 0.2 s"}
-    assert told == [3, 0]
+    assert lengths == [3, 0]
 
 
 async def test_a_batch_takes_one_place_and_frees_it_when_it_is_abandoned(desk: Desk) -> None:

@@ -131,8 +131,8 @@ async def test_a_worker_of_one_queue_claims_over_one_connection(desk: Desk) -> N
     one = await desk.start(queues=("mail",))
     two = await desk.start(queues=("mail", "bulk"))
     assert one.worker.parts.backlog_claims is one.worker.parts.claims
-    told = [each["connections"] for each in desk.emitted.of("worker.started")]
-    assert told == [CONNECTIONS, CONNECTIONS + 1]
+    connections = [each["connections"] for each in desk.emitted.of("worker.started")]
+    assert connections == [CONNECTIONS, CONNECTIONS + 1]
     for started, lanes in ((one, 3), (two, 4)):
         assert len({id(lane._connection) for lane in started.worker.parts.lanes}) == lanes
 

@@ -428,8 +428,8 @@ async def test_odd_lines_harm_nobody(
 
 async def test_of_a_job_that_runs_for_ever_some_attempts_stay(desk: Desk) -> None:
     for fence in range(1, 41):
-        told = logs.AttemptLines(1, 7, fence, 1, "default", False, True, 0, 0, "[]")
-        await logs.write(desk.lane, [told])
+        lines = logs.AttemptLines(1, 7, fence, 1, "default", False, True, 0, 0, "[]")
+        await logs.write(desk.lane, [lines])
     kept = [each["fence"] for each in await logs.of_job(desk.lane, 7)]
     assert kept == [1, *range(22, 41)]
 
@@ -614,11 +614,11 @@ async def test_of_more_long_attempts_than_are_written_at_once_each_has_its_turn(
     rounds: list[list[int]] = []
     write = logs.write
 
-    async def noted(on: Any, told: Any) -> None:
-        rounds.append([each.job_id for each in told])
+    async def noted(on: Any, batch: Any) -> None:
+        rounds.append([each.job_id for each in batch])
         if len(rounds) == 2:
             raise StoreUnavailable("not now")
-        await write(on, told)
+        await write(on, batch)
 
     monkeypatch.setattr(logs, "write", noted)
     running = [claimed(1, job_id) for job_id in range(1, 6)]

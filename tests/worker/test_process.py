@@ -133,8 +133,8 @@ async def test_who_ignores_that_is_killed_with_all_it_has_started(
     assert (row["state"], row["reason"], done["state"]) == ("failed", said, "done")
     pids = [int(word) for word in note.read_text().split()]
     await until(lambda: not any(map(lives, pids)))
-    (told,) = desk.emitted.of("process.killed", job_id=hung)
-    assert (told["why"], told["pid"]) == ("timeout", pids[0])
+    (event,) = desk.emitted.of("process.killed", job_id=hung)
+    assert (event["why"], event["pid"]) == ("timeout", pids[0])
     assert await worker.stop() == 0
     assert worker.worker.report.abandoned == 0
 

@@ -68,8 +68,8 @@ async def test_it_is_written_no_more_often_than_it_may_be(
     monkeypatch.setattr(progress, "WRITE_EVERY_S", 3600.0)
     written: list[int] = []
 
-    async def tell(_on: Any, told: Any) -> None:
-        written.append(len(told))
+    async def tell(_on: Any, batch: Any) -> None:
+        written.append(len(batch))
 
     monkeypatch.setattr(results, "write_progress", tell)
 

@@ -45,9 +45,9 @@ async def refused_alone(desk: Desk, ids: list[int], action: str, state: str = "d
     rows = await desk.settled(*(each for each in ids if each != odd))
     assert {row["state"] for row in rows} == {state}
     assert (await desk.row(odd))["state"] not in ("done", "failed")
-    told = await desk.emitted.wait("job.change_refused", job_id=odd)
-    assert told[0]["action"] == action
-    assert "not this one" in told[0]["error"]
+    found = await desk.emitted.wait("job.change_refused", job_id=odd)
+    assert found[0]["action"] == action
+    assert "not this one" in found[0]["error"]
     assert {each["job_id"] for each in desk.emitted.of("job.change_refused")} == {odd}
     assert not desk.emitted.of("service.crashed")
     await accept(desk)

@@ -91,8 +91,8 @@ async def test_one_that_fails_to_close_harms_nothing(desk: Desk) -> None:
     worker = await desk.start()
     await desk.settled(job)
     assert await worker.stop() == 0
-    [told] = desk.emitted.of("resources.not_closed")
-    assert told["error"] == "OSError: already gone"
+    [event] = desk.emitted.of("resources.not_closed")
+    assert event["error"] == "OSError: already gone"
 
 
 def test_what_is_no_resource_is_refused() -> None:

@@ -99,9 +99,9 @@ async def test_a_database_that_is_dropped_and_made_again_is_waited_for(
     worker = await held.start()
     old = worker.worker._lease.worker_id
     await asyncio.to_thread(server.drop, own)
-    [told] = await emitted.wait("store.unusable")
-    assert f"has no database '{own}'" in told["error"]
-    assert "taskd db migrate" in told["remedy"]
+    [event] = await emitted.wait("store.unusable")
+    assert f"has no database '{own}'" in event["error"]
+    assert "taskd db migrate" in event["remedy"]
     await until(lambda: f"has no database '{own}'" in worker.worker.condition().unready)
     assert own in str(worker.worker.parts.health.missing)
     await asyncio.sleep(LEASE_S)  # longer than a lease is trusted
@@ -125,8 +125,8 @@ async def test_a_schema_that_is_dropped_and_restored_leaves_attempts_and_outcome
     worker = await held.start()
     admin = await asyncpg.connect(desk.dsn)
     await admin.execute("ALTER SCHEMA taskd RENAME TO aside")
-    [told] = await emitted.wait("store.unusable")
-    assert "no schema taskd" in told["error"]
+    [event] = await emitted.wait("store.unusable")
+    assert "no schema taskd" in event["error"]
     held.let_go.set()  # its outcome waits
     await until(lambda: held.runs == ["held"])
     await asyncio.sleep(LEASE_S)
@@ -187,8 +187,8 @@ async def test_rights_that_are_revoked_and_granted_again_are_waited_for(
     desk.dsn = logins.dsn("worker")
     worker = await held.start()
     await desk.sql.execute(f"REVOKE ALL ON taskd.job FROM {logins.role('worker')}")
-    [told, *_] = await emitted.wait("store.unusable")
-    assert "permission denied for table job" in told["error"]
+    [event, *_] = await emitted.wait("store.unusable")
+    assert "permission denied for table job" in event["error"]
     await until(lambda: "permission denied" in worker.worker.condition().unready)
     await roles.make(Database({"dsn": logins._owner_dsn}), logins.prefix)
     held.let_go.set()
@@ -219,9 +219,9 @@ async def test_a_password_that_is_rotated_is_read_from_the_dsn_file_at_the_next_
         await cluster.ask(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'shop'"
         )
-        [told] = await emitted.wait("store.unusable")
-        assert "refuses the login: password authentication failed" in told["error"]
-        assert "change the user's password" in told["remedy"]
+        [event] = await emitted.wait("store.unusable")
+        assert "refuses the login: password authentication failed" in event["error"]
+        assert "change the user's password" in event["remedy"]
         await until(lambda: "password authentication" in worker.worker.condition().unready)
         file.write_text(shop.format("two"))
         await lane.fetch("enqueue_usual_job", "quick", "default", "{}", 100)
@@ -248,6 +248,6 @@ async def test_at_the_first_start_each_of_these_is_an_error(
         desk.dsn = server.dsn("taskd_nowhere")
     else:
         desk.dsn = as_user(desk.dsn, "taskd_nobody")
-    with pytest.raises(kind, match=words) as told:
+    with pytest.raises(kind, match=words) as raised:
         await desk.start()
-    assert not isinstance(told.value, StoreUnavailable)
+    assert not isinstance(raised.value, StoreUnavailable)

@@ -252,9 +252,9 @@ async def test_schedules_go_on_after_the_clock_was_set_back(desk: Desk) -> None:
     )
     fired = len(desk.emitted.of("schedule.fired"))
     await desk.start(**BRISK)
-    [told] = await desk.emitted.wait("clock.set_back")
-    assert told["schedules"] == ["tidy"]
-    assert 3590 < told["ahead_s"] <= 3600
+    [event] = await desk.emitted.wait("clock.set_back")
+    assert event["schedules"] == ["tidy"]
+    assert 3590 < event["ahead_s"] <= 3600
     await desk.emitted.wait("schedule.fired", fired + 2)
 
 
@@ -269,8 +269,8 @@ async def test_a_worker_notices_that_the_clock_is_set_back_while_it_runs(desk: D
     then, received = rescuer._clock
     rescuer._clock = then + timedelta(hours=1), received
     rescuer.wakeup.set()
-    [told] = await desk.emitted.wait("clock.set_back")
-    assert 3590 < told["ahead_s"] <= 3600
+    [event] = await desk.emitted.wait("clock.set_back")
+    assert 3590 < event["ahead_s"] <= 3600
 
 
 async def test_slow_replies_do_not_look_like_a_clock_that_was_set_back(desk: Desk) -> None:

@@ -160,17 +160,17 @@ async def test_the_life_of_a_worker(
     desk.started.append(Started(worker))
     started = await desk.started[-1].ready()
 
-    def told() -> list[Any]:
+    def states() -> list[Any]:
         names = ("READY", "RELOADING", "STOPPING")
         return [name for said in supervisor.received() for name in names if name in said]
 
     assert supervisor.received()[0] == {"STATUS": "starting"}
-    await until(lambda: told() == ["READY"])
+    await until(lambda: states() == ["READY"])
     await desk.enqueue(sleeps.job(s=600), sleeps.job(s=0))
     await until(lambda: "default: 1 running, 1 done, 0 failed" in supervisor.values("STATUS"))
 
     worker._reload_settings()
-    await until(lambda: told() == ["READY", "RELOADING", "READY"])
+    await until(lambda: states() == ["READY", "RELOADING", "READY"])
     now_usec = time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6
     assert 0 < now_usec - int(supervisor.values("MONOTONIC_USEC")[0]) < 60e6
 
@@ -185,7 +185,7 @@ async def test_the_life_of_a_worker(
     worker.stop("SIGTERM")
     extended = len(supervisor.values("EXTEND_TIMEOUT_USEC"))
     await until(lambda: len(supervisor.values("EXTEND_TIMEOUT_USEC")) > extended + 2)
-    assert told() == ["READY", "RELOADING", "READY", "STOPPING"]
+    assert states() == ["READY", "RELOADING", "READY", "STOPPING"]
     assert await started.stop() == 0
 
 

@@ -34,8 +34,8 @@ async def test_a_worker_advances_sequences_at_its_start(
     desk: Desk, emitted: Emitted, ended: list[int]
 ) -> None:
     await desk.start()
-    [told] = emitted.of("sequences.mended")
-    assert told["sequences"] == ["taskd.job_id_seq is at 0, and the newest row has 5"]
+    [event] = emitted.of("sequences.mended")
+    assert event["sequences"] == ["taskd.job_id_seq is at 0, and the newest row has 5"]
     [new] = await desk.enqueue(NewJob("quick", queue="default"))
     assert new == 6
     await desk.settled(new)
@@ -49,9 +49,9 @@ async def test_a_worker_that_has_no_right_to_advance_them_tells_how(
     )
     desk.dsn = logins.dsn("worker")
     await desk.start()
-    [told, *_] = emitted.of("sequences.behind")
-    assert told["remedy"] == "taskd db check --mend"
-    assert "mend_sequences" in told["error"]
+    [event, *_] = emitted.of("sequences.behind")
+    assert event["remedy"] == "taskd db check --mend"
+    assert "mend_sequences" in event["error"]
 
 
 async def test_a_worker_advances_them_when_it_listens_to_another_server(

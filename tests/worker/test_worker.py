@@ -179,8 +179,8 @@ async def test_a_history_that_somebody_altered_stops_its_upkeep_only(desk: Desk)
     )
     await desk.sql.execute(f"ALTER TABLE {leaf} RENAME TO renamed_by_hand")
     worker = await desk.start()
-    told = await desk.emitted.wait("upkeep.failed")
-    assert told[0]["what"] == "make partitions of the history"
+    found = await desk.emitted.wait("upkeep.failed")
+    assert found[0]["what"] == "make partitions of the history"
     assert not desk.emitted.of("service.crashed")
     (job,) = await desk.enqueue(quick.job())
     await desk.settled(job)
@@ -445,8 +445,8 @@ async def test_a_reload_changes_limits_and_drain_times(desk: Desk) -> None:
 
     worker = await desk.start(concurrency=1)
     inner = worker.worker
-    told: list[Any] = [replace(inner.settings, concurrency=6, cancel_s=0.25)]
-    inner._reload = lambda: told[0]
+    reloaded: list[Any] = [replace(inner.settings, concurrency=6, cancel_s=0.25)]
+    inner._reload = lambda: reloaded[0]
     await desk.enqueue(*(waits.job() for _ in range(12)))
     await until(lambda: inner.parts.runners[0].running == 1)
     os.kill(os.getpid(), signal.SIGHUP)
@@ -616,8 +616,8 @@ async def test_too_many_connections_are_refused_and_too_few_free_ones_are_report
     monkeypatch.setattr(startup, "CONNECTIONS", usable)
     await desk.start()
     await desk.settled(job)
-    [told] = desk.emitted.of("connections.short")
-    assert told["needed"] == usable > told["free"] > 0
+    [event] = desk.emitted.of("connections.short")
+    assert event["needed"] == usable > event["free"] > 0
     monkeypatch.setattr(startup, "CONNECTIONS", usable + 1)
     with pytest.raises(ConfigError, match=f"needs {usable + 1} connections.*allows {usable}"):
         await desk.start()

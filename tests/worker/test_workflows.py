@@ -71,11 +71,11 @@ async def test_results_that_are_too_large_are_an_error_and_not_read(desk: Desk) 
     async def end(ctx: Any) -> str:
         with pytest.raises(ResultsTooLarge, match="limit is 8,388,608"):
             await ctx.results()
-        return "told"
+        return "returned"
 
     run = await group([large.job(n) for n in range(35)], then=end.job()).start(conn=desk.sql)
     await desk.start()
-    assert (await ran(desk, run.id))[-1][2] == '"told"'
+    assert (await ran(desk, run.id))[-1][2] == '"returned"'
 
 
 async def test_each_callback_hears_what_it_is_for(desk: Desk) -> None:
@@ -100,8 +100,8 @@ async def test_each_callback_hears_what_it_is_for(desk: Desk) -> None:
     good = await flow(False).start(conn=desk.sql)
     bad = await flow(True).start(conn=desk.sql)
     await desk.start()
-    told = {row[0]: row[1] for row in await ran(desk, good.id)}
-    assert (told["on_success"], told["on_failure"], told["on_completion"]) == (
+    results = {row[0]: row[1] for row in await ran(desk, good.id)}
+    assert (results["on_success"], results["on_failure"], results["on_completion"]) == (
         "done", "cancelled", "done"
     )  # fmt: skip
     rows = {row[0]: row for row in await ran(desk, bad.id)}

@@ -84,9 +84,9 @@ async def test_a_mail_server_that_is_down_is_tried_again_after_a_minute(
 
 async def test_the_error_of_a_handler_is_raised_when_asked(taskd_db: TaskdDB) -> None:
     await confirm.enqueue(order=7, to="ada@example.org")
-    with pytest.raises(AttemptFailed, match="there is no mail server") as told:
+    with pytest.raises(AttemptFailed, match="there is no mail server") as raised:
         await taskd_db.run_all(check=True)
-    assert isinstance(told.value.__cause__, OSError)
+    assert isinstance(raised.value.__cause__, OSError)
 
 
 async def test_a_reminder_comes_in_a_week(taskd_db: TaskdDB, mails: list[tuple[str, str]]) -> None:

@@ -76,8 +76,8 @@ class Link:
             (length,) = struct.unpack("!I", first)
             packet = first + await self._from_client.readexactly(length - 4)
             words = packet[8:].split(b"\0")
-            told = dict(zip(words[::2], words[1::2], strict=False))
-            self.purpose = told.get(b"application_name", b"cancel").decode()
+            parameters = dict(zip(words[::2], words[1::2], strict=False))
+            self.purpose = parameters.get(b"application_name", b"cancel").decode()
             self.fault = self._proxy.fault_of(self.purpose)
             if self.fault is Fault.REFUSE:
                 return

@@ -31,21 +31,21 @@ def main() -> None:
     parser.add_argument("--lease", type=float, help="seconds; 10, or 30 in a run of ten minutes")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--faults", default="", help=f"some of {','.join(sorted(FAULTS))}")
-    told = parser.parse_args()
-    names = tuple(filter(None, told.faults.split(",")))
+    options = parser.parse_args()
+    names = tuple(filter(None, options.faults.split(",")))
     if unknown := set(names) - FAULTS.keys():
         parser.error(f"there is no {', '.join(sorted(unknown))}")
-    long = told.minutes >= 10
+    long = options.minutes >= 10
     plan = Plan(
-        jobs=told.jobs or min(200_000, int(told.minutes * 5_000)),
-        seconds=told.minutes * 60,
-        seed=told.seed,
-        load=told.load,
-        hosts=told.hosts,
-        processes=told.processes,
-        pills=0 if told.load == "ledger" else max(3, int(told.minutes)),
+        jobs=options.jobs or min(200_000, int(options.minutes * 5_000)),
+        seconds=options.minutes * 60,
+        seed=options.seed,
+        load=options.load,
+        hosts=options.hosts,
+        processes=options.processes,
+        pills=0 if options.load == "ledger" else max(3, int(options.minutes)),
         longest_s=60.0 if long else 15.0,
-        lease_s=told.lease or (30.0 if long else 10.0),
+        lease_s=options.lease or (30.0 if long else 10.0),
         disk_megabytes=3000 if long else 1000,
         faults=names,
     )

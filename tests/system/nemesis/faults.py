@@ -45,7 +45,7 @@ class World:
     Attributes:
         longest_s: the longest time of a fault.
         disk: a file system of the cluster's own, which can be filled; None: there is none.
-        told: ids of jobs that the database has confirmed.
+        enqueued: ids of jobs that the database has confirmed.
         server: a lock that is held while a fault changes the server.
     """
 
@@ -55,7 +55,7 @@ class World:
     longest_s: float
     disk: Path | None
     client: Client
-    told: list[int] = field(default_factory=list)
+    enqueued: list[int] = field(default_factory=list)
     server: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def seconds(self, least: float = 1.0) -> float:
@@ -259,7 +259,7 @@ async def _session(world: World) -> AsyncIterator[asyncpg.Connection]:
 async def operator(world: World) -> None:
     """Cancels, changes, retries, pauses, resizes."""
     dice, client = world.dice, world.client
-    some = sorted(set(world.told[-5000:]))
+    some = sorted(set(world.enqueued[-5000:]))
     with suppress(TaskdError):  # the database is gone: an operator tries again later
         await client.pause(["fast"], dice.uniform(0.1, 2.0), OPERATOR)
         await client.pause_tasks(["waits"], 0.3, OPERATOR)

@@ -86,13 +86,13 @@ class Host:
         fresh.replace(self.clock)
 
     def _environment(self) -> dict[str, str]:
-        told = {
+        settings = {
             "dsn": self._cluster.tcp_dsn(self.proxy.port),
             "log_format": "json",
             "job_lines_per_s": 0,
         } | self._settings
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("TASKD_", "PG"))}
-        made = kept | {f"TASKD_{name.upper()}": str(value) for name, value in told.items()}
+        made = kept | {f"TASKD_{name.upper()}": str(value) for name, value in settings.items()}
         made["JUDGE_RECORDS"] = str(self.home)
         if self.old_code:
             made["NEMESIS_OLD_CODE"] = "1"

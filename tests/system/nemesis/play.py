@@ -163,14 +163,14 @@ class Play:
             due = waiting[fed : int(len(waiting) * share)]
             singles = [each for each in due if isinstance(each, NewJob)]
             for at in range(0, len(singles), chaos_load.BATCH):
-                self._world.told += await self._told(singles[at : at + chaos_load.BATCH])
+                self._world.enqueued += await self._enqueue(singles[at : at + chaos_load.BATCH])
             for made in due:
                 if isinstance(made, Workflow):
-                    self._world.told += await self._told(made)
+                    self._world.enqueued += await self._enqueue(made)
             fed += len(due)
             await asyncio.sleep(FEED_S)
 
-    async def _told(self, made: Sequence[NewJob] | Workflow) -> list[int]:
+    async def _enqueue(self, made: Sequence[NewJob] | Workflow) -> list[int]:
         """Enqueue it until the database has confirmed it; it may then exist twice."""
         while True:
             with suppress(StoreUnavailable):
@@ -210,13 +210,13 @@ class Play:
             self._cluster.dsn(), server_settings={"application_name": "judge nemesis"}
         )
         try:
-            await self._tell(connection)
+            await self._store_records(connection)
             entries = {
                 app.books.name: "SELECT job FROM judge.ledger",
                 app.transfers.name: "SELECT job FROM judge.transfer WHERE account = 2",
             }
             verdict = await self._judge.check(
-                enqueued=self._world.told,
+                enqueued=self._world.enqueued,
                 left_behind=[row[0] for row in await connection.fetch(LEFT_BEHIND)],
                 ledgers={
                     name: [row[0] for row in await connection.fetch(text)]
@@ -238,7 +238,7 @@ class Play:
                 sum((host.codes for host in self._hosts), Counter()),
                 [each for host in self._hosts for each in host.surprises],
                 chaos_report.ended_wrongly(await connection.fetch(chaos_report.PILLS), unexpected),
-                [chaos_report.told(row) for row in unexpected if row["reason"] == "crashed"],
+                [chaos_report.described(row) for row in unexpected if row["reason"] == "crashed"],
                 tuple(await connection.fetchrow(TICKS)),
                 tuple(await connection.fetchrow(TRANSFERRED)),
                 await connection.fetchval(DEADLOCKS),
@@ -246,7 +246,7 @@ class Play:
         finally:
             await connection.close()
 
-    async def _tell(self, connection: asyncpg.Connection) -> None:
+    async def _store_records(self, connection: asyncpg.Connection) -> None:
         """What was done, and what the handlers wrote down, in the order of time."""
         await connection.executemany(
             "INSERT INTO judge.kill VALUES ($1, $2)",

@@ -29,7 +29,7 @@ ACTIONS = (
 
 
 @pytest.fixture
-def told():
+def emitted():
     """The events that were emitted."""
     found = []
     end = events.subscribe(lambda name, fields: found.append((name, dict(fields))))
@@ -73,7 +73,7 @@ async def test_with_a_password_nothing_is_shown_or_done_without_a_login(serve, s
     assert await state(sql, job_id) == "queued"
 
 
-async def test_who_knows_the_password_is_in_and_goes_on(serve, told):
+async def test_who_knows_the_password_is_in_and_goes_on(serve, emitted):
     site = await serve(PASSWORD)
     async with site.browser() as browser:
         wrong = await browser.log_in("wrong horse")
@@ -88,11 +88,11 @@ async def test_who_knows_the_password_is_in_and_goes_on(serve, told):
         assert (await browser.get("/")).status_code == 200
         assert (await browser.act("/logout")).headers["location"] == "/login"
         assert (await browser.get("/")).status_code == 303
-    assert [name for name, _ in told if name.startswith("login")] == [
+    assert [name for name, _ in emitted if name.startswith("login")] == [
         "login.refused",
         "login.accepted",
     ]
-    assert PASSWORD not in str(told)
+    assert PASSWORD not in str(emitted)
 
 
 @pytest.mark.parametrize("to", ["//evil.example", "/\\evil.example", "https://evil.example", "x"])
@@ -175,7 +175,7 @@ def test_the_address_is_the_last_that_no_proxy_has():
         load({"web_proxies": "nginx"}, environ={})
 
 
-async def test_guesses_fill_no_log(serve, told, monkeypatch):
+async def test_guesses_fill_no_log(serve, emitted, monkeypatch):
     monkeypatch.setattr(login_limits, "LINES_S", 0.5)
     monkeypatch.setattr(login_limits, "LINES_MAX", 3)
     site = await serve(PASSWORD)
@@ -183,9 +183,9 @@ async def test_guesses_fill_no_log(serve, told, monkeypatch):
         for n in range(9):
             await browser.log_in(f"guess {n}")
         async with asyncio.timeout(30):
-            while sum(fields["times"] for name, fields in told if name == "login.refused") < 9:
+            while sum(fields["times"] for name, fields in emitted if name == "login.refused") < 9:
                 await asyncio.sleep(0.05)
-    lines = [fields["times"] for name, fields in told if name == "login.refused"]
+    lines = [fields["times"] for name, fields in emitted if name == "login.refused"]
     assert lines[:3] == [1, 1, 1]
     assert len(lines) < 9
     site.dashboard.refusals.log("a", "b", "c")
@@ -193,7 +193,7 @@ async def test_guesses_fill_no_log(serve, told, monkeypatch):
         site.dashboard.refusals.log("a", "b", "c")
     # The rest is logged at the end, too.
     site.dashboard.refusals.log_rest()
-    assert sum(fields["times"] for name, fields in told if name == "login.refused") == 19
+    assert sum(fields["times"] for name, fields in emitted if name == "login.refused") == 19
 
 
 async def test_two_dashboards_of_one_host_have_cookies_of_their_own(serve):
@@ -220,7 +220,7 @@ async def test_a_form_that_is_too_large_is_reported_so(serve, guarded):
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-async def test_names_have_hashes_of_their_own(serve, tmp_path, told, sql):
+async def test_names_have_hashes_of_their_own(serve, tmp_path, emitted, sql):
     file = tmp_path / "passwords"
     file.write_text(f"ada:{hashed('ada has a password')}\nbob:{hashed('bob has another')}\n")
     job_id = await enqueue(sql)
@@ -234,7 +234,7 @@ async def test_names_have_hashes_of_their_own(serve, tmp_path, told, sql):
     assert await sql.fetchval("SELECT reason FROM taskd.job_history") == (
         "cancelled by bob: not needed"
     )
-    [acted] = [fields for name, fields in told if name == "action.taken"]
+    [acted] = [fields for name, fields in emitted if name == "action.taken"]
     assert (acted["who"], acted["action"], acted["job_ids"]) == ("bob", "jobs.cancel", [job_id])
 
 
@@ -322,7 +322,7 @@ async def test_every_answer_has_the_headers_that_keep_strangers_texts_inert(anyb
         assert not re.search(r"\son\w+=|style=|javascript:", text) or path.endswith(".js")
 
 
-async def test_jobs_are_retried_and_cancelled(guarded, sql, told):
+async def test_jobs_are_retried_and_cancelled(guarded, sql, emitted):
     waiting, failed = await enqueue(sql), await enqueue(sql)
     await fail(sql, failed)
     answer = await guarded.act(f"/jobs/{failed}/retry")
@@ -336,14 +336,14 @@ async def test_jobs_are_retried_and_cancelled(guarded, sql, told):
     )
     await guarded.act(f"/jobs/{waiting}/cancel")
     assert "cancelled already" in (await guarded.get(f"/jobs/{waiting}")).text
-    assert [fields["action"] for name, fields in told if name == "action.taken"] == [
+    assert [fields["action"] for name, fields in emitted if name == "action.taken"] == [
         "jobs.retry",
         "jobs.cancel",
     ]
 
 
 async def test_a_workflow_is_cancelled_and_brought_back_with_a_look_at_it_before(
-    guarded, sql, told
+    guarded, sql, emitted
 ):
     ids = await busy_database.workflow(sql)
     path = f"/workflows/{ids['workflow']}"
@@ -370,7 +370,7 @@ async def test_a_workflow_is_cancelled_and_brought_back_with_a_look_at_it_before
     await guarded.act(f"{path}/retry")
     assert "5 jobs retried" in (await guarded.get(path)).text
     assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 6
-    acted = [(each["action"], each["jobs"]) for name, each in told if name == "action.taken"]
+    acted = [(each["action"], each["jobs"]) for name, each in emitted if name == "action.taken"]
     assert acted == [("workflows.cancel", 6), ("workflows.retry", 5)]
     assert (await guarded.get("/workflows/999/cancel")).status_code == 404
     assert (await guarded.act("/workflows/999/retry")).status_code == 404
@@ -408,7 +408,7 @@ async def test_schedules_run_now_and_pause(guarded, sql):
         assert (await guarded.act(f"/schedules/{action}", name="none")).status_code == 404
 
 
-async def test_in_bulk_one_sees_how_many_and_which_and_then_those_are_meant(guarded, sql, told):
+async def test_in_bulk_one_sees_how_many_and_which_and_then_those_are_meant(guarded, sql, emitted):
     ids = [await enqueue(sql) for _ in range(14)]
     for job_id in ids[:12]:
         await fail(sql, job_id, message="timed out")
@@ -429,7 +429,7 @@ async def test_in_bulk_one_sees_how_many_and_which_and_then_those_are_meant(guar
     assert "12 jobs retried" in (await guarded.get("/jobs")).text
     assert [await state(sql, job_id) for job_id in ids] == ["queued"] * 12 + ["failed", "queued"]
     assert await state(sql, later) == "failed"
-    [acted] = [fields for name, fields in told if name == "action.taken"]
+    [acted] = [fields for name, fields in emitted if name == "action.taken"]
     assert (acted["jobs"], acted["job_ids"]) == (12, ids[:12])
 
 

@@ -387,19 +387,19 @@ async def test_a_job_that_went_on_before_its_page_was_followed_is_asked_to_have_
     async with site.browser() as browser:
         page = await ok(browser, f"/jobs/{job_id}")
         stage = re.search(r'data-stage="([^"]+)"', page)[1]
-        told = []
+        changed = []
         for _ in range(2):
             async with browser.stream("GET", f"/live?job={job_id}&stage={stage}") as stream:
                 async for line in stream.aiter_lines():
                     if line.startswith("data:"):
-                        told.append(json.loads(line[5:])["changed"])
+                        changed.append(json.loads(line[5:])["changed"])
                         break
             await sql.execute(
                 "UPDATE taskd.job SET state = 'running', worker_id = 1, attempt = 1, fence = 1, "
                 "started_at = now() WHERE id = $1",
                 job_id,
             )
-        assert told == [False, True]
+        assert changed == [False, True]
 
 
 async def test_so_many_may_look_and_no_more(serve, monkeypatch):
