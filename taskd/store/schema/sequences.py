@@ -1,4 +1,4 @@
-"""Sequences of ids: find those that are behind their rows, and advance them."""
+"""Find the sequences that are behind the rows of the schema, and advance them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from taskd.store.connections.statements import Fetches
 
 
 class Behind(NamedTuple):
-    """A sequence whose last value is less than the newest value in the rows.
+    """A sequence whose last value is less than the value that the rows need.
 
     Attributes:
-        name: its name, without the schema.
-        last: the last value that was drawn from it.
-        newest: the largest value in the rows.
+        name: the name of the sequence, without the schema.
+        last: the last value that was drawn from the sequence.
+        newest: of a sequence of ids, the largest id in the rows; of `needs`, 1.
     """
 
     name: str
@@ -34,6 +34,7 @@ async def mend(on: Fetches) -> Sequence[Behind]:
     """Advance the sequences that are behind their rows; return their state before that.
 
     Raises:
-        HeldUp: transactions that enqueue jobs are still open; no sequence was changed.
+        HeldUp: other transactions that write to the tables did not end in time; no sequence was
+            changed.
     """
     return [Behind(*row) for row in await on.fetch("mend_sequences")]
