@@ -80,7 +80,8 @@ class Held(Live):
         """All that a forged command could have changed."""
         held = "SELECT * FROM taskd.job WHERE id = $1"
         rest = "SELECT to_jsonb(t) - $1::text[] FROM taskd.{} AS t ORDER BY 1"
-        passing = ["renewed_at", "lease_until", "seen_at", "published_at"]
+        # `status` says how long the loop was blocked, which a busy machine is enough for.
+        passing = ["renewed_at", "lease_until", "seen_at", "published_at", "status"]
         return [
             await self.sql.fetch(held, self.job_id),
             *[
