@@ -42,7 +42,7 @@ SET renewed_at = clock_timestamp(),
 WHERE id = $1 AND died_at IS NULL
 RETURNING (SELECT coalesce(max(works_with), 0) FROM taskd.migration) AS works_with;
 
--- The services that fail repeatedly in this worker, and for how long. See taskd/worker/service_failures.py.
+-- The services that fail repeatedly in this worker, and for how long. See taskd/worker/services/failures.py.
 
 -- name: store_failures(worker_id bigint, services text[], errors text[], for_s double precision[])
 -- roles: worker

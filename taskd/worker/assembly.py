@@ -39,10 +39,10 @@ from taskd.worker.running.process_pool import JobProcesses
 from taskd.worker.running.runner import Runner
 from taskd.worker.running.threads import ThreadSlots
 from taskd.worker.sd_notify import Notifier, Notify
-from taskd.worker.service import Service
+from taskd.worker.services.service import Service
+from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.stopping.emergency_stop import EmergencyStop
 from taskd.worker.stopping.signals import StopRequests
-from taskd.worker.supervisor import Supervisor
 from taskd.worker.upkeep.promoter import Promoter
 from taskd.worker.upkeep.pruner import Pruner
 from taskd.worker.upkeep.reconciler import Reconciler

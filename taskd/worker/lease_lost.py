@@ -17,7 +17,7 @@ from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.quarantine import Quarantine
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
-from taskd.worker.service import Backoff
+from taskd.worker.services.service import Backoff
 from taskd.worker.stopping.signals import StopRequests
 
 

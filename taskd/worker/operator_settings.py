@@ -14,7 +14,7 @@ from taskd import events
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
-from taskd.worker.service import Wakeup
+from taskd.worker.services.service import Wakeup
 
 # Any user who can connect to the database can send any number of notifications.
 ACT_AT_MOST_EVERY_S = 0.2

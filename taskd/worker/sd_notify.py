@@ -19,7 +19,7 @@ from typing import Any
 from taskd.worker.health import Condition, Health
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
-from taskd.worker.service import Loop
+from taskd.worker.services.service import Loop
 
 STATUS_EVERY_S = 1.0
 # By how long each message during the drain extends the supervisor's stop timeout. The last message

@@ -18,7 +18,6 @@ from taskd.core.tasks.registry import Registry
 from taskd.errors import ConfigError
 from taskd.store.connections.database import Database
 from taskd.store.schema import migrations
-from taskd.worker.app_import import queue_limits
 from taskd.worker.assembly import Assembly
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import Condition
@@ -28,18 +27,19 @@ from taskd.worker.lease.state import Lease
 from taskd.worker.observing.counters import Counters
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.observing.timer_slack import exact_timers
-from taskd.worker.resources import Resources
 from taskd.worker.running import traces
 from taskd.worker.running.middleware import with_middleware
 from taskd.worker.running.process_pool import check_found
 from taskd.worker.sd_notify import Notify
-from taskd.worker.service import Service
-from taskd.worker.startup import check_connections, publish_app, when_connections_are_free
+from taskd.worker.services.service import Service
+from taskd.worker.services.supervisor import Supervisor
+from taskd.worker.starting.app_import import queue_limits
+from taskd.worker.starting.resources import Resources
+from taskd.worker.starting.startup import check_connections, publish_app, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
 from taskd.worker.stopping.drain import Drain
 from taskd.worker.stopping.parent_watch import ProcessIndex
 from taskd.worker.stopping.signals import Signals, StopRequests
-from taskd.worker.supervisor import Supervisor
 from taskd.worker.until_empty import emptied
 from taskd.worker.upkeep.sequences import mend_sequences
 

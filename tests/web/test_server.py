@@ -22,7 +22,7 @@ from taskd.web import check_installed
 from taskd.web import server as web_server
 from taskd.web.app import make_app
 from taskd.web.server import Server
-from taskd.worker.supervisor import Supervisor
+from taskd.worker.services.supervisor import Supervisor
 
 
 async def hello(_request: Request) -> Response:

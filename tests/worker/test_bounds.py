@@ -14,7 +14,7 @@ from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.finishing import acker
 from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import REST_TICK_S
-from taskd.worker.service import Backoff, jittered_s
+from taskd.worker.services.service import Backoff, jittered_s
 from taskd.worker.upkeep.reconciler import RECONCILE_EVERY_S
 from taskd.worker.upkeep.rescuer import SWEEP_EVERY_S_MAX
 

@@ -15,7 +15,7 @@ from taskd.store.jobs import jobs
 from taskd.store.jobs.jobs import Read
 from taskd.worker.claiming import busy_mark, consumer
 from taskd.worker.finishing import acker
-from taskd.worker.startup import CONNECTIONS
+from taskd.worker.starting.startup import CONNECTIONS
 from taskd.worker.upkeep import promoter
 from tests.worker.conftest import Desk, until
 

@@ -11,7 +11,7 @@ import pytest
 from taskd.worker.lease import renewal
 from taskd.worker.observing import loop_monitor
 from taskd.worker.observing.loop_monitor import LATE_S, REST_TICK_S, TICK_S, LoopMonitor, Pulse
-from taskd.worker.service import Wakeup
+from taskd.worker.services.service import Wakeup
 from taskd.worker.upkeep import promoter, timer
 from tests.worker.conftest import Desk, Started, until
 

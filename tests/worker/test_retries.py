@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from taskd.worker import service
-from taskd.worker.service import Backoff
+from taskd.worker.services import service
+from taskd.worker.services.service import Backoff
 
 PROCESSES, CONNECTIONS_EACH = 20, 5
 OUTAGE_S = 60

@@ -12,8 +12,8 @@ import pytest
 from taskd.core.jobs.limit import Limit
 from taskd.errors import StatementRefused, StoreUnavailable
 from taskd.store.connections.error_translation import Down, HeldUp, Silence, is_outage, translate
-from taskd.worker import service_failures
-from taskd.worker.service_failures import Failures
+from taskd.worker.services import failures
+from taskd.worker.services.failures import Failures
 from taskd.worker.upkeep import rescuer
 from taskd.worker.upkeep.promoter import Promoter
 from tests.worker.conftest import Desk, until
@@ -29,7 +29,7 @@ STORED = "SELECT failures FROM taskd.worker WHERE died_at IS NULL"
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_failures, "LASTING_S", 0.3)
+    monkeypatch.setattr(failures, "LASTING_S", 0.3)
     monkeypatch.setattr(Promoter, "again_s", 0.1)
     monkeypatch.setattr(rescuer, "SWEEP_EVERY_S_MAX", 0.2)
 
@@ -86,7 +86,7 @@ async def test_upkeep_that_the_database_refuses_does_not_stop_the_worker(
 async def test_a_failure_counts_if_it_comes_back_in_time(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_failures, "LASTING_S", 0.0)
+    monkeypatch.setattr(failures, "LASTING_S", 0.0)
     made = Failures()
     made.failed("a", "x" * 1000)
     made.failed("b", "once")
@@ -97,7 +97,7 @@ async def test_a_failure_counts_if_it_comes_back_in_time(
     made.failed("a", "another")
     assert [each.error for each in made.lasting()] == ["another"]
     assert len(desk.emitted.of("service.failing")) == 1
-    monkeypatch.setattr(service_failures, "FORGOTTEN_AFTER_S", 0.0)
+    monkeypatch.setattr(failures, "FORGOTTEN_AFTER_S", 0.0)
     await asyncio.sleep(0.001)
     assert made.lasting() == []
     assert [had["service"] for had in desk.emitted.of("service.recovered")] == ["a"]

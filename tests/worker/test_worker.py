@@ -20,10 +20,10 @@ from taskd.core.jobs.verdicts import Snooze
 from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError, ConfigError
 from taskd.store import queues, workers
-from taskd.worker import startup
-from taskd.worker.app_import import queue_limits
 from taskd.worker.claiming import consumer
 from taskd.worker.claiming.quarantine import Quarantine
+from taskd.worker.starting import startup
+from taskd.worker.starting.app_import import queue_limits
 from taskd.worker.upkeep import promoter
 from taskd.worker.upkeep.pruner import Pruner
 from taskd.worker.upkeep.reconciler import Reconciler
@@ -260,7 +260,7 @@ async def test_consumer_acker_and_listener_survive_a_crash(
 async def test_a_service_that_keeps_crashing_stops_the_worker(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskd.worker import supervisor
+    from taskd.worker.services import supervisor
 
     @desk.task()
     async def quick() -> None: ...

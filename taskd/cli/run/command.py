@@ -211,7 +211,7 @@ async def _run_here(
     from taskd.client import open_target
     from taskd.core.tasks.registry import BUILT_IN_APP, Registry
     from taskd.worker import StatsServer, Worker
-    from taskd.worker.app_import import load_app, queue_limits, with_built_ins
+    from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins
 
     # Handlers enqueue into this worker's database, also if a flag of the command line named it.
     configure(settings=settings)

@@ -23,7 +23,7 @@ from taskd.worker.claiming.refused_jobs import RefusedJobs
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
-from taskd.worker.service import Backoff, Wakeup
+from taskd.worker.services.service import Backoff, Wakeup
 
 # 2,000: with 1,000 jobs per claim and per ack, a fifth of two cores stayed idle.
 BATCH_MAX = 2000

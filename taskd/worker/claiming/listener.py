@@ -13,7 +13,7 @@ from taskd.errors import TaskdError
 from taskd.store.connections.database import Database
 from taskd.store.connections.listening import Channels, Pooled
 from taskd.worker.claiming.consumer import Consumer
-from taskd.worker.service import Backoff, Wakeup, jittered_s
+from taskd.worker.services.service import Backoff, Wakeup, jittered_s
 
 # With the jitter and the timeout of the reply, a dead connection is detected within 15 s.
 PROBE_EVERY_S = 8.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from taskd.errors import TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
-from taskd.worker.service import Loop, Wakeup, jittered_s
+from taskd.worker.services.service import Loop, Wakeup, jittered_s
 
 # The pause after a poll is at least this many times the duration of the poll, up to `poll_s`. Polls
 # are slow while dead index entries precede the queued jobs (read_position.py).

@@ -28,7 +28,7 @@ from taskd.store.jobs.jobs import Among
 from taskd.worker.claiming.refused_jobs import RefusedJobs
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
-from taskd.worker.service import Loop
+from taskd.worker.services.service import Loop
 
 # The interval of ticks without a wake-up. The promoter wakes the quarantine when a suspect is due,
 # and a runner wakes the quarantine when it has recorded the outcome of a suspect.

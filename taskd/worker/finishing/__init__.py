@@ -1,4 +1,4 @@
 """Record how attempts ended: outcomes become acks, acks are written in batches.
 
-Imports worker.service and worker.attempt_context; worker.running and the rooms above import it.
+Imports worker.services and worker.attempt_context; worker.running and the rooms above import it.
 """

@@ -35,7 +35,7 @@ from taskd.store.connections.error_translation import (
     may_concern_one_row,
 )
 from taskd.store.jobs import jobs as store
-from taskd.worker.service import Backoff, Wakeup
+from taskd.worker.services.service import Backoff, Wakeup
 
 # As large as a claim (consumer.py).
 BATCH_MAX = 2000

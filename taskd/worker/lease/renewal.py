@@ -27,7 +27,7 @@ from taskd.worker.observing.loop_monitor import (
     LoopMonitor,
     Pulse,
 )
-from taskd.worker.service import RETRY_S_MAX, Backoff, Wakeup, jittered_s
+from taskd.worker.services.service import RETRY_S_MAX, Backoff, Wakeup, jittered_s
 
 STALL_S = 60.0
 STOP_S = 2.0

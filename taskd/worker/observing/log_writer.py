@@ -21,7 +21,7 @@ from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import NotAsBefore, RightRefused, TablesMissing
 from taskd.store.jobs import logs
 from taskd.worker.observing.log_buffer import AttemptLog, LogBuffer
-from taskd.worker.service import Loop
+from taskd.worker.services.service import Loop
 
 ASLEEP_S = 3600.0
 # The shortest time between two ticks that write, and between two writes for running attempts.

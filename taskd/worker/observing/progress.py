@@ -18,7 +18,7 @@ from taskd.errors import TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import results
 from taskd.store.jobs.results import Progress
-from taskd.worker.service import Loop
+from taskd.worker.services.service import Loop
 
 WRITE_EVERY_S = 1.0
 ASLEEP_S = 3600.0

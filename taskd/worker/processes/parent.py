@@ -28,10 +28,10 @@ from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import BLOCKED_S, Condition
 from taskd.worker.processes.stats_socket import StatsClient
 from taskd.worker.sd_notify import STATUS_EVERY_S, Notify, NotifySocket, Status
-from taskd.worker.service import Service
+from taskd.worker.services.service import Service
+from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.status import WorkerStatus
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED, ProcessIndex, longest_stop_s
-from taskd.worker.supervisor import Supervisor
 
 # The delay before a crashed child is replaced. The delay doubles with each crash, and is reset if
 # the child has lived for STEADY_S.

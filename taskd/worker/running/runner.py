@@ -49,7 +49,7 @@ from taskd.worker.running.preparation import (
     timeout_s_of,
 )
 from taskd.worker.running.returned_awaitables import finished, is_unfinished
-from taskd.worker.service import Wakeup
+from taskd.worker.services.service import Wakeup
 
 # If the runner takes no job from the buffer for this long after the last claim, all jobs of the
 # buffer are released for other workers: the consumer has claimed too many.

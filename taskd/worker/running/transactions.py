@@ -21,7 +21,7 @@ from taskd.store.connections.transactions import Transaction, Transactions, is_c
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.returned_awaitables import finished
-from taskd.worker.service import Backoff
+from taskd.worker.services.service import Backoff
 
 # The bounds of the random delay before a retry after a conflict with another transaction. With a
 # fixed delay, the two transactions could conflict again.

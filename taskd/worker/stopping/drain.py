@@ -12,8 +12,8 @@ from taskd.worker.finishing.acker import Acker
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
+from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.stopping.signals import StopPhase, StopRequests
-from taskd.worker.supervisor import Supervisor
 
 UPKEEP_STOP_S = 1.0
 FLUSH_S = 5.0

@@ -13,7 +13,7 @@ from taskd.store.jobs import jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.refused_jobs import RefusedJobs
-from taskd.worker.service import Loop, Wakeup, jittered_s
+from taskd.worker.services.service import Loop, Wakeup, jittered_s
 
 PROMOTE_BATCH = 1000
 PROMOTE_AT_MOST_EVERY_S = 0.05

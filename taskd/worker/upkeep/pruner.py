@@ -11,7 +11,7 @@ from taskd.store import workers, workflows
 from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.error_translation import HeldUp, is_outage
 from taskd.store.jobs import history, limits, logs, results
-from taskd.worker.service import Loop
+from taskd.worker.services.service import Loop
 from taskd.worker.upkeep.sequences import mend_sequences
 
 HISTORY_EVERY_S, AGAIN_S = 600.0, 60.0

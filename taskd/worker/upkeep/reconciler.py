@@ -15,7 +15,7 @@ from taskd.store.workers import RunningJob
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
-from taskd.worker.service import Loop
+from taskd.worker.services.service import Loop
 
 RECONCILE_EVERY_S = 2.0
 IDLE_CHECK_EVERY_S = 15.0

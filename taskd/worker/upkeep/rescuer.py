@@ -22,8 +22,8 @@ from taskd.worker.lease.neighbours import Neighbours
 from taskd.worker.lease.process_identity import is_gone
 from taskd.worker.lease.state import Lease
 from taskd.worker.operator_settings import Controls
-from taskd.worker.service import Loop
-from taskd.worker.service_failures import Lasting
+from taskd.worker.services.failures import Lasting
+from taskd.worker.services.service import Loop
 
 # A job that was the only suspect in quarantine when its worker crashed has caused the crash, and
 # fails at its third crash. Any other job that ran during crashes runs again, and fails only at its

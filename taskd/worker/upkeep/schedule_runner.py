@@ -19,7 +19,7 @@ from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.error_translation import HeldUp, may_concern_one_row
 from taskd.store.schedules import DueSchedule, TicksIn
 from taskd.worker.running.traces import Firing
-from taskd.worker.service import Loop
+from taskd.worker.services.service import Loop
 
 BATCH = 100
 # The statement timeout of a tick whose schedule has a query; the statement also inserts the jobs.

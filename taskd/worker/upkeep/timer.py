@@ -10,7 +10,7 @@ from taskd.worker.lease_lost import LeaseLost
 from taskd.worker.observing.loop_monitor import REST_AFTER_S, REST_TICK_S, TICK_S, Pulse
 from taskd.worker.running.handler_tasks import HandlerTasks
 from taskd.worker.running.runner import Runner
-from taskd.worker.service import Loop
+from taskd.worker.services.service import Loop
 
 
 class Timer(Loop):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import chain
 
 from taskd import events
-from taskd.worker.service import Backoff, Loop, Service
-from taskd.worker.service_failures import Failures
+from taskd.worker.services.failures import Failures
+from taskd.worker.services.service import Backoff, Loop, Service
 
 # A service that crashes this often in a row will not recover.
 CRASHES_MAX = 20

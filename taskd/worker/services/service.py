@@ -9,7 +9,7 @@ from typing import Protocol
 
 from taskd.errors import TaskdError
 from taskd.store.connections.error_translation import is_outage
-from taskd.worker.service_failures import Failures
+from taskd.worker.services.failures import Failures
 
 
 class Service(Protocol):

@@ -15,7 +15,7 @@ from taskd.store import schedules, workers
 from taskd.store.connections.error_translation import NoRoom
 from taskd.store.jobs import limits
 from taskd.worker.assembly import Assembly
-from taskd.worker.service import Backoff
+from taskd.worker.services.service import Backoff
 from taskd.worker.stopping.parent_watch import ProcessIndex
 
 # A connection each for claims, acks, upkeep, lease renewal and LISTEN, and at times one for pruning
