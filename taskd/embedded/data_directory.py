@@ -1,4 +1,4 @@
-"""The directory of the server's data, and the user as which the server runs."""
+"""The home of the server (the directory of its data, log and locks), and the user that runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskd.embedded.binaries import clean_environment, find_binaries
 from taskd.errors import EmbeddedError
 
 SOCKET = ".s.PGSQL.5432"
-# The size of sun_path is 104 bytes on macOS and 108 on Linux, including a zero at the end.
+# The address of a unix socket has 104 bytes on macOS and 108 on Linux, with a zero at the end.
 SOCKET_PATH_BYTES = 103
 ROOT_HOME = Path("/var/lib/taskd")
 
@@ -27,8 +27,8 @@ class Runner:
     """The user that runs initdb and postgres, which refuse to run as root.
 
     Attributes:
-        prefix: a command that runs the program as that user.
-        uid, gid: the ids to change to; None: no change.
+        prefix: words before the command, which run it in a user namespace; empty: no namespace.
+        uid, gid: the ids that root changes to; None: no change.
     """
 
     prefix: tuple[str, ...] = ()
@@ -39,11 +39,13 @@ class Runner:
 def default_home(settings: Settings) -> Path:
     """Return the home `pg<major>` in `data_dir`, or in the data directory of the user.
 
-    The major version is `pg_major`; if that is not set, the newest version with data, so that a
-    newer wheel does not start with an empty database; without data, the version of the binaries.
+    The major version is `pg_major`. If `pg_major` is not set, it is the newest version that has
+    data, so that a newer wheel does not start with an empty database. Without data, it is the
+    version of the installation that find_binaries() returns.
 
     Raises:
-        EmbeddedError: the user has no data directory, or there is neither data nor a PostgreSQL.
+        EmbeddedError: this user has no data directory; or no home has data, and no installation
+            was found.
     """
     given = settings.data_dir
     directory = _data_directory() if given is None else given.expanduser().absolute()
@@ -67,8 +69,8 @@ def _data_directory() -> Path:
         directory = Path()
     if not directory.is_absolute():
         raise EmbeddedError("this user has no home directory: set TASKD_DATA_DIR, or TASKD_DSN")
-    # If root cannot make user namespaces, as in many containers, it changes to another user. That
-    # user cannot enter a HOME that is closed to others.
+    # If root cannot make user namespaces, as in many containers, another user must run the server.
+    # That user cannot enter the HOME of root if HOME is closed to others.
     if root and not _namespaces() and _closed_to_others(directory):
         return ROOT_HOME
     return directory
@@ -77,11 +79,13 @@ def _data_directory() -> Path:
 def make_home(home: Path) -> None:
     """Make the home and its missing parents with mode 0700; existing directories do not change.
 
-    If root makes them, they get the owner of the first existing directory, so that a run with sudo
-    does not lock users out of their own home; or they get the user to whom root must change.
+    Directories that root makes get the owner of the directory above them, so that a run with sudo
+    does not lock users out of their own home. If that owner is root, and root cannot make user
+    namespaces, the directories get the user that must run the server.
 
     Raises:
-        EmbeddedError: the home belongs to another user, or others can write to it.
+        EmbeddedError: the home belongs to another user, others can write to it, or no user exists
+            that could run the server for root.
         OSError: a directory cannot be made.
     """
     missing = [p for p in (home, *home.parents) if not p.exists()]
@@ -105,25 +109,26 @@ def choose_runner(home: Path) -> Runner:
     """Return the user that runs the server of this home.
 
     Raises:
-        EmbeddedError: root cannot change to a user who could run the server.
+        EmbeddedError: this process is root, the home belongs to root, and root cannot make user
+            namespaces.
     """
     me, owner = os.geteuid(), home.stat()
     if me != 0:
-        # initdb fails if its user has no name. Inside a user namespace, the user is `nobody`.
+        # initdb fails if its user has no name. In a user namespace, the user has the name `nobody`.
         return Runner() if _name(me) != str(me) else Runner(prefix=_namespaces())
     if owner.st_uid != 0:
         return Runner(uid=owner.st_uid, gid=owner.st_gid)
     if _namespaces():
-        # In the namespace the user is not root, but still owns root's files: no chown is needed.
+        # In the namespace, the user is not root but still owns root's files: no chown is needed.
         return Runner(prefix=_namespaces())
     raise EmbeddedError(
-        f"{home} belongs to root, as whom PostgreSQL does not run, and this kernel forbids user "
+        f"{home} belongs to root, PostgreSQL refuses to run as root, and this kernel forbids user "
         "namespaces. Run chown -R to give the directory to another user, or set TASKD_DSN"
     )
 
 
 def check_reach(runner: Runner, *paths: Path) -> None:
-    """Check that the runner's user can reach these paths.
+    """Check that the user that runs the server can reach these paths.
 
     Raises:
         EmbeddedError: a path cannot be reached; the message names the first closed directory.
@@ -135,13 +140,16 @@ def check_reach(runner: Runner, *paths: Path) -> None:
         if closed:
             raise EmbeddedError(
                 f"PostgreSQL cannot run as root, and {_name(runner.uid)} cannot reach {path}: "
-                f"{closed} is closed; set TASKD_DATA_DIR and TASKD_PG_BIN to open places, "
-                "or set TASKD_DSN"
+                f"{closed} is closed to that user. Set TASKD_DATA_DIR and TASKD_PG_BIN to "
+                "directories that the user can enter, or set TASKD_DSN"
             )
 
 
 def closed_directory(path: Path, uid: int, gid: int | None) -> Path | None:
-    """Return the first directory on the way to the path that this user cannot enter."""
+    """Return the first directory above the path that this user cannot enter; None: there is none.
+
+    Directories that do not exist yet do not count.
+    """
     for directory in reversed(path.parents):
         if not directory.exists():
             return None
@@ -159,7 +167,7 @@ def socket_directory(home: Path) -> Path:
     comma: clients would read such a host in a DSN as a list of hosts.
 
     Raises:
-        EmbeddedError: the path in /tmp exists, and is not a private directory of the same user.
+        EmbeddedError: the path in /tmp is not a private directory of the owner of the home.
     """
     if len(os.fsencode(home / SOCKET)) <= SOCKET_PATH_BYTES and "," not in str(home):
         return home
@@ -184,7 +192,7 @@ def socket_directory(home: Path) -> Path:
 
 
 def _namespaces() -> tuple[str, ...]:
-    """Return the command that enters a user namespace; empty if none can be used."""
+    """Return the command that enters a user namespace; empty if user namespaces cannot be made."""
     return _probe_namespaces(shutil.which("unshare"))
 
 

@@ -1,12 +1,12 @@
-"""The watcher: the parent of the postmaster, which it stops shortly after the last user has left.
+"""The watcher, which stops the server shortly after its last user has left; and the holder.
 
-taskd runs it as `python -I -S last_user.py <what> ...`. It must not import taskd: with only the
-standard library it needs about 9 MB. Its output goes to the log of the server.
+taskd runs this file as `python -I -S last_user.py <what> ...`. The file must not import taskd: with
+only the standard library, the process needs about 9 MB. Its output goes to the log of the server.
 
-    watch <home> <linger_s> <socket> <watch_fd> <server_fd> <uid> <gid> <postgres> <args>...
+    watch <home> <linger_s> <socket> <watch_fd> <server_fd> <uid> <gid> <command>...
                                                      start a server and watch its users
     adopt <home> <linger_s> <socket> <watch_fd>      watch a server whose watcher was killed
-    keep  <home> <users_fd> <keep_fd>                be a user until the server ends
+    keep  <home> <users_fd> <keep_fd>                count as a user until the server ends
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
         timeout_s: seconds to wait for a server whose backlog is full.
 
     Returns:
-        The pid; 0 if the server is in another pid namespace; None if no process listens.
+        The pid; 0 if the server is in another pid namespace; None if no connection is accepted.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(timeout_s)
@@ -47,13 +47,19 @@ def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
 
 
 def leave_the_parent() -> None:
-    """Fork, and end the parent, so that the starting process reaps its child at once."""
+    """Fork, and end the parent, so that the process that has started this one keeps no child."""
     if os.fork():
         os._exit(0)
 
 
 def run_postgres(server_fd: int, uid: int, gid: int, argv: list[str]) -> None:
-    """Replace this process by the postmaster, which inherits server.lock."""
+    """Replace this process by the postmaster, which inherits server.lock.
+
+    Args:
+        server_fd: the descriptor of server.lock.
+        uid, gid: the ids to change to; below zero: no change.
+        argv: the command that starts postgres.
+    """
     try:
         for number in (*QUIET, signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
@@ -65,7 +71,7 @@ def run_postgres(server_fd: int, uid: int, gid: int, argv: list[str]) -> None:
             os.setuid(uid)
         # LD_* was passed only for this interpreter: postgres finds its libraries by its rpath.
         env = {k: v for k, v in os.environ.items() if not k.startswith("LD_")}
-        os.execve(argv[0], argv, env)  # noqa: S606 - this process becomes it
+        os.execve(argv[0], argv, env)  # noqa: S606 - this process becomes the postmaster
     except OSError as error:
         print(f"FATAL:  cannot execute {argv[0]}: {error.strerror}", flush=True)
     finally:
@@ -85,7 +91,10 @@ def exit_when_free(lock: int) -> None:
 
 
 def wait_for_last_user(home: str, linger_s: float) -> None:
-    """Wait until no process has used the server for `linger_s` seconds; keep start.lock then."""
+    """Wait for the last user to leave; return if no process uses the server `linger_s` s later.
+
+    Then this process holds start.lock, so no process can join before the server has stopped.
+    """
     users = os.open(f"{home}/users.lock", os.O_RDWR)
     start = os.open(f"{home}/start.lock", os.O_RDWR)
     while True:
@@ -102,7 +111,10 @@ def wait_for_last_user(home: str, linger_s: float) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore signals to the process group: the server must not stop while its users drain."""
+    """Ignore the signals that a service manager sends to all processes of a service.
+
+    The users of the server drain after these signals, and the watcher must stop it after them.
+    """
     for number in QUIET:
         signal.signal(number, signal.SIG_IGN)
 
@@ -111,7 +123,7 @@ def watch(home: str, linger_s: float, watch_fd: int, server_fd: int, argv: list[
     """Start the postmaster, and stop it after its last user.
 
     Args:
-        argv: uid, gid, the program postgres and its arguments.
+        argv: uid, gid, and the command that starts postgres.
     """
     leave_the_parent()
     ignore_signals()
@@ -119,7 +131,8 @@ def watch(home: str, linger_s: float, watch_fd: int, server_fd: int, argv: list[
     child = os.fork()
     if child == 0:
         run_postgres(server_fd, int(argv[0]), int(argv[1]), argv[2:])
-    os.close(server_fd)  # not LOCK_UN, which would also release the lock of the postmaster
+    # No LOCK_UN: it would release the lock that the postmaster has inherited, too.
+    os.close(server_fd)
     _thread.start_new_thread(exit_with, (child,))
     wait_for_last_user(home, linger_s)
     os.kill(child, signal.SIGINT)  # fast shutdown
@@ -135,7 +148,7 @@ def adopt(home: str, linger_s: float, path: str) -> None:
     pid = peer_pid(path)
     if pid:
         os.kill(pid, signal.SIGINT)
-    elif pid == 0:  # in another container: the next user there starts a watcher
+    elif pid == 0:  # the server is in another container, where the next user starts a watcher
         os._exit(0)
 
 

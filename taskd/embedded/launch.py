@@ -1,4 +1,4 @@
-"""The steps of start(): make the data, launch the watcher with the postmaster, wait for it."""
+"""The steps of start(): make the data, start watcher and postmaster, wait for the server."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ SETTINGS = {
     "max_logical_replication_workers": "0",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # It would write two lines per checkpoint, into a log that is truncated only at a start.
+    # Two lines per checkpoint would fill the log, which is truncated only at a start.
     "log_checkpoints": "off",
 }
-SETTINGS_SINCE = {18: {"io_method": "sync"}}  # the other methods need processes or io_uring
+# The other values of io_method need further processes or io_uring.
+SETTINGS_SINCE = {18: {"io_method": "sync"}}
 NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
@@ -72,6 +73,9 @@ def launch(
 
     Returns:
         The directory of the socket.
+
+    Raises:
+        EmbeddedError: the data, the programs or the user cannot be used; the message says why.
     """
     start_fd, server_fd, watch_fd = locks
     major = data_major(home)
@@ -83,7 +87,7 @@ def launch(
     if major is None:
         _initialise(home, start_fd, binaries, runner, durable=not options)
     host = socket_directory(home)
-    # If an earlier server has left these files, the pids in them can belong to other processes now.
+    # A killed server leaves these files, and the pids in them can belong to other processes now.
     for debris in (home / "data/postmaster.pid", host / SOCKET, host / f"{SOCKET}.lock"):
         debris.unlink(missing_ok=True)
     ids = [str(-1 if i is None else i) for i in (runner.uid, runner.gid)]
@@ -112,7 +116,7 @@ def _postgres(binaries: Binaries, home: Path, host: Path, options: dict[str, str
 def _initialise(
     home: Path, start_fd: int, binaries: Binaries, runner: Runner, *, durable: bool
 ) -> None:
-    """Make the data in another directory and rename it, so that a killed initdb leaves no data."""
+    """Make the data in another directory, and rename it: a killed initdb leaves no broken data."""
     fresh = home / "data.new"
     if fresh.exists():
         shutil.rmtree(fresh)
@@ -120,7 +124,7 @@ def _initialise(
     def run(name: str, *arguments: str, text: str = "") -> None:
         _run(runner, start_fd, [str(binaries.directory / name), *arguments], text)
 
-    # The order of the provider `builtin` does not depend on the libc. Before 17, only C has this.
+    # The collation provider `builtin` sorts independently of libc. PostgreSQL has it since 17.
     builtin = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
     locale = ("--encoding=UTF8", "--locale=C", *(builtin if binaries.major >= 17 else ()))
     names = ("--auth=trust", f"--username={USER}", "--no-instructions")
@@ -139,8 +143,8 @@ def _initialise(
 def _run(runner: Runner, start_fd: int, command: list[str], text: str) -> None:
     """Run a program to its end.
 
-    The program inherits start.lock: if this process is killed, no other one starts before the
-    program has ended.
+    The program inherits start.lock: if this process is killed, no other process can start a server
+    before the program has ended.
     """
     done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
         [*runner.prefix, *command],
@@ -187,8 +191,8 @@ def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = 
         file = str(Path(last_user.__file__).resolve())
         command = [what[0], str(home), *what[1:], *numbers, *(rest or ())]
         keep_ld = {k: v for k, v in os.environ.items() if k.startswith("LD_")}
-        # last_user.py forks and its parent exits, so this returns at once. The caller then has no
-        # child of taskd, which its own code for child processes could reap.
+        # last_user.py forks, and the parent exits, so this call returns soon. This process keeps no
+        # child, which code of the app that waits for any child could reap.
         done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
             [sys.executable, "-I", "-S", file, *command],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, check=False,
@@ -210,10 +214,10 @@ def adopt(home: Path, host: Path, watch_fd: int, linger_s: float) -> None:
 
 
 def check_programs(home: Path) -> None:
-    """Check that the programs of a running server still exist: new sessions load libraries.
+    """Check that the programs of a running server still exist: its sessions load libraries there.
 
     Raises:
-        EmbeddedError: they were removed.
+        EmbeddedError: the programs were removed.
     """
     try:
         command = (home / "data/postmaster.opts").read_text(errors="surrogateescape")
@@ -228,7 +232,11 @@ def check_programs(home: Path) -> None:
 
 
 def wait_ready(home: Path, host: Path, patience: Patience) -> bool:
-    """Wait until the server accepts connections; return False if it has ended."""
+    """Wait until the server accepts connections; return False if the server has ended.
+
+    Raises:
+        EmbeddedError: the server has made no progress for the time of `patience`.
+    """
     while not _ready(home, host):
         if not held(home / "server.lock"):
             return False
@@ -243,8 +251,8 @@ def _ready(home: Path, host: Path) -> bool:
         return False
     if len(lines) < 8 or lines[7].strip() != "ready":
         return False
-    # If the postmaster was killed, the file stays until the last backend ends. So check, too, that
-    # a process listens.
+    # If the postmaster was killed, postmaster.pid stays, and backends can still hold server.lock.
+    # So check, too, that a process listens.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(1)
         try:
@@ -266,7 +274,7 @@ def log_reason(home: Path, offset: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the message of the first error in a text; without an error, its last line."""
+    """Return the first message of the worst kind of error in a text; without one, its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in ("PANIC:", "FATAL:", "ERROR:", "error:"):
         for line in lines:

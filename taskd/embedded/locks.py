@@ -34,10 +34,10 @@ class Patience:
         self._end = self._begin + deadline_s
 
     def wait(self, what: str) -> None:
-        """Sleep for one step of a wait. After two seconds of waiting, call `on_wait` once.
+        """Sleep for one step of a wait. Two seconds after the start, call `on_wait` once.
 
         Args:
-            what: the sentence for `on_wait`, and for the error after the deadline.
+            what: the begin of the message for `on_wait`, and of the error after the deadline.
 
         Raises:
             EmbeddedError: the log has not grown for `deadline_s` seconds.
@@ -63,13 +63,13 @@ def log_size(log: Path) -> int:
 
 
 def open_owned(path: Path, flags: int) -> int:
-    """Open a file of the home, and make it if it is missing.
+    """Open a file of the home, and make the file if it is missing.
 
-    A file that root makes gets the owner of the home.
+    A file that root makes gets the owner of its directory.
 
     Raises:
-        OSError: the file cannot be opened, or is a symbolic link: the owner of the home, who need
-            not be root, could make root write to any file.
+        OSError: the file cannot be opened, or is a symbolic link, by which another owner of the
+            home could make root write to any file.
     """
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
@@ -80,7 +80,7 @@ def open_owned(path: Path, flags: int) -> int:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file. Each descriptor has its own lock, also within one process."""
+    """Open a lock file. Each opened descriptor has its own lock, also within one process."""
     return open_owned(path, os.O_RDWR)
 
 
@@ -95,7 +95,10 @@ def try_lock(fd: int, mode: int) -> bool:
 
 @contextmanager
 def opened_lock(path: Path) -> Iterator[int]:
-    """Yield a lock file; its end releases the lock, unless another process has inherited it."""
+    """Yield the descriptor of a lock file, and close it at the end.
+
+    The close releases a lock on it, unless another process has inherited the descriptor.
+    """
     with _forking:
         fd = open_lock(path)
         _opened.add(fd)
@@ -113,10 +116,12 @@ def held(path: Path) -> bool:
         return not try_lock(fd, fcntl.LOCK_SH)
 
 
-# If another thread forks meanwhile, its child inherits these descriptors, and would hold start.lock
-# or server.lock until it ends. So the child closes them. (It keeps users.lock on purpose.)
+# The descriptors of opened_lock(). A child that another thread forks meanwhile inherits them, and
+# would hold the locks until it ends, so the child closes them. The descriptor of a Server is not
+# among them: the child uses the server, too.
 _opened: set[int] = set()
-_forking = threading.RLock()  # reentrant, because a signal handler can fork, too
+# Reentrant: a signal handler can fork while the thread that it interrupts holds this lock.
+_forking = threading.RLock()
 
 
 def _close_in_child() -> None:
@@ -132,10 +137,11 @@ os.register_at_fork(
 
 @contextmanager
 def start_lock(home: Path, patience: Patience) -> Iterator[int]:
-    """Hold start.lock.
+    """Take and hold start.lock; yield its descriptor.
 
     Raises:
-        EmbeddedError: another process holds it and makes no progress.
+        EmbeddedError: another process holds the lock, and the log has not grown for the time of
+            `patience`.
     """
     with opened_lock(home / "start.lock") as fd:
         while not try_lock(fd, fcntl.LOCK_EX):

@@ -46,7 +46,7 @@ LINGER_S = 2.0
 
 
 class _Use:
-    """A shared lock on users.lock. It is a bare descriptor, which no garbage collection closes."""
+    """A shared lock on users.lock, held by a bare descriptor that no garbage collection closes."""
 
     __slots__ = ("_fd",)
 
@@ -64,14 +64,14 @@ class _Use:
 class Server:
     """A running server that this process uses until close(), or until the process ends.
 
-    A child made by fork uses the server as well.
+    A child made by os.fork() is a user as well, until it ends.
 
     Attributes:
         home: the directory of the server.
-        host: the directory of its unix socket; it does not listen on TCP.
+        host: the directory of its unix socket; the server does not listen on TCP.
         port: a part of the name of the socket.
         major: the major version of PostgreSQL.
-        started: whether this call started the server; False: it was running already.
+        started: whether start() started the server; False: the server was running already.
     """
 
     home: Path
@@ -100,12 +100,15 @@ class Server:
         return f"postgresql://{self.user}@/{name}?host={host}&port={self.port}&sslmode=disable"
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Stop using the server. The watcher stops it shortly after its last user has left.
+        """Stop using the server. The watcher stops the server shortly after its last user has left.
 
         Args:
-            wait_s: seconds to wait until the server has stopped. If above zero, the last user stops
-                the server itself and at once. Use this as PID 1 of a container, whose end kills the
-                watcher and the server.
+            wait_s: if above zero, wait up to this many seconds until no process uses the server,
+                and then stop the server in this call. PID 1 of a container needs this: its end
+                kills the watcher and the server.
+
+        Raises:
+            EmbeddedError: with `wait_s`, the server could not be stopped, or did not end in time.
         """
         if self._use.close() and wait_s > 0:
             with _explained(self.home):
@@ -118,9 +121,9 @@ class Status:
 
     Attributes:
         running: whether a server runs in this home.
-        kept: whether it runs until stop(), also without users.
+        kept: whether the server has a holder, so that it runs until stop().
         major: the major version of its data; None: there is no data.
-        data_bytes: the size of the data.
+        data_bytes: the size of the data; 0: there is no data.
     """
 
     home: Path
@@ -142,17 +145,18 @@ def start(
 ) -> Server:
     """Start the server, or join a running one; the first start makes the data.
 
-    The first start blocks for about half a second, a later start for 50 ms, and joining for 1 ms:
-    call this in a thread.
+    The first start blocks for about half a second, a later start for 50 ms, and joining for 1 ms.
+    In an event loop, call start() in a thread.
 
     Args:
         home: the directory of the server; None: default_home().
-        settings: they choose the default home and the programs; None: config.load() reads them.
-        deadline_s: seconds to wait without progress; recovery after a crash is progress.
-        durable: False turns fsync off, for tests. It has an effect only if this call starts the
-            server.
-        linger_s: seconds that the server runs on after its last user; the same applies.
-        on_wait: called once in this thread, with a sentence, if this takes over two seconds.
+        settings: the default home and the programs; None: those that config.load() returns.
+        deadline_s: seconds to wait while the log of the server does not grow. Recovery after a
+            crash writes to the log.
+        durable: False turns fsync off, for tests; ignored if the server runs already.
+        linger_s: seconds from the exit of the last user to the stop of the server; ignored if the
+            server already has a watcher.
+        on_wait: called once in this thread, with a sentence, after a wait of two seconds.
 
     Raises:
         EmbeddedError: the server cannot be started or joined; the message says why.
@@ -176,9 +180,9 @@ def start(
 
 
 def keep(home: Path | None = None, *, settings: Settings | None = None) -> Server:
-    """Start or join the server, and keep it running until stop(), also without users.
+    """Start or join the server, and keep it running until stop(), also without other users.
 
-    A SIGTERM to the holder process ends this, too.
+    For this, a process named the holder counts as a user. A SIGTERM ends the holder.
 
     Args:
         home: the directory of the server, as for start().
@@ -198,7 +202,7 @@ def keep(home: Path | None = None, *, settings: Settings | None = None) -> Serve
 
 
 def status(home: Path) -> Status:
-    """Return the status, without starting or changing anything.
+    """Return the state of the server of this home, without starting the server.
 
     Raises:
         EmbeddedError: the home cannot be read.
@@ -217,11 +221,11 @@ def status(home: Path) -> Status:
 
 
 def stop(home: Path, deadline_s: float = 30.0) -> bool:
-    """Stop the server even if it has users (fast shutdown), and its holder process.
+    """Stop the server even if it has users (fast shutdown), and wait for its end.
 
     Args:
         home: the directory of the server.
-        deadline_s: seconds to wait for its end.
+        deadline_s: seconds to wait while the log of the server does not grow.
 
     Returns:
         False if no server was running.
@@ -245,7 +249,8 @@ def _hold(home: Path) -> None:
     """Start the holder, a process that holds users.lock, unless there is one."""
     with opened_lock(home / "keep.lock") as keep_fd, opened_lock(home / "users.lock") as users_fd:
         fcntl.flock(users_fd, fcntl.LOCK_SH)  # does not block: this process shares the lock already
-        for _ in range(20):  # status() can hold keep.lock for a moment; a holder keeps it
+        # status() can hold keep.lock for a moment. If keep.lock stays locked, there is a holder.
+        for _ in range(20):
             if try_lock(keep_fd, fcntl.LOCK_EX):
                 spawn(home, ["keep"], [users_fd, keep_fd])
                 return
@@ -270,7 +275,7 @@ def _tree_bytes(directory: Path) -> int:
 
 @contextmanager
 def _explained(home: Path) -> Iterator[None]:
-    """Raise an OSError as an EmbeddedError whose message names the path and what to do."""
+    """Turn an OSError into an EmbeddedError whose message names the path and what to do."""
     try:
         yield
     except OSError as error:
@@ -283,7 +288,7 @@ def _explained(home: Path) -> Iterator[None]:
 def _share_users(home: Path, patience: Patience) -> int:
     fd = open_lock(home / "users.lock")
     try:
-        while not try_lock(fd, fcntl.LOCK_SH):  # the watcher can hold it for a moment
+        while not try_lock(fd, fcntl.LOCK_SH):  # the watcher can hold users.lock for a moment
             patience.wait(f"users.lock in {home} has been held by a process that does not respond")
     except BaseException:
         os.close(fd)
@@ -320,8 +325,8 @@ def _bring_up(
                 if unwatched:
                     adopt(home, host, watch_fd, linger_s)
         if free and not unwatched:
-            # The server has ended, and its watcher is about to end. To notice that, the watcher
-            # must lock server.lock, so this process does not hold it while it waits.
+            # The server has ended, and its watcher is about to end. A watcher that has adopted the
+            # server notices the end by locking server.lock, so wait without holding that lock.
             patience.wait(f"the watcher of the embedded PostgreSQL in {home} has not ended")
         elif wait_ready(home, host, patience):
             if not free:
@@ -329,29 +334,29 @@ def _bring_up(
             return host, free
         elif free:
             raise EmbeddedError(f"PostgreSQL did not start: {log_reason(home, log_from)}")
-        # Otherwise the server that this call tried to join has just ended: try again.
+        # Otherwise the server that this call tried to join has ended: try again.
 
 
 def _stop_now(home: Path, host: Path, patience: Patience) -> None:
-    """Stop the server while start.lock is held; wait for its end and that of its holder."""
-    logged = False
+    """Stop the server while start.lock is held; wait until the server and its holder have ended."""
+    signalled = False
     while held(home / "server.lock"):
-        if not logged:
+        if not signalled:
             pid = last_user.peer_pid(str(host / SOCKET))
             if pid == 0:
                 raise EmbeddedError(
                     f"the server in {home} runs in another container: run `taskd db stop` there"
                 )
-            if pid is not None:  # None: the server does not listen yet, or no longer
+            if pid is not None:  # None: the server does not listen yet, or does not listen any more
                 os.kill(pid, signal.SIGINT)
-                logged = True
+                signalled = True
         patience.wait(f"the embedded PostgreSQL in {home} has not ended")
     while held(home / "keep.lock"):
         patience.wait(f"the holder of the embedded PostgreSQL in {home} has not ended")
 
 
 def _leave_last(home: Path, host: str, wait_s: float) -> None:
-    """Stop the server as soon as it has no user, and wait at most `wait_s` seconds for its end."""
+    """Wait up to `wait_s` seconds until the server has no user, then stop it."""
     end = time.monotonic() + wait_s
     with opened_lock(home / "start.lock") as start_fd, opened_lock(home / "users.lock") as users_fd:
         while held(home / "server.lock") and time.monotonic() < end:
