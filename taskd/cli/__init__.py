@@ -1,7 +1,8 @@
 """The command line: one module or package per command, imported when its command is called.
 
-Data goes to stdout, messages go to stderr. An error is one line on stderr and an exit code of
-taskd/errors.py; 2 is a wrong command line, 4 a failed check, 130 Ctrl-C.
+Data goes to stdout, messages go to stderr. An error prints its message, and what to do next, to
+stderr; taskd/errors.py defines the exit code of each error. Other exit codes: 2 for a wrong command
+line, 4 for a failed check, 130 for Ctrl-C, 141 for a closed pipe.
 """
 
 from __future__ import annotations
@@ -115,14 +116,14 @@ COMMANDS = {
 }
 
 
-# Matches `taskd` before the name of a command; elsewhere it can be the name of the schema.
+# Matches `taskd` before the name of a command; elsewhere, `taskd` can be the name of the schema.
 COMMAND = re.compile(rf"(?<![\w./-])taskd (?=(?:{'|'.join(COMMANDS)})\b)")
 
 
 def typed(text: str) -> str:
-    """Return a text in which commands begin as this program was called.
+    """Return the text with `taskd` before a command replaced by what as_called() returned.
 
-    A user who has typed `.venv/bin/taskd demo` cannot type `taskd` for the next command.
+    For a user who has typed `.venv/bin/taskd demo`, the shell may not find `taskd`.
     """
     context = click.get_current_context(silent=True)
     called = (context.find_root().info_name if context else None) or PROGRAM
@@ -130,7 +131,7 @@ def typed(text: str) -> str:
 
 
 def as_called() -> str:
-    """Return how to call this program again: `taskd` if PATH finds it, else the typed path."""
+    """Return how to call this program again: `taskd` if PATH leads to it, else as it was called."""
     if Path(sys.argv[0]).name == "__main__.py":
         return f"{shlex.quote(sys.orig_argv[0])} -m {PROGRAM}"
     found = shutil.which(PROGRAM)
@@ -141,14 +142,14 @@ def as_called() -> str:
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is called, and turns errors into exit codes."""
+    """A group that imports commands when they are called, and turns errors into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, in the order of COMMANDS."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return the command."""
+        """Import and return the command; None: there is none of this name."""
         lazy = COMMANDS.get(cmd_name)
         if lazy is None:
             return None
@@ -159,7 +160,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, but suggest names for a mistyped one."""
+        """Resolve as click does, but suggest the most similar name for a mistyped one."""
         near = [] if args[0] in COMMANDS else difflib.get_close_matches(args[0], COMMANDS, n=1)
         if near:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx)
@@ -179,24 +180,30 @@ class Commands(click.Group):
             formatter.write_dl([(name, lazy.help) for name, lazy in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> None:
-        """Run the command; turn any exception into a message and an exit code."""
+        """Run the command; turn an exception that click does not handle into an exit code."""
         try:
             super().invoke(ctx)
             sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit):
             raise
-        except BaseException as error:  # noqa: BLE001 - the last stop of every error
+        except BaseException as error:  # noqa: BLE001 - no error may pass without an exit code
             ctx.exit(report(error, ctx.obj))
 
 
 def report(error: BaseException, session: Session | None = None) -> int:
-    """Write an error, and what to do next, to stderr; return the exit code."""
+    """Write an error, and what to do next, to stderr; return the exit code.
+
+    Ctrl-C and a closed pipe get an exit code without a message.
+
+    Raises:
+        SystemExit: the error is this SystemExit.
+    """
     if isinstance(error, SystemExit):
         raise error
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return EXIT_INTERRUPTED
     if isinstance(error, BrokenPipeError):
-        return EXIT_BROKEN_PIPE  # the reader has closed the pipe, as `head` does
+        return EXIT_BROKEN_PIPE  # the reader of stdout has ended early, as `head` does
     if isinstance(error, TaskdError):
         click.echo(typed(f"taskd: {hide_password(str(error))}"), err=True)
         next_ = list(getattr(error, "__notes__", ()))
@@ -229,9 +236,10 @@ def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool
     epilog="Without a DSN, taskd starts a PostgreSQL of its own. See `taskd COMMAND --help`.",
 )
 @click.option(
-    "--dsn", help="The database. Prefer TASKD_DSN or --dsn-file if the DSN holds a password."
+    "--dsn",
+    help="The DSN of the database. Prefer TASKD_DSN or --dsn-file if the DSN contains a password.",
 )
-@click.option("--dsn-file", type=click.Path(path_type=Path), help="A file that holds the DSN.")
+@click.option("--dsn-file", type=click.Path(path_type=Path), help="A file that contains the DSN.")
 @click.option("-v", "--verbose", is_flag=True, help="Write more to stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
 @click.option(
@@ -264,7 +272,7 @@ def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **options: Any) -> No
 
 def main() -> None:
     """Run the command `taskd`."""
-    # Paths and arguments can contain any bytes. Printing such a text must not fail.
+    # Paths and arguments can contain bytes that are no text. Printing them must not fail.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -36,10 +36,13 @@ REPAIR_UNREACHED = (
     "names", metavar="[CHECK]...", nargs=-1, type=click.Choice([c.name for c in CHECKS])
 )
 @click.option(
-    "--all", "whole", is_flag=True, help="Show also the checks that passed, with their values."
+    "--all",
+    "whole",
+    is_flag=True,
+    help="Also print the checks that passed, with their values; the default if CHECK is given.",
 )
 @click.option(
-    "--sql", "as_sql", is_flag=True, help="Print the SQL that fixes what is wrong, for psql."
+    "--sql", "as_sql", is_flag=True, help="Print a psql script that fixes what SQL can fix."
 )
 @json_option
 @click.pass_context
@@ -48,9 +51,11 @@ def doctor(
 ) -> None:
     """Check the database and this installation, and print how to fix what is wrong.
 
-    The command changes nothing. CHECK names the checks to run; by default all run. Exit 0:
-    all checks passed, or there are only hints and checks that could not run; 4: a check failed; 69:
-    the database cannot be reached; 77: not permitted; 78: wrong configuration.
+    The command changes nothing. CHECK names the checks to run; by default, all checks run. While
+    the embedded PostgreSQL is in use but does not run, the checks that need a database are skipped.
+
+    Exit 0: no check found an error or a warning; 4: a check found one; 69: the database cannot be
+    reached; 77: not permitted; 78: wrong configuration.
     """
     if as_json and as_sql:
         raise click.UsageError("give either --json or --sql")
@@ -73,7 +78,12 @@ def doctor(
 
 
 async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Finding], int]:
-    """Return the findings, and an exit code; 0: the findings decide about the exit code."""
+    """Collect the facts, and run the checks.
+
+    Returns:
+        The findings, and the exit code of the error that made the settings or the database
+        unreadable; 0 if there was no such error.
+    """
     refused: dict[str, str] = {}
     facts: Facts = {}
     code = 0
@@ -85,11 +95,10 @@ async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Fi
         facts["setup"] = [{"refused": hide_password(str(error)), "dsn": None, "ignored": ()}]
         code = error.exit_code
     if any(check not in SETUP for check in checks):
-        if loaded is None:
-            over = "the settings cannot be read"
-        else:
-            over, code = await _database(session, loaded, checks, facts, refused)
-        if over:
+        has_facts = False
+        if loaded is not None:
+            has_facts, code = await _database(session, loaded, checks, facts, refused)
+        if not has_facts:
             checks = tuple(
                 c for c in checks if c in SETUP or (c.name == "reach" and "reach" in facts)
             )
@@ -97,7 +106,7 @@ async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Fi
 
 
 def _setup(loaded: Loaded) -> dict[str, Any]:
-    """Return the facts about the settings and the embedded server, which need no database."""
+    """Return the facts that need no database: settings, and the state of the embedded server."""
     settings = loaded.settings
     found: dict[str, Any] = {
         "refused": None,
@@ -133,20 +142,21 @@ async def _database(
     checks: tuple[Check, ...],
     facts: Facts,
     refused: dict[str, str],
-) -> tuple[str, int]:
+) -> tuple[bool, int]:
     """Add the facts of the database to `facts`.
 
     Returns:
-        Why the database cannot be read, or an empty text; and the exit code for that.
+        Whether the facts were added, and the exit code. An embedded server that does not run gives
+        False and exit code 0, because the next command starts it.
     """
     [setup] = facts["setup"]
     if not loaded.settings.dsn:
         if setup["embedded_off"]:
-            return "no DSN", ConfigError.exit_code
+            return False, ConfigError.exit_code
         if setup["embedded_refused"]:
-            return "no embedded server", EmbeddedError.exit_code
+            return False, EmbeddedError.exit_code
         if not setup["embedded_status"]["running"]:
-            return "the embedded server does not run", 0
+            return False, 0
     try:
         async with session.target() as target:
             await _read_facts(target, loaded.settings, checks, facts, refused)
@@ -154,8 +164,8 @@ async def _database(
         text = hide_password(str(error))
         repair = " ".join(getattr(error, "__notes__", ())) or REPAIR_UNREACHED
         facts["reach"] = [{"error": text, "repair": repair}]
-        return text, error.exit_code
-    return "", 0
+        return False, error.exit_code
+    return True, 0
 
 
 async def _read_facts(
@@ -202,7 +212,12 @@ async def _read_facts(
 
 
 async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
-    """Return by how many seconds this machine's clock is ahead of the database's; at least that."""
+    """Compare this machine's clock with that of the database.
+
+    Returns:
+        The smallest difference of the clocks, in seconds, that the reading proves: above zero if
+        this machine's clock is ahead, below zero if it is behind, 0.0 if none is proved.
+    """
     from taskd.store.reading import doctor as store
 
     loop = asyncio.get_running_loop()
@@ -214,19 +229,24 @@ async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
     if "doctor_server" not in readings.rows:
         return 0.0
     theirs: datetime = readings.rows["doctor_server"][0]["clock"]
-    # The database has read its clock at some moment between the request and the answer.
+    # PostgreSQL has read its clock at an unknown moment between the request and the answer.
     early = (began - theirs).total_seconds()
     late = early + took_s
     return 0.0 if early <= 0 <= late else min(early, late, key=abs)
 
 
 def now() -> datetime:
-    """Return the time of day by this machine's clock."""
+    """Return the current time by this machine's clock."""
     return datetime.now(UTC)
 
 
 async def _listening(listen_dsn: str, connect_args: Any) -> str:
-    """Return the kind of listen_dsn: `direct`, `pooled`, `other` (database), or why it fails."""
+    """Return where listen_dsn leads, compared with the DSN of `connect_args`.
+
+    Returns:
+        `direct` or `pooled` for the same database, without or with a pooler; `other` for another
+        database; else the error of the connection over listen_dsn or over the DSN.
+    """
     from taskd.store.reading import doctor as store
 
     try:

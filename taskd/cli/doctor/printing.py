@@ -23,7 +23,7 @@ COLOURS = {
 }
 WIDTH, WIDTH_MAX = 80, 100
 SQL_LINES_MAX = 4
-# The most facts, and the most fixes, that are printed for one check.
+# The most findings, and the most repairs, that are printed for one check.
 SAID_MAX = 8
 
 
@@ -82,7 +82,7 @@ def _body(finding: Finding, width: int) -> None:
     for repair in finding.repairs[:SAID_MAX]:
         _next(finding, repair, width)
     if len(finding.repairs) > SAID_MAX:
-        _echo(f"and so on: taskd doctor {finding.check} --sql", width)
+        _echo(f"{len(finding.repairs)} repairs in total: taskd doctor {finding.check} --sql", width)
 
 
 def _badge(level: Level) -> str:
@@ -101,7 +101,7 @@ def _echo(text: str, width: int, **style: bool) -> None:
 
 
 def _next(finding: Finding, repair: Repair, width: int) -> None:
-    """Print a repair; lines that people copy are not wrapped."""
+    """Print a repair. Commands and SQL, which people copy, are not wrapped."""
     if repair.kind == "advice":
         _echo(f"next: {repair.text}", width)
         return
@@ -118,7 +118,7 @@ def _next(finding: Finding, repair: Repair, width: int) -> None:
 
 
 def _unknown(findings: Sequence[Finding]) -> Iterator[list[str]]:
-    """Return the checks that could not run, grouped by their reason, which many can share."""
+    """Yield one list per reason why checks could not run: their names, the reason, the repairs."""
     by_reason: dict[str, list[Finding]] = {}
     for finding in findings:
         if finding.level is Level.UNKNOWN:
@@ -158,7 +158,7 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def print_sql(findings: Sequence[Finding]) -> None:
-    """Print a script for psql: each problem as a comment, with its fix below."""
+    """Print a script for psql: findings that have repairs as comments, each above its repairs."""
     for finding in _sorted(findings):
         if finding.level is Level.OK or not finding.repairs:
             continue
