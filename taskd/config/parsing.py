@@ -17,10 +17,10 @@ DEFAULT_PORT = "5432"
 
 
 def parse_duration_s(text: str) -> float:
-    """Return the seconds of `30s`, `5m`, `1.5h`, `250ms`, `7d`, or of a bare number.
+    """Return the seconds of a text such as `30s`, `5m`, `1.5h`, `250ms`, `7d` or `30`.
 
     Raises:
-        ValueError: the text is none of these.
+        ValueError: the text is not a duration.
     """
     match = DURATION.fullmatch(text.strip())
     if match is None:
@@ -56,7 +56,7 @@ def whole_number(low: int, high: int) -> Callable[[Any], int]:
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:
-    """Return a parser that accepts these words."""
+    """Return a parser that accepts only these words."""
 
     def parse(value: Any) -> str:
         if value not in choices:
@@ -78,15 +78,15 @@ def address(value: Any) -> str:
 
 
 def url(value: Any) -> str:
-    """Return `https://host` without a trailing slash."""
+    """Return an http or https URL without a path and without a trailing slash."""
     parts = urlsplit(str(value).strip())
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-        raise ValueError(f"{value!r} is not https://host, without a path")
+        raise ValueError(f"{value!r} is not a URL without a path, such as https://host")
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def environment_name(value: Any) -> str:
-    """Return the name of an environment; the CHECK of taskd.environment has the same rule."""
+    """Return a checked name of an environment; taskd.environment has a CHECK with the same rule."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", str(value)):
         raise ValueError("use 1 to 63 of the characters A-Z a-z 0-9 _ . -")
     return str(value)
@@ -107,7 +107,7 @@ def networks(value: Any) -> tuple[str, ...]:
 
 
 def table(value: Any) -> dict[str, Any]:
-    """Return a table of values by name, given as a table or as the text of a JSON object."""
+    """Return values by name, given as a TOML table or as the text of a JSON object."""
     if isinstance(value, str):
         import json
 
@@ -118,12 +118,15 @@ def table(value: Any) -> dict[str, Any]:
 
 
 def dsn_text(value: Any) -> str:
-    """Return a checked DSN."""
+    """Return the DSN as check_dsn() does."""
     return check_dsn(str(value))
 
 
 def check_dsn(dsn: str) -> str:
-    """Return the DSN in the form of PostgreSQL's drivers: without `+driver` after the scheme.
+    """Return the DSN in a form that asyncpg accepts.
+
+    The scheme becomes `postgresql`, without `+driver`. A list of hosts with brackets becomes the
+    parameter `host`.
 
     Raises:
         ValueError: the scheme, a host or a port is wrong. The message never contains the DSN.
@@ -139,7 +142,7 @@ def check_dsn(dsn: str) -> str:
 
 
 def _readable(rest: str) -> str:
-    # Checked here, because the driver's message about an unescaped password contains a part of it.
+    # Check it here: asyncpg's message about an unescaped password contains a part of the password.
     authority = _authority(rest)
     user, at, hosts = authority.rpartition("@")
     matches = [m for m in map(HOST_AND_PORT.fullmatch, hosts.split(",")) if m]
@@ -150,8 +153,8 @@ def _readable(rest: str) -> str:
         )
     if len(matches) == 1 or "[" not in hosts:
         return rest
-    # Since the fix of CVE-2025-0938, Python's urlsplit(), which the driver uses, refuses brackets
-    # after the start of the host. So a list of hosts with brackets becomes a parameter.
+    # Since the fix of CVE-2025-0938, Python's urlsplit(), which asyncpg uses, refuses brackets
+    # after the start of the host.
     path, _, query = rest.removeprefix(authority).partition("?")
     parameters = ["host=" + ",".join(m[1].strip("[]") for m in matches)]
     if any(m[2] for m in matches):
@@ -160,12 +163,12 @@ def _readable(rest: str) -> str:
 
 
 def _authority(rest: str) -> str:
-    # The part between the scheme and the database: user, password and hosts.
+    """Return the part between the scheme and the database: user, password and hosts."""
     return re.split(r"[/?#]", rest, maxsplit=1)[0]
 
 
 def hide_password(dsn: str) -> str:
-    """Return the DSN with its password masked, for people and logs."""
+    """Return a DSN, or a text that contains one, with the password masked."""
     # Mask up to the last @: a password can contain @, and masking too much does no harm.
     return re.sub(
         r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", dsn)
@@ -173,6 +176,6 @@ def hide_password(dsn: str) -> str:
 
 
 def has_password(dsn: str) -> bool:
-    """Return whether a DSN contains a password. As a flag, `ps` would show it."""
+    """Return whether a DSN contains a password."""
     _, _, password = _authority(dsn.partition("://")[2]).rpartition("@")[0].partition(":")
     return bool(password) or "password=" in dsn

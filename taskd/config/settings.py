@@ -2,7 +2,8 @@
 
 A declaration defines the key in `[tool.taskd]` of pyproject.toml or in taskd.toml, the variable
 `TASKD_<NAME>`, the row of `taskd config` and the row of the reference. Flags override the
-environment, which overrides files, which override defaults.
+environment, the environment overrides taskd.toml, taskd.toml overrides pyproject.toml, and all of
+them override the default.
 """
 
 from __future__ import annotations
@@ -42,22 +43,27 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings. Durations are in seconds and end in `_s`."""
+    """All settings. Durations are in seconds, and their names end in `_s`."""
 
     dsn: str | None = setting(
         None,
-        "The database: postgresql://user@host/database. Without it, taskd starts a PostgreSQL.",
+        "The database: postgresql://user@host/database. Without a DSN, taskd starts the embedded "
+        "PostgreSQL.",
         dsn_text,
         secret=True,
     )
     dsn_file: Path | None = setting(None, "A file that contains only the DSN.", Path)
     listen_dsn: str | None = setting(
-        None, "A direct DSN for LISTEN when the DSN leads to a pooler.", dsn_text, secret=True
+        None,
+        "A DSN for LISTEN that leads to PostgreSQL itself, for a `dsn` that leads to a pooler.",
+        dsn_text,
+        secret=True,
     )
     environment: str | None = setting(
         None,
-        "Name of the environment, such as production. A worker runs only jobs of a database that "
-        "belongs to this environment, so no jobs of a copy.",
+        "Name of the environment, such as production. A worker runs jobs only if the database "
+        "belongs to the same environment: a worker of staging runs no job in a copy of "
+        "production's database.",
         environment_name,
     )
     embedded: str = setting(
@@ -67,7 +73,8 @@ class Settings:
     )
     data_dir: Path | None = setting(
         None,
-        "Directory of the embedded PostgreSQL's data; by default in the user's data directory.",
+        "Directory of the embedded PostgreSQL's data; by default `taskd` in the user's data "
+        "directory.",
         Path,
     )
     pg_bin: Path | None = setting(
@@ -77,8 +84,8 @@ class Settings:
     )
     pg_major: int | None = setting(
         None,
-        "Major version of the embedded PostgreSQL; by default the version of its data, or the "
-        "newest.",
+        "Major version of the embedded PostgreSQL; by default the newest version that has data, or "
+        "without data that of the programs that taskd finds.",
         whole_number(PG_MAJOR_OLDEST, 99),
     )
     app: str | None = setting(None, "The module whose @task functions the worker runs.", str)
@@ -126,7 +133,8 @@ class Settings:
     )
     poll_s: float = setting(
         5.0,
-        "Longest interval between two polls of an idle queue; it varies by a fifth.",
+        "Longest interval between two polls of an idle queue; each interval varies randomly by up "
+        "to a fifth.",
         seconds(0.1, 60.0),
     )
     statement_timeout_s: float = setting(
@@ -167,8 +175,8 @@ class Settings:
     )
     web_proxies: tuple[str, ...] = setting(
         (),
-        "Addresses or networks of the proxies in front of the dashboard. It trusts their "
-        "X-Forwarded-For headers, to limit failed logins per client.",
+        "Addresses or networks of the proxies in front of the dashboard. The dashboard trusts "
+        "their X-Forwarded-For headers, to limit failed logins per client.",
         networks,
     )
     web_password: str | None = setting(
@@ -205,17 +213,19 @@ class Settings:
     )
     http_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts of http_request: `hooks.example.org`, `*.example.org:8443`, `*`; enables the task.",
+        "Hosts that http_request can call: `hooks.example.org`, `*.example.org:8443`, `*`; enables "
+        "the task.",
         names,
     )
     http_networks: tuple[str, ...] = setting(
         (),
-        "Private networks that http_request can reach: `10.1.0.0/16`.",
+        "Private networks that http_request can call: `10.1.0.0/16`.",
         names,
     )
     http_secrets: dict[str, Any] | None = setting(
         None,
-        "Secrets that sign requests, by name: `whsec_` and base64. In the environment: JSON.",
+        "Secrets with which http_request signs requests, by name: `whsec_` and base64. In the "
+        "environment: JSON.",
         table,
         secret=True,
     )

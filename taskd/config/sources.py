@@ -49,7 +49,8 @@ def load(
         directory: the directory of taskd.toml and pyproject.toml; by default the current one.
 
     Raises:
-        ConfigError: a value or a key is wrong; the message names it and its source.
+        ConfigError: a source cannot be read, or a key or a value is wrong; the message names the
+            source.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
@@ -65,7 +66,7 @@ def load(
                 raise ConfigError(f"{source}: there is no setting {name!r}; see `taskd config`")
             values[name] = _parsed(name, raw, settings[name].metadata["parse"], source)
             sources[name] = _source_name(source, name)
-            # A DSN and a file with a DSN are the same setting: the later source wins.
+            # `dsn` and `dsn_file` give the same value in two ways: the later source wins.
             if name == "dsn":
                 values.pop("dsn_file", None)
             if name == "dsn_file":
@@ -124,7 +125,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _variables() -> dict[str, str]:
-    """Return the names of the settings by the names of their environment variables."""
+    """Return the name of the setting of each environment variable, by the name of the variable."""
     return {f"TASKD_{each.name.upper()}": each.name for each in fields(Settings)}
 
 
@@ -145,7 +146,11 @@ def _ignored(environ: Mapping[str, str]) -> Iterator[str]:
 def _dsn_elsewhere(
     dsn_file: Path | None, environ: Mapping[str, str], sources: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the DSN from a file, a systemd credential, DATABASE_URL or libpq's variables."""
+    """Return `dsn`, and `dsn_file` if the DSN was read from a file; note the source in `sources`.
+
+    The DSN comes from the first of these that is given: `dsn_file`, a systemd credential named
+    dsn, DATABASE_URL, libpq's variables. If none is given, the result is empty.
+    """
     credential = Path(environ.get("CREDENTIALS_DIRECTORY", "")) / "dsn"
     if dsn_file is None and environ.get("CREDENTIALS_DIRECTORY") and _may_be_file(credential):
         dsn_file = credential
@@ -171,10 +176,10 @@ def read_dsn(path: Path, source: str) -> str:
     """Return the DSN that a file contains.
 
     Args:
-        source: names the file in an error.
+        source: the words that name the file in an error message.
 
     Raises:
-        ConfigError: the file cannot be read, or contains something else.
+        ConfigError: the file cannot be read, or its content is not a DSN.
     """
     try:
         text = path.read_text(encoding="utf-8").strip()
@@ -188,4 +193,4 @@ def _may_be_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:
-        return True  # the caller reads it, and reports why it cannot be read
+        return True  # the caller reads the file, and reports why the file cannot be read
