@@ -121,7 +121,7 @@ COMMAND = re.compile(rf"(?<![\w./-])taskd (?=(?:{'|'.join(COMMANDS)})\b)")
 
 
 def typed(text: str) -> str:
-    """Return the text with `taskd` before a command replaced by what as_called() returned.
+    """Replace `taskd` before the name of a command by the words that call this program.
 
     For a user who has typed `.venv/bin/taskd demo`, the shell may not find `taskd`.
     """
@@ -149,7 +149,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return the command; None: there is none of this name."""
+        """Import and return the command; None: no command has this name."""
         lazy = COMMANDS.get(cmd_name)
         if lazy is None:
             return None
@@ -196,7 +196,7 @@ def report(error: BaseException, session: Session | None = None) -> int:
     Ctrl-C and a closed pipe get an exit code without a message.
 
     Raises:
-        SystemExit: the error is this SystemExit.
+        SystemExit: `error` is a SystemExit, which is raised again.
     """
     if isinstance(error, SystemExit):
         raise error
@@ -208,7 +208,7 @@ def report(error: BaseException, session: Session | None = None) -> int:
         click.echo(typed(f"taskd: {hide_password(str(error))}"), err=True)
         next_ = list(getattr(error, "__notes__", ()))
         if next_ and session is not None:
-            next_.append(session.dsn_told())
+            next_.append(session.dsn_source())
         for line in next_:
             click.echo(typed(f"  {line}"), err=True)
         return error.exit_code

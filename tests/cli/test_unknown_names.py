@@ -31,7 +31,8 @@ def test_a_task_that_nobody_knows(taskd):
 
 def test_json_stays_clean_and_quiet_is_quiet(taskd):
     assert taskd.json("jobs", "list", "--queue", "nope") == []
-    assert "no queue 'nope' is known, nor any other" in taskd("stats", "--queue", "nope").stderr
+    stderr = taskd("stats", "--queue", "nope").stderr
+    assert "no queue 'nope' is known, and no other queue either" in stderr
     assert taskd("-q", "jobs", "list", "--queue", "nope").stderr == ""
 
 

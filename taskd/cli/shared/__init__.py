@@ -1,4 +1,4 @@
 """Modules that several commands use: session, output, terminal, arguments, refreshing, name hints.
 
-Every command imports it; it imports no command.
+Commands import these modules; these modules import no command.
 """

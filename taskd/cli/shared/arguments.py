@@ -18,9 +18,13 @@ PAIRS = click.argument("pairs", metavar="[KEY=TEXT | KEY:=JSON]...", nargs=-1)
 def arguments(pairs: Sequence[str], args_json: str | None) -> dict[str, Any]:
     """Return the arguments of one job.
 
+    Args:
+        pairs: arguments as `key=text` or `key:=json`.
+        args_json: further arguments, as a JSON object.
+
     Raises:
-        UsageError: an argument is not a pair, or a key is given twice.
-        InvalidArgs: a value is not JSON.
+        UsageError: a pair has another form, or a key is given twice.
+        InvalidArgs: a value is not JSON, or `args_json` is not a JSON object.
     """
     args = {} if args_json is None else _object("the arguments", args_json)
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""Hints for a filter that matches nothing: with a misspelt name, a queue looks idle."""
+"""Hints for a filter that matches nothing: a queue whose name is misspelt would look idle."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ def ask_named(
     task: str | None = None,
     empty: Callable[[T], bool] = operator.not_,
 ) -> T:
-    """Run `work` like Session.run; if the result is empty, name the unknown names on stderr.
+    """Run `work` like Session.run(); if the result is empty, report unknown names on stderr.
+
+    Args:
+        queue, task: the names by which `work` filters.
+        empty: returns whether a result is empty.
 
     Raises:
-        StoreUnavailable, ConfigError, SchemaError: for the same reasons as Session.run().
+        TaskdError: for the same reasons as Session.run().
     """
 
     async def read(lane: Lane) -> T:
@@ -44,7 +48,7 @@ def ask_named(
 async def hint_unknown(
     session: Session, lane: Lane, *, queue: str | None = None, task: str | None = None
 ) -> None:
-    """Write to stderr which of these names are unknown, and which names exist."""
+    """Write to stderr which of these names are unknown, and which names are known."""
     from taskd.store.reading import reports
 
     if session.quiet or (queue is None and task is None):
@@ -61,7 +65,7 @@ def unknown(noun: str, name: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     sentence = f"no {noun} {name[:200]!r} is known"
     if not names:
-        return f"{sentence}, nor any other"
+        return f"{sentence}, and no other {noun} either"
     first = [*near, *(each for each in names if each not in near)]
     more = len(first) - NAMED_MAX
     listed = ", ".join(map(printable, first[:NAMED_MAX])) + (

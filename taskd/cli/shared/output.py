@@ -103,14 +103,14 @@ def span_of(name: str) -> Callable[[Row], str]:
 
 
 def failure_text(row: Row) -> str:
-    """Return a sentence about a service of a worker that fails again and again."""
+    """Return a sentence about a failing service of a worker."""
     worker = f"{printable(row['host'])} (pid {row['pid']})"
     error = printable(row["error"])
     return f"{row['service']!r} of {worker} has failed for {span(row['for_s'])}: {error}"
 
 
 def paused(row: Row) -> str:
-    """Return whether a queue or a task is paused, until when, and why."""
+    """Return until when a queue or a task is paused, and why; an empty text if it is not paused."""
     if not row["paused"]:
         return ""
     until = f"until {moment(row['paused_until'])}" if row["paused_until"] else "yes"
@@ -118,7 +118,7 @@ def paused(row: Row) -> str:
 
 
 def paused_for(for_s: float | None) -> str:
-    """Return the message of a command that has paused something."""
+    """Return the message of a pause command: `paused until resumed`, `paused for 5m`."""
     return "paused until resumed" if for_s is None else f"paused for {span(for_s)}"
 
 

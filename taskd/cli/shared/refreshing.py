@@ -1,4 +1,4 @@
-"""How `taskd top` and `taskd tail` poll: repeatedly, and across outages."""
+"""Poll the database repeatedly, also across outages, for `taskd top` and `taskd tail`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Wait this many times as long as a poll took: polls use at most 5 % of one connection's time.
+# After a poll, wait for at least this multiple of its duration, so that polls use less than 5 % of
+# one connection's time.
 REST = 20
+# The first and the longest delay before a retry.
 RETRY_S = (0.5, 5.0)
-ANSWER_S = 15.0
+STATEMENT_TIMEOUT_S = 15.0
 
 
 @asynccontextmanager
 async def watching(session: Session, purpose: str) -> AsyncIterator[Lane]:
-    """Open a connection to a database whose schema fits; at the end it is closed at once.
+    """Check the schema, and yield a connection to the database.
 
     Raises:
-        StoreUnavailable, ConfigError, SchemaError: the database cannot be reached, or does not fit.
+        StoreUnavailable: the database cannot be reached.
+        ConfigError: a setting is wrong.
+        SchemaError: this taskd does not work with the schema of the database.
     """
     from taskd.store.connections.database import Database, Lane
     from taskd.store.schema import migrations
 
     async with session.target() as target:
-        database = Database(target.database.connect_args, statement_timeout_s=ANSWER_S)
+        database = Database(target.database.connect_args, statement_timeout_s=STATEMENT_TIMEOUT_S)
         await migrations.check(database)
         lane = Lane(database, purpose)
         try:
@@ -44,14 +48,14 @@ async def watching(session: Session, purpose: str) -> AsyncIterator[Lane]:
 
 
 class Asking:
-    """Poll, and poll again while the database does not answer.
+    """Run queries, and remember whether the database has answered.
 
     Args:
-        interval_s: seconds between two polls; longer if polls are slow.
+        interval_s: shortest time from an answer to the next poll, in seconds.
 
     Attributes:
-        error: why the database does not answer now.
-        took_s: duration of the last poll.
+        error: why the last query was not answered; None: it was answered.
+        took_s: duration of the last query that the database has answered.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -63,7 +67,7 @@ class Asking:
         self._pending = False
 
     async def __call__(self, query: Callable[[], Awaitable[T]]) -> T | None:
-        """Return the result of `query`. If it fails, set `error`, wait, and return None."""
+        """Return the result of `query`; if the database is unavailable, wait and return None."""
         self._queried_at, self._pending = time.monotonic(), True
         try:
             answer = await query()

@@ -1,4 +1,4 @@
-"""The settings and the connection to the database of a command, and the types of options."""
+"""What a command needs: settings, a connection to the database, and types for its options."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# A report can read a long history, so it gets more time than the statements of a worker.
+# A report can read a long history, which takes more time than the statements of a worker.
 REPORT_TIMEOUT_S = 60.0
-# A hundred years, which PostgreSQL can still add to the current time.
+# 100 years, an interval that PostgreSQL can add to the current time.
 DURATION_S_MAX = 36_500 * 86_400.0
 
 
@@ -55,12 +55,12 @@ class Session:
             click.echo(typed(message), err=True)
 
     def warn(self, loaded: config.Loaded) -> None:
-        """Write warnings about settings that are allowed but probably wrong."""
+        """Write the warnings about variables that look like settings and are none."""
         for sentence in loaded.ignored:
             self.echo(f"taskd: {sentence}")
 
-    def dsn_told(self) -> str:
-        """Return the source of the DSN, for a message to a user who has to check it."""
+    def dsn_source(self) -> str:
+        """Return a sentence that names the source of the DSN, for a user who has to check it."""
         try:
             source = self.load().sources["dsn"]
         except ConfigError:
@@ -86,7 +86,7 @@ class Session:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """Yield a client that knows the built-in tasks, also if no worker has published them."""
+        """Yield a client that knows the built-in tasks, even if no worker has published them."""
         from taskd.client import Client
 
         settings = self.load().settings
@@ -97,8 +97,11 @@ class Session:
         """Check the schema, and run `work` with a connection to the database.
 
         Raises:
-            StoreUnavailable, ConfigError, SchemaError: the database cannot be reached, or this
-                taskd does not work with its schema.
+            EmbeddedError: the embedded PostgreSQL is in use and cannot be started or joined.
+            StoreUnavailable: the database cannot be reached.
+            PermissionDenied: PostgreSQL refuses the login, or an action of `work`.
+            ConfigError: a setting is wrong.
+            SchemaError: this taskd does not work with the schema of the database.
         """
         return run(self._ask(work))
 
@@ -130,14 +133,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Duration(click.ParamType[float]):
-    """A duration in seconds, written `30s`, `5m`, `2h`, `7d`."""
+    """A duration, written `30s`, `5m`, `2h`, `7d`."""
 
     name = "duration"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Parse it."""
+        """Return the duration in seconds."""
         if isinstance(value, float):
             return value
         try:
@@ -158,7 +161,7 @@ class OfSetting(click.ParamType[Any]):
         self._parse: Callable[[Any], Any] = found.metadata["parse"]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse it within the limits of the setting."""
+        """Return the value that the parser of the setting returns."""
         try:
             return self._parse(value)
         except ValueError as error:
@@ -173,7 +176,7 @@ class Moment(click.ParamType[datetime]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime:
-        """Parse it."""
+        """Return the point in time."""
         if isinstance(value, datetime):
             return value
         try:
@@ -199,14 +202,14 @@ def parse_moment(text: str) -> datetime:
 
 
 class MomentOrDuration(click.ParamType[Any]):
-    """A point in time, or a duration from now; the form of the text decides."""
+    """A point in time, which contains a hyphen, or a duration from now."""
 
     name = "time"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> datetime | float:
-        """Parse it."""
+        """Return a point in time, or a duration in seconds."""
         if isinstance(value, datetime | float):
             return value
         if "-" in str(value):
@@ -220,7 +223,7 @@ class QueueName(click.ParamType[str]):
     name = "queue"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check it."""
+        """Return the checked name."""
         try:
             return check_queue(str(value))
         except InvalidJob as error:
@@ -228,18 +231,18 @@ class QueueName(click.ParamType[str]):
 
 
 class Reason(click.ParamType[str]):
-    """The reason of an action, which is stored with it."""
+    """The reason of an action, which taskd stores."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check it."""
+        """Return the checked reason."""
         try:
             size = len(str(value).encode())
         except UnicodeEncodeError:
             self.fail("it is not UTF-8 text", param, ctx)
         if size > REASON_BYTES_MAX:
-            self.fail(f"it takes {size:,} bytes; at most {REASON_BYTES_MAX}", param, ctx)
+            self.fail(f"it has {size:,} bytes; at most {REASON_BYTES_MAX} are allowed", param, ctx)
         return str(value)
 
 

@@ -1,8 +1,8 @@
 """A full-screen terminal: it writes only changed lines, and restores the terminal at the end.
 
-It writes the few escape sequences that every terminal knows. Curses would look up the name of the
-terminal in a database, in which it is often missing on remote hosts. Each frame is one write of the
-changed lines, so the screen does not flicker, and an unchanged screen costs nothing.
+The module uses only escape sequences that every terminal knows. Curses would look up the name of
+the terminal in a database, and remote hosts often lack the entry. Each frame is one write of the
+changed lines, so the screen does not flicker.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def painted(line: Line, width: int, *, colours: bool) -> str:
 
 
 def keys(typed: str) -> Iterator[str]:
-    """Yield the keys in the input; unknown sequences are skipped."""
+    """Yield the keys in the input: names such as `up`, or characters. Skip unknown sequences."""
     while typed:
         size = 1
         if typed[0] == "\x1b" and typed[1:2] in ("[", "O"):
@@ -104,12 +104,12 @@ def keys(typed: str) -> Iterator[str]:
 
 
 class Terminal:
-    """The terminal of stdin and stdout, for the duration of a block.
+    """Full-screen mode of the terminal for the duration of a `with` block.
 
     Args:
         pressed: called with each key: its name, or its character.
         redraw: called when the size has changed, or the program has continued after Ctrl-Z.
-        quit_: called when a signal asks the program to end.
+        quit_: called when a signal asks the program to end, or the terminal is gone.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Terminal:
             termios.tcsetattr(self._in, termios.TCSADRAIN, self._before)
 
     def size(self) -> tuple[int, int]:
-        """Return the numbers of columns and lines, at least one each."""
+        """Return the number of columns and the number of lines, at least one each."""
         found = shutil.get_terminal_size() if not os.isatty(self._out) else None
         columns, lines = found or os.get_terminal_size(self._out)
         return max(columns, 1), max(lines, 1)
@@ -215,7 +215,8 @@ class Terminal:
         self._end()
         loop.remove_signal_handler(signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGTSTP)
-        # Execution continues here, or at once if no shell can continue the process.
+        # The process continues here after SIGCONT. If no shell could continue the process, the
+        # kernel ignores SIGTSTP, and the process was not stopped.
         loop.add_signal_handler(signal.SIGTSTP, self._stop)
         self._come_back()
 
