@@ -42,7 +42,7 @@ def test_a_far_server_is_reported_apart_from_a_slow_disk():
 def test_neither_disk_nor_network():
     quick = replace(LOCAL, commit=Times(0.12, 0.3), enqueue_single_per_s=2000.0)
     assert limits(quick)[0].startswith(
-        "To enqueue one job takes 0.5 ms; only 0.12 ms of it are the round trip and the commit,"
+        "To enqueue one job takes 0.5 ms. The round trip and the commit take only 0.12 ms"
     )
 
 
@@ -55,7 +55,7 @@ def test_measures_that_contradict_each_other_still_make_sentences():
 
 def test_a_process_that_never_waits_is_the_limit():
     busy = replace(LOCAL, drain_cpu=0.93)
-    assert "93% of a core: it is the limit, not the server" in limits(busy)[1]
+    assert "93% of a core: this process is the limit, not the server" in limits(busy)[1]
     assert "--processes 2" in limits(busy)[1]
 
 

@@ -64,7 +64,7 @@ def _each_s(_ctx: click.Context, _option: click.Parameter, value: float) -> floa
     callback=_each_s,
     default="2s",
     show_default=True,
-    help="Longest time for each of the other measurements.",
+    help="Longest time for each measurement of round trips, commits and single enqueues.",
 )
 @click.option("--with-live-jobs", is_flag=True, help="Measure even if the database has live jobs.")
 @json_option
@@ -82,12 +82,12 @@ def bench(
 
     The benchmark measures commits, enqueueing, a worker that drains no-op jobs, and how soon an
     idle worker starts a job; then it prints what limits the rates. The worker runs with your
-    settings, in this process, on a queue of its own. At the end, also after Ctrl-C, the benchmark
+    settings, in this process, on a queue of its own. At the end, even after Ctrl-C, the benchmark
     removes all its rows.
 
-    Run it as the owner of the schema (the user that runs `taskd db migrate`). It refuses to run,
-    with exit code 4, if the database has live jobs: they and the benchmark would slow each other
-    down.
+    Run the benchmark as the owner of the schema (the user that runs `taskd db migrate`). If the
+    database has live jobs, the benchmark ends with exit code 4: these jobs and the benchmark would
+    slow each other down.
     """
     import uvloop
 
@@ -127,7 +127,11 @@ async def _bench(session: Session, plan: Plan, with_live_jobs: bool) -> Figures:
 
 
 async def _clear_left(session: Session, lane: Lane) -> None:
-    """Remove the rows of earlier runs that were killed."""
+    """Remove the rows of earlier runs that were killed.
+
+    Raises:
+        PermissionDenied: the login does not own the schema.
+    """
     if not (await stored.read_environment(lane)).owner:
         raise PermissionDenied(
             "taskd bench removes its queue, worker and jobs at the end, and only the owner of the "
@@ -193,10 +197,10 @@ async def _clear(session: Session, lane: Lane, name: str) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C and SIGTERM cancel this task: first the measurements, then the clean-up.
+    """Let the first Ctrl-C or SIGTERM cancel the measurements, and the second one the clean-up.
 
-    While a worker runs, it handles these signals. The yielded function then installs the handlers
-    again.
+    A worker replaces the handlers of these signals while it runs. After its end, the yielded
+    function installs them again.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

@@ -24,7 +24,7 @@ class Times:
 
     @classmethod
     def of(cls, spans_s: Sequence[float]) -> Self:
-        """Return the percentiles of these durations in seconds; give at least one."""
+        """Return the percentiles of at least one duration, given in seconds."""
         at_99 = sorted(spans_s)[math.ceil(len(spans_s) * 0.99) - 1]
         return cls(round(median(spans_s) * 1000, 3), round(at_99 * 1000, 3))
 
@@ -82,27 +82,27 @@ def to_json(figures: Figures) -> dict[str, Any]:
 
 
 def limits(figures: Figures) -> list[str]:
-    """Return sentences that name each limit of this database, and what to do about it."""
-    to_json = [_enqueue_limit(figures), _drain_limit(figures)]
+    """Return sentences that say what limits each rate, and what to do about that."""
+    sentences = [_enqueue_limit(figures), _drain_limit(figures)]
     if not figures.notified:
-        to_json.append(
+        sentences.append(
             "A pooler is in front of the server, so the worker receives no notifications and "
             "polls. If you set TASKD_LISTEN_DSN to the server itself, jobs start sooner."
         )
     if not figures.durable:
-        to_json.append(
+        sentences.append(
             "Commits do not wait for the disk here (fsync or synchronous_commit is off): a crash "
             "of the server loses jobs. A server that waits for its disk is slower."
         )
-    return to_json
+    return sentences
 
 
 def _enqueue_limit(figures: Figures) -> str:
-    """Return a sentence about the largest part of the time to enqueue a single job."""
+    """Return a sentence about the longest part of a single enqueue: round trip, commit or CPU."""
     trip, commit = figures.round_trip.p50_ms, figures.commit.p50_ms
     job = 1000 / figures.enqueue_single_per_s
     flush, rest = max(commit - trip, 0.0), max(job - commit, 0.0)
-    most = f"{1000 / commit:,.0f} jobs/s one at a time" if commit else "so many jobs"
+    most = f"{1000 / commit:,.0f} jobs/s one at a time" if commit else "one job per commit"
     better = f"Enqueue in bulk: 1,000 per call reached {figures.enqueue_bulk_per_s:,.0f} jobs/s."
     if trip >= max(flush, rest):
         return (
@@ -115,8 +115,8 @@ def _enqueue_limit(figures: Figures) -> str:
             f"{most}. {better}"
         )
     return (
-        f"To enqueue one job takes {_ms(job)}; only {_ms(min(commit, job))} of it are the round "
-        f"trip and the commit, the rest is work of client and server. {better}"
+        f"To enqueue one job takes {_ms(job)}. The round trip and the commit take only "
+        f"{_ms(min(commit, job))} of this time; the rest is work of client and server. {better}"
     )
 
 
@@ -124,8 +124,8 @@ def _drain_limit(figures: Figures) -> str:
     used = f"While draining, the worker's process used {figures.drain_cpu:.0%} of a core"
     if figures.drain_cpu >= CPU_FULL:
         return (
-            f"{used}: it is the limit, not the server. `taskd run --processes 2` drains more if "
-            "there is a second core."
+            f"{used}: this process is the limit, not the server. `taskd run --processes 2` drains "
+            "more if there is a second core."
         )
     each = 1_000_000 / figures.drain_per_s
     return (

@@ -51,7 +51,8 @@ class Plan:
     Attributes:
         jobs: number of jobs to enqueue, in all three ways together, and then to drain.
         wake_ups: number of jobs to enqueue one by one for an idle worker.
-        each_s: the longest time of each other measurement, in seconds.
+        each_s: the longest time for each measurement of round trips, commits and single enqueues,
+            in seconds.
     """
 
     jobs: int
@@ -68,8 +69,8 @@ class Measures:
 
     Args:
         name: the name of the queue and of the task.
-        regain: called when the worker has ended, to install the signal handlers again: the worker
-            handles the signals while it runs, and does not restore earlier handlers.
+        regain: called when the worker has ended, to install the signal handlers of the benchmark
+            again: the worker replaces them, and does not restore them.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Measures:
             on = fetches(connection)
             round_trip = await self._spans("round trip", lambda: stored.round_trip(on), CALLS_MAX)
             commit = await self._spans("commit", lambda: stored.commit(on), CALLS_MAX)
-            # Run each kind of call once before it is measured, to open connections and make plans.
+            # Enqueue one job before the measurement: this opens a connection and makes a plan.
             await client.enqueue(self._job)
             share = min(CALLS_MAX, plan.jobs // SHARE_MAX)
             single = await self._spans("one by one", lambda: client.enqueue(self._job), share)
@@ -162,7 +163,7 @@ class Measures:
 
     @asynccontextmanager
     async def _worker(self, target: Target) -> AsyncIterator[None]:
-        """Run a worker in this process while the block runs; it ends with the block."""
+        """Run a worker in this process until the block ends."""
         from taskd.worker import Worker
 
         registry = Registry()
@@ -212,7 +213,7 @@ class Measures:
         return spans
 
     async def _until_started(self, count: int, step: str | None = None) -> None:
-        """Wait until this many handlers have started in all."""
+        """Wait until handlers have started this many times in total."""
         starts = self._starts
         seen, ends = starts.count, time.monotonic() + STALLED_S
         while starts.count < count:
@@ -231,8 +232,8 @@ class Measures:
             self._working.result()
         if time.monotonic() > ends:
             raise TaskdError(
-                f"the queue {self._name} did not move for {STALLED_S:.0f} s, so there is "
-                "nothing to measure. Is the queue paused, or does the database not answer?"
+                f"no job of the queue {self._name} has started or ended for {STALLED_S:.0f} s, so "
+                "there is nothing to measure. Is the queue paused, or does the database not answer?"
             )
 
 
@@ -269,7 +270,7 @@ class Starts:
             await self._reached.wait()
 
     def handler(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Return the handler."""
+        """Return a handler that counts its starts in this object."""
 
         async def nothing() -> None:
             self.count += 1

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # The time between the first two polls, from which the first rates are computed.
 FIRST_S = 1.0
-# Ended jobs are read again for this long: a commit can become visible some time after the end of
-# the job that it contains.
+# Each poll reads the jobs that ended within this time before the last poll again: an ack becomes
+# visible at its commit, which is later than the time of the end that the ack writes.
 OVERLAP_S = 5.0
 TICK_S = 1.0
 # Size of the screen with --once, where there is no terminal.
@@ -37,7 +37,7 @@ class Interval(click.FloatRange):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse it."""
+        """Return the duration in seconds."""
         from taskd.cli.shared.session import DURATION
 
         return super().convert(DURATION.convert(value, param, ctx), param, ctx)
@@ -63,8 +63,8 @@ def top(session: Session, /, as_json: bool, **options: Any) -> None:
     """Watch queues, workers, running jobs, failing tasks and full limits, live.
 
     Keys: q quits, h shows all keys. Rates are those of the last 10 s; wait and run times are those
-    of jobs that ended within the last minute. If stdout is not a terminal, give --once or
-    --json; --json prints an object per interval. The command needs only the role taskd_observer.
+    of jobs that ended within the last minute. If stdout is not a terminal, give --once or --json;
+    --json prints one object per interval. The role taskd_observer is enough for this command.
     """
     if not (options["once"] or as_json or can_show()):
         raise click.UsageError(
@@ -95,7 +95,8 @@ class Polls:
     """Polls the database, and keeps the results.
 
     Attributes:
-        view: the view of all queues; None before the first answer.
+        refreshing: the interval, and the state of the connection.
+        top: the results, from which view() is computed.
     """
 
     def __init__(self, lane: Lane, interval_s: float) -> None:
@@ -105,7 +106,7 @@ class Polls:
         self._last_s: float | None = None
 
     async def poll(self) -> None:
-        """Poll once: two statements.
+        """Poll once, with two statements.
 
         Raises:
             StoreUnavailable: the database does not answer now.
@@ -135,7 +136,7 @@ class Polls:
 
 
 async def _print_views(session: Session, polls: Polls, queue: str | None, *, once: bool) -> None:
-    """Print an object per interval; the first one after an interval, so that it has rates."""
+    """Print one object per interval, the first one after the second poll, so that it has rates."""
     failing = False
     while True:
         await asyncio.sleep(FIRST_S if once else polls.refreshing.rest_s())
@@ -163,10 +164,10 @@ def _print_screen(polls: Polls, queue: str | None) -> None:
 
 
 def _echoed(text: str, style: str) -> str:
-    poll = STYLES[style]
+    codes = STYLES[style]
     return (
-        f"\x1b[{poll}m{text}\x1b[0m"
-        if poll and click.get_current_context().color is not False
+        f"\x1b[{codes}m{text}\x1b[0m"
+        if codes and click.get_current_context().color is not False
         else text
     )
 
@@ -180,7 +181,7 @@ class Live:
         self._ui = Ui(polls.refreshing.interval_s, only=queue)
         self._view: View | None = None
         self._ended = asyncio.Event()
-        # Events of the terminal: keys, or None to redraw the screen.
+        # Events of the terminal: keys, or an empty text to redraw the screen.
         self._keys: asyncio.Queue[str] = asyncio.Queue()
         self._terminal: Terminal | None = None
 
@@ -200,7 +201,7 @@ class Live:
                 for each in done:
                     each.result()
             finally:
-                # Close the connection first: otherwise a cancelled task waits for its statement.
+                # Close the connection first: a cancelled task would wait for its statement.
                 await self._lane.close()
                 for each in tasks:
                     each.cancel()

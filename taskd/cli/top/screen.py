@@ -21,19 +21,19 @@ SORTS = ("due", "queued", "out", "name")
 HELP = (
     ("q, Ctrl-C", "quit"),
     ("up, down", "choose a queue"),
-    ("Enter", "see only the chosen queue, or all again"),
-    ("Esc", "see all queues again"),
+    ("Enter", "show only the chosen queue, or all queues again"),
+    ("Esc", "show all queues again"),
     ("s", "sort queues by the oldest due job, depth, rate out, or name"),
     ("space", "hold the screen, or continue"),
-    ("h, ?", "this page, and back"),
+    ("h, ?", "show this page, or go back"),
 )
 NOTES = (
-    "OLDEST DUE  how long the next job has been due; empty: no job waits",
-    "IN/s OUT/s  jobs that were enqueued and that ended, of the last 10 s",
-    "WAIT RUN    from the due time to the claim, and from the claim to the outcome, of the jobs",
-    "            that ended within a minute and were found: 50th and 95th percentile",
+    "OLDEST DUE  how long the oldest due job has been due; empty: no job is due",
+    "IN/s OUT/s  jobs enqueued and jobs ended per second, in the last 10 s",
+    "WAIT RUN    from the due time to the claim, and from the claim to the outcome;",
+    "            p50, p95: percentiles of a sample of jobs ended in the last minute",
     "polled      workers poll the queue continuously; producers send no NOTIFY",
-    "ENDED/s     of a worker: estimated from its share of the ended jobs that were found",
+    "ENDED/s     OUT/s of all queues, times the worker's share of that sample",
 )
 
 
@@ -45,7 +45,7 @@ class Ui(NamedTuple):
         sort: one of SORTS.
         chosen: the highlighted queue.
         only: the queue to which the screen is limited; None: all queues.
-        held: whether the screen is held: it shows no new results.
+        held: whether the screen is held, so that it shows no new results.
         help: whether the help page is shown.
     """
 
@@ -59,7 +59,7 @@ class Ui(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table of the screen, and the text for an empty table."""
+    """A table of the screen, and the text to show if the table has no rows."""
 
     columns: Sequence[Column]
     rows: Sequence[Any]
@@ -109,7 +109,7 @@ def _head(view: View | None, ui: Ui, width: int) -> list[Line]:
 
 
 def _totals(view: View, width: int) -> Line:
-    """Return the line of totals; without enough cells, leave out the least important ones."""
+    """Return the line of totals; on a narrow screen, without blocked and scheduled jobs."""
     counts = {
         name: sum(getattr(each, name) for each in view.queues)
         for name in ("queued", "running", "scheduled", "blocked")
@@ -164,7 +164,7 @@ def _body(view: View, ui: Ui, width: int, room: int) -> list[Line]:
 
 
 def _named(view: View) -> list[Running]:
-    """Return the running jobs, with their workers by host and pid."""
+    """Return the running jobs, with the host and the pid of the worker in place of its id."""
     from msgspec.structs import replace
 
     names = {each.id: cell(f"{each.host}:{each.pid}") for each in view.workers}
@@ -242,7 +242,7 @@ def _widths(section: Section, rows: Sequence[Any], width: int) -> tuple[list[Col
         columns.remove(min(going, key=lambda each: each.keep))
     sizes = [least(each) for each in columns]
     left = width - sum(sizes) - len(columns) + 1
-    # Give each column that needs more cells one cell in turn, so that a long name does not take all
+    # Each column that needs more cells gets one cell in turn, so that a long name does not take all
     # the cells that an error needs.
     wanted_sizes = [natural(each) for each in columns]
     while left > 0 and (growing := [n for n, size in enumerate(sizes) if size < wanted_sizes[n]]):

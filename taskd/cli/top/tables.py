@@ -15,8 +15,8 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        keep: on a narrow screen, columns with the lowest number are dropped first; 0: the column is
-            never dropped.
+        keep: on a narrow screen, the column with the lowest number is dropped first; 0: the column
+            is never dropped.
         least: the fewest cells of the column.
         wide: whether the column can be narrower than its longest text.
     """
