@@ -25,13 +25,18 @@ EXIT_CHECK_FAILED = 4
 def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: bool) -> None:
     """Exit 0 if every queue with due jobs has a live worker.
 
-    stderr, and `failing` of --json, name services of workers that fail again and again.
+    A worker that is live and not draining must serve each such queue. Paused queues are not
+    checked. With --queue, the command checks only the given queues, even if they are paused or have
+    no due jobs.
 
-    A live worker that is not draining must serve each such queue. Paused queues are not checked.
-    With --queue, the check applies to that queue even if no job is due in it. With --worker, a
-    worker of this host (in a container: of that container) must run, hold its lease and not drain;
-    queues are not checked. Exit 4: the check failed; 69: the database cannot be reached, so the
-    state of the worker is unknown; 78: this taskd does not work with the schema.
+    With --worker, the command checks no queue: a worker of this host (in a container: of this
+    container) must run, hold its lease and not drain.
+
+    Services of workers that fail repeatedly do not fail the check; stderr, and `failing` of --json,
+    name them.
+
+    Exit 4: the check failed; 69: the database cannot be reached, so the state of the workers is
+    unknown; 78: this taskd does not work with the schema.
     """
     if worker and queues:
         raise click.UsageError("--worker checks no queue; give either --worker or --queue")
@@ -119,7 +124,7 @@ def _versions_text(versions: Row) -> str:
 
 
 def _with_its_process(row: Row) -> Row:
-    """Return the row; its state is `gone` if the process has ended and its lease has not."""
+    """Return parts of the row; the state is `gone` if the process of the worker has ended."""
     from taskd.store.workers import Other
     from taskd.worker.lease.process_identity import is_gone
 

@@ -20,7 +20,7 @@ RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|m|h)")
 
 
 class OrNone(click.ParamType[Any], Generic[N]):
-    """A value, or a word that removes the bound: `none`."""
+    """A value, or a word that removes the bound: `none`, or the `word` of the option."""
 
     def __init__(self, inner: click.ParamType[N], word: str = NONE) -> None:
         self._inner, self._word = inner, word
@@ -29,7 +29,7 @@ class OrNone(click.ParamType[Any], Generic[N]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> N | str:
-        """Parse it."""
+        """Return the value, or `none`."""
         return NONE if value in (self._word, NONE) else self._inner.convert(value, param, ctx)
 
 
@@ -41,7 +41,7 @@ class Rate(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Parse it."""
+        """Return the rate in jobs per second."""
         if isinstance(value, float):
             return value
         match = RATE.fullmatch(str(value))
@@ -57,7 +57,7 @@ def number(most: int, word: str = NONE) -> OrNone[int]:
 
 
 def bounds(**given: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the options that were given, and the names of the bounds to remove.
+    """Return the values of the options, None for `none`, and the names of the bounds to remove.
 
     Raises:
         UsageError: no option was given.
@@ -117,7 +117,8 @@ rate_option = click.option(
 burst_option = click.option(
     "--burst",
     type=click.IntRange(1, BURST_MAX),
-    help="Jobs that can start at once after a pause; by default the rate per second, rounded up.",
+    help="Jobs that can start together after an idle time; by default the rate per second, "
+    "rounded up.",
 )
 
 
@@ -132,9 +133,9 @@ def limits() -> None:
 def list_(session: Session, as_json: bool) -> None:
     """List limits: their bounds, the running jobs and the blocked jobs.
 
-    QUEUED jobs are admitted and have not started. BLOCKED jobs are not admitted. Of these, the NEXT
-    wait for a slot of the limit in all, and the PARKED for a slot or a token of their key; the rest
-    were enqueued a moment ago.
+    QUEUED jobs are admitted and have not started. BLOCKED jobs are not admitted. Of the BLOCKED
+    jobs, the NEXT jobs wait for a slot of IN ALL, the PARKED jobs wait for a slot or a token of
+    their key, and the rest were enqueued a moment ago.
     """
     from taskd.store.jobs import limits as store
 
@@ -202,7 +203,7 @@ def set_(
     """Change a limit. Bounds that are not given do not change.
 
     The new bounds stay in force when the app restarts. Running jobs continue. Blocked jobs are
-    admitted at once if the new bounds allow it.
+    admitted immediately if the new bounds allow that.
     """
     from taskd.core.jobs.job import check_task_name
     from taskd.store.jobs import limits as store

@@ -91,7 +91,8 @@ def pause(
 ) -> None:
     """Stop claiming from queues. Running jobs continue; workers need no restart.
 
-    A queue can be paused before it has jobs or workers; the command then says that it is new.
+    A queue can be paused before it has jobs or workers; the command then says that the queue is
+    new.
     """
     from taskd.store import queues as store
     from taskd.store.reading import reports
@@ -115,7 +116,7 @@ def pause(
 @json_option
 @pass_session
 def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
-    """Claim from paused queues again."""
+    """Let workers claim from paused queues again."""
     from taskd.store import queues as store
 
     resumed = session.run(lambda lane: store.resume(lane, names))
@@ -151,9 +152,9 @@ def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
     """Limit a queue. Limits that are not given do not change.
 
     `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000` limits all workers
-    together. --concurrency applies to each worker process and overrides its setting: running
-    workers use the new number within seconds, later workers from their start. Running attempts
-    continue.
+    together. --concurrency applies to each worker process and overrides the setting of the process:
+    running workers use the new number within seconds, later workers from their start. Running
+    attempts continue.
     """
     from taskd.store.jobs import limits
 
@@ -183,7 +184,9 @@ def keep(
 ) -> None:
     """Set how long a queue keeps its finished jobs; 0 keeps none.
 
-    Applies to jobs that finish from now on: `taskd queues keep email --done 7d --failed 30d`.
+    The times apply to jobs that finish from now on.
+
+    taskd queues keep email --done 7d --failed 30d
     """
     if done_s is None and failed_s is None:
         raise click.UsageError("give --done, --failed, or both")
@@ -200,8 +203,8 @@ def keep(
     print_rows([row], columns, as_json=as_json)
     if refused is not None:
         raise type(refused)(
-            f"the times of queue {name!r} are set, but the partitions for them could not be made, "
-            f"and finished jobs go to the default partition until they are. {refused}"
+            f"the times of queue {name!r} are set, but the partitions for them could not be made. "
+            f"Until they are made, finished jobs go to the default partition. {refused}"
         )
 
 
@@ -210,12 +213,12 @@ async def _keep(lane: Lane, name: str, seconds: list[int | None]) -> tuple[Any, 
     from taskd.store.reading import reports
 
     row = await reports.keep_queue(lane, name, *seconds)
-    # Make its partitions now: until the next upkeep, finished jobs would go to the default
-    # partition.
+    # Make the partitions of the queue now: until the next upkeep, finished jobs would go to the
+    # default partition.
     try:
         await history.make_partitions(lane)
     except StoreUnavailable:
-        pass  # the history is in use
+        pass  # another session locks job_history; the next upkeep makes the partitions
     except TaskdError as error:
         return row, error
     return row, None

@@ -92,20 +92,26 @@ def list_(session: Session, as_json: bool) -> None:
         if row["last_tick"] is not None and row["last_tick"] > row["now"]:
             ahead = span((row["last_tick"] - row["now"]).total_seconds())
             session.echo(
-                f"{printable(row['name'])}: its last tick, {moment(row['last_tick'])}, is {ahead} "
-                "ahead of the database's clock, which was set back since; see taskd docs clocks"
+                f"{printable(row['name'])}: the last tick, {moment(row['last_tick'])}, is {ahead} "
+                "ahead of the database's clock, because that clock was set back; see taskd docs "
+                "clocks"
             )
 
 
 @schedules.command("next")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option(
-    "-n", "number", type=click.IntRange(1, NEXT_MAX), default=5, show_default=True, help="Ticks."
+    "-n",
+    "number",
+    type=click.IntRange(1, NEXT_MAX),
+    default=5,
+    show_default=True,
+    help="Ticks per schedule.",
 )
 @json_option
 @pass_session
 def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) -> None:
-    """Print the next ticks in the time zone of each schedule; without NAMES, of all schedules."""
+    """Print the next ticks of the named schedules, or of all, in the time zone of each schedule."""
     from taskd.store import schedules as store
 
     rows = session.run(store.list_)
@@ -120,7 +126,7 @@ def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) 
     print_rows(coming, NEXT_COLUMNS, as_json=as_json)
     for row in selected:
         if _stopped(row):
-            session.echo(f"{row['name']} is paused: it has no tick until it is resumed")
+            session.echo(f"{row['name']} is paused: it has no ticks until you resume it")
 
 
 def _stopped(row: Row) -> bool:
@@ -133,7 +139,7 @@ def _ticks(row: Row) -> Iterator[datetime]:
 
     when = rhythm(row["every_s"], row["cron"], row["timezone"], row["starts_at"])
     existing = row["next_at"]
-    # No worker has read this schedule yet, for example after a resume.
+    # Without next_at, no worker has computed the next tick yet, for example after a resume.
     begin = existing or max(row["now"], row["paused_until"] or row["now"])
     return itertools.chain([existing] if existing else [], when.ticks(begin))
 
@@ -176,7 +182,7 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
     type=click.Choice([each.value for each in CatchUp]),
     default="last",
     show_default=True,
-    help="Missed ticks to fire later.",
+    help="Which missed ticks to fire later.",
 )
 @click.option(
     "--catch-up-max",
@@ -197,7 +203,7 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
     "--jitter",
     "jitter_s",
     type=DURATION,
-    help="Delay the job of each tick by a random time up to this.",
+    help="Delay the job of each tick by a random time, at most this long.",
 )
 @click.option(
     "--deadline",
@@ -315,7 +321,9 @@ def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     _print_outcome(session, "deleted", names, sorted(deleted), answer if as_json else None)
     for name, app in sorted(deleted.items()):
         if app is not None and not as_json:
-            session.echo(f"app {app} declares {name}, and makes it again when it starts")
+            session.echo(
+                f"app {app} declares {name} in its code, and makes {name} again when the app starts"
+            )
 
 
 @schedules.command("run")
@@ -325,8 +333,9 @@ def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 def run(session: Session, name: str, as_json: bool) -> None:
     """Enqueue the jobs of a schedule now, in addition to its ticks, and print their ids.
 
-    This works for paused schedules, too. If the overlap of the schedule is skip, no job is enqueued
-    while one of its jobs is live; if it is cancel, that job is cancelled first.
+    The command also works for paused schedules. If the overlap of the schedule is `skip`, no job is
+    enqueued while a job of the schedule is live; if the overlap is `cancel`, the live job is
+    cancelled first.
     """
     from taskd.store import schedules as store
 

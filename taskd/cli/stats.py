@@ -40,8 +40,8 @@ ERROR_COLUMNS = {
 }
 
 
-def of_late(words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options that choose jobs: --since, --queue and --task."""
+def filter_options(words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options --since, with `words` as its help, --queue and --task."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
@@ -58,18 +58,18 @@ def of_late(words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @click.group(invoke_without_command=True)
-@of_late("Count jobs that finished within this time.")
+@filter_options("Count jobs that finished within this time.")
 @click.option("--by", type=click.Choice(["hour"]), help="Show one line per hour, queue and task.")
 @json_option
 @pass_session
 def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) -> None:
     """Show recent outcomes, wait and run times, and errors.
 
-    The table is by queue and task, from the history. WAIT is the time from the due time to the
-    claim. RUNNING is the time from the claim until the outcome was written. A busy worker claims
-    and writes in batches, so RUNNING includes waits, and is longer than duration_ms in the log.
-    Both times are of the last attempt of a job. p95: 95 of 100 jobs took no longer. RETRIED counts
-    jobs with more than one attempt.
+    The table has a line per queue and task of finished jobs that their queues still keep. WAIT is
+    the time from the due time to the claim. RUNNING is the time from the claim until the outcome
+    was written. A busy worker claims and writes in batches, so RUNNING includes waits, and is
+    longer than duration_ms in the log. Both times are of the last attempt of a job. p95: 95 of 100
+    jobs took no longer. RETRIED counts jobs with more than one attempt.
     """
     if _is_for_a_command():
         return
@@ -100,7 +100,7 @@ def _is_for_a_command() -> bool:
 
 
 @stats.command()
-@of_late("Count errors within this time.")
+@filter_options("Count errors within this time.")
 @click.option(
     "--limit",
     type=click.IntRange(1, GROUPS_MAX),
@@ -116,7 +116,7 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
     Errors that differ only in numbers, ids, quoted text and paths count as one kind; `#` and `…`
     stand for the differing parts. FAILED jobs have ended; RETRYING jobs are scheduled for another
     attempt. Each job is counted once, by its last error. EXAMPLE is the id of the job that failed
-    last; see it with `taskd jobs show`.
+    last; `taskd jobs show` shows the job.
     """
     from taskd.core.explain.error_groups import group
     from taskd.store.reading import reports
@@ -143,6 +143,6 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
         )
     if not read.all_scheduled:
         session.echo(
-            f"only {ERRORS_READ_MAX:,} scheduled jobs were read for retries: those that are due "
-            "first"
+            f"RETRYING counts only the {ERRORS_READ_MAX:,} scheduled jobs that are due first; "
+            "the others were not read"
         )

@@ -54,7 +54,9 @@ COLOURS = {
 @click.option(
     "--job", "job_id", type=JOB_ID, help="Follow only this job, from its enqueue to its end."
 )
-@click.option("--since", "since_s", type=DURATION, help="Start with the events of this last time.")
+@click.option(
+    "--since", "since_s", type=DURATION, help="First print the events of this period: 10m."
+)
 @click.option("--count", type=click.IntRange(1), help="Exit after this many events.")
 @click.option(
     "--interval",
@@ -69,10 +71,10 @@ COLOURS = {
 def tail(session: Session, /, **options: Any) -> None:
     """Follow the events of jobs: enqueued, claimed, retried, done, failed, cancelled.
 
-    Each event is one line, with the time of the database, printed within one interval after its
-    commit. Ends of jobs are printed even after an outage of the database; `taskd docs watching`
-    lists the events that can be missed. Ctrl-C ends the command with exit code 0. With --job, the
-    command exits when the job has ended.
+    Each event is one line, with the time by the database's clock, and is printed by the next poll
+    after the commit. Ends of jobs are printed even after an outage of the database; `taskd docs
+    watching` lists the events that can be missed. Ctrl-C ends the command with exit code 0. With
+    --job, the command exits when the job has ended.
     """
     if options["job_id"] is not None and (options["since_s"] is not None):
         raise click.UsageError("--job shows all events of the job; leave out --since")
@@ -150,7 +152,7 @@ def _details(event: Event) -> str:
     if event.run_at is not None:
         parts.append(_due(event.at, event.run_at))
     if event.event == "gone":
-        parts.append("it has ended, and its queue keeps no finished jobs")
+        parts.append("the job has ended, and its queue keeps no finished jobs")
     if event.error:
         parts.append(first_line(event.error))
     return cell(", ".join(parts))
@@ -224,8 +226,8 @@ class Tail:
         poll = await store.poll(self._lane, self._watch.after_id, list(self._watch.missing))
         changes, going = self._watch.compare(poll)
         rows = await store.jobs(self._lane, changes.all())
-        # Set only after both statements have succeeded: if the second one fails, both are repeated,
-        # so that no event is missed.
+        # Set it only after both statements have succeeded: if the second one fails, the next poll
+        # repeats both, so that no event is missed.
         self._watch = going
         return self._reporter.report(rows, changes, poll.now)
 

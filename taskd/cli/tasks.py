@@ -87,8 +87,8 @@ def pause(
 ) -> None:
     """Stop starting jobs of these tasks. Running jobs continue; waiting jobs lose no attempt.
 
-    Workers are notified at once; without notifications, they stop within about six seconds. The
-    former names of a task are paused with it.
+    Workers are notified immediately; without notifications, they stop within about six seconds. The
+    former names of a task are paused with the task.
     """
     from taskd.store import tasks as store
 

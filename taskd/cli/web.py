@@ -12,7 +12,7 @@ import click
 from taskd.cli.shared.session import OfSetting, Session, pass_session, run
 from taskd.errors import ConfigError
 
-# The longest time that a page waits for the database, before it shows an error.
+# The longest time that a page waits for a statement before it shows an error.
 PAGE_S = 10.0
 
 
@@ -33,9 +33,9 @@ PAGE_S = 10.0
 def web(session: Session, /, hash_password: bool, **flags: Any) -> None:
     """Serve the dashboard: queues, jobs, workflows, schedules and workers in a browser.
 
-    With a password (TASKD_WEB_PASSWORD, or the file TASKD_WEB_PASSWORD_FILE) it requires a login,
-    and users who are logged in can retry and cancel jobs, pause queues and run schedules. Without a
-    password it is read-only, and only this machine can connect.
+    With a password (TASKD_WEB_PASSWORD, or the file TASKD_WEB_PASSWORD_FILE), the dashboard
+    requires a login, and users who are logged in can retry and cancel jobs, pause queues and run
+    schedules. Without a password, the dashboard is read-only, and only this machine can connect.
     """
     from taskd.web import check_installed
 
@@ -95,7 +95,7 @@ def _welcome(address: str, url: str | None, guarded: bool) -> str:
 
 
 async def _until_stopped(server: Any, dashboard: Any) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
+    """Serve until SIGTERM or Ctrl-C, or until the server fails."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

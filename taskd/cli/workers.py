@@ -45,11 +45,11 @@ COLUMNS = {
 def workers(session: Session, dead_s: float, as_json: bool) -> None:
     """List live workers, and workers that ended recently.
 
-    A worker is live, draining (it is stopping), late, silent or dead. Late: it has not renewed its
-    lease for a third of the lease's time, because it has died, hangs or cannot reach the database.
-    Silent: its lease has expired. SCHEMA is the newest migration that its code knows, or the range
-    of schema versions with which it works. stderr names services of workers that fail again and
-    again.
+    STATE is `live`, `draining` (the worker is stopping), `late`, `silent` or `dead`. Late: the
+    worker has not renewed its lease for a third of the lease's time, because it has died, hangs or
+    cannot reach the database. Silent: the lease has expired. Dead: the worker has ended, or another
+    worker has declared it dead. SCHEMA is the schema version, or the range of versions, for which
+    the code of the worker is made. stderr names services of workers that fail repeatedly.
     """
     from taskd.store.reading import reports
 

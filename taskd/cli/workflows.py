@@ -108,7 +108,7 @@ def show(session: Session, workflow_id: int, as_json: bool) -> None:
     for line, label in zip(drawn, labels, strict=True):
         click.echo(f"{label:<{width}}  {_tail(line)}".rstrip())
     if len(rows) == PARTS_MAX:
-        session.echo(f"the first {count(PARTS_MAX, 'part')}")
+        session.echo(f"only the first {count(PARTS_MAX, 'part')} are shown")
 
 
 def _cut(label: str) -> str:
@@ -135,7 +135,7 @@ def _tail(line: Line) -> str:
     type=REASON,
     default="cancelled by hand",
     show_default=True,
-    help="Kept with the jobs.",
+    help="Reason to store with the jobs.",
 )
 @json_option
 @pass_session

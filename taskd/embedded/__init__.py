@@ -5,14 +5,15 @@ home of the server, and not by a pid file: the kernel releases a lock when the l
 holds it ends, even if that process was killed. The files, the mode of the lock, and the holder:
 
 ```
-start.lock   EX  a process that initialises, starts or stops the server; initdb inherits it
+start.lock   EX  a process that initialises, starts or stops the server; initdb inherits the lock
 users.lock   SH  every process that uses the server: the reference count
 server.lock  EX  postmaster and backends, which inherit it: while it is locked, the server runs
 watch.lock   EX  the watcher, a process that stops the server after its last user
 keep.lock    EX  the holder, a process that counts as a user (`taskd db start`)
 ```
 
-Imports config and errors; the client, the command line and taskd.testing import it.
+This package imports config and errors; the client, the command line and taskd.testing import this
+package.
 """
 
 from taskd.embedded.binaries import pg_binary

@@ -31,9 +31,9 @@ class Binaries:
 def clean_environment() -> dict[str, str]:
     """Return the environment for PostgreSQL programs: this process's PATH, locale C, and UTC.
 
-    PG*, LC_*, LANG, LD_* and TZ of the shell that starts the server must not apply to its later
-    users. With NOTIFY_SOCKET, a postgres built for systemd would report the unit of its user as
-    ready.
+    PG*, LC_*, LANG, LD_* and TZ of the shell that starts the server must not apply to the later
+    users of the server. With NOTIFY_SOCKET, a postgres built for systemd would report the systemd
+    unit of taskd as ready.
     """
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
@@ -73,7 +73,9 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
 
 
 def pg_binary(name: str, settings: Settings) -> Path:
-    """Return the path of a program such as psql, searched like find_binaries(), and then in PATH.
+    """Return the path of a program such as psql, of any version.
+
+    The search is that of find_binaries(), and then of PATH.
 
     Raises:
         EmbeddedError: the program was not found.

@@ -39,9 +39,9 @@ class Runner:
 def default_home(settings: Settings) -> Path:
     """Return the home `pg<major>` in `data_dir`, or in the data directory of the user.
 
-    The major version is `pg_major`. If `pg_major` is not set, it is the newest version that has
-    data, so that a newer wheel does not start with an empty database. Without data, it is the
-    version of the installation that find_binaries() returns.
+    The major version is `pg_major`; if that is not set, the newest version that has data, so that
+    a newer wheel does not start with an empty database; if no version has data, that of the
+    installation that find_binaries() returns.
 
     Raises:
         EmbeddedError: this user has no data directory; or no home has data, and no installation
@@ -81,7 +81,7 @@ def make_home(home: Path) -> None:
 
     Directories that root makes get the owner of the directory above them, so that a run with sudo
     does not lock users out of their own home. If that owner is root, and root cannot make user
-    namespaces, the directories get the user that must run the server.
+    namespaces, the new owner is the user that must run the server.
 
     Raises:
         EmbeddedError: the home belongs to another user, others can write to it, or no user exists
@@ -128,7 +128,7 @@ def choose_runner(home: Path) -> Runner:
 
 
 def check_reach(runner: Runner, *paths: Path) -> None:
-    """Check that the user that runs the server can reach these paths.
+    """If root changes to another user to run the server, check that this user can reach the paths.
 
     Raises:
         EmbeddedError: a path cannot be reached; the message names the first closed directory.
@@ -174,7 +174,7 @@ def socket_directory(home: Path) -> Path:
     owner = home.stat()
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
     # Not $TMPDIR, which can differ in another shell. Other users can predict the name and make the
-    # directory first, so its owner and mode are checked.
+    # directory first, so check the owner and the mode of the directory.
     directory = Path(f"/tmp/taskd-{owner.st_uid}-{digest}")  # noqa: S108
     try:
         directory.mkdir(mode=0o700)

@@ -1,7 +1,8 @@
 """The watcher, which stops the server shortly after its last user has left; and the holder.
 
 taskd runs this file as `python -I -S last_user.py <what> ...`. The file must not import taskd: with
-only the standard library, the process needs about 9 MB. Its output goes to the log of the server.
+only the standard library, the process needs about 9 MB. The output of the process goes to the log
+of the server.
 
     watch <home> <linger_s> <socket> <watch_fd> <server_fd> <uid> <gid> <command>...
                                                      start a server and watch its users
@@ -113,7 +114,8 @@ def wait_for_last_user(home: str, linger_s: float) -> None:
 def ignore_signals() -> None:
     """Ignore the signals that a service manager sends to all processes of a service.
 
-    The users of the server drain after these signals, and the watcher must stop it after them.
+    After these signals, the users of the server drain. The watcher must outlive the users, to stop
+    the server.
     """
     for number in QUIET:
         signal.signal(number, signal.SIG_IGN)

@@ -34,10 +34,10 @@ class Patience:
         self._end = self._begin + deadline_s
 
     def wait(self, what: str) -> None:
-        """Sleep for one step of a wait. Two seconds after the start, call `on_wait` once.
+        """Sleep for one step of a wait. Call `on_wait` once, after two seconds.
 
         Args:
-            what: the begin of the message for `on_wait`, and of the error after the deadline.
+            what: the beginning of the message for `on_wait`, and of the error after the deadline.
 
         Raises:
             EmbeddedError: the log has not grown for `deadline_s` seconds.
@@ -68,8 +68,8 @@ def open_owned(path: Path, flags: int) -> int:
     A file that root makes gets the owner of its directory.
 
     Raises:
-        OSError: the file cannot be opened, or is a symbolic link, by which another owner of the
-            home could make root write to any file.
+        OSError: the file cannot be opened, or is a symbolic link. By a link, an owner of the home
+            who is not root could make root write to any file.
     """
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
@@ -85,7 +85,12 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(fd: int, mode: int) -> bool:
-    """Take the lock if it is free, and return whether it was; `mode`: fcntl.LOCK_EX or LOCK_SH."""
+    """Take a lock without waiting; return whether it was free.
+
+    Args:
+        fd: the descriptor of a lock file.
+        mode: fcntl.LOCK_EX or LOCK_SH.
+    """
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -95,9 +100,9 @@ def try_lock(fd: int, mode: int) -> bool:
 
 @contextmanager
 def opened_lock(path: Path) -> Iterator[int]:
-    """Yield the descriptor of a lock file, and close it at the end.
+    """Yield the descriptor of a lock file, and close the descriptor at the end of the block.
 
-    The close releases a lock on it, unless another process has inherited the descriptor.
+    This releases the lock, unless another process has inherited the descriptor.
     """
     with _forking:
         fd = open_lock(path)

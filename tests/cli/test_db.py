@@ -248,7 +248,7 @@ def test_the_embedded_server(nowhere, tmp_path):
         nowhere("db", "shell", "-X", "-c", "SELECT 1")
     finally:
         assert nowhere("db", "stop").stderr == "stopped\n"
-    assert nowhere("db", "stop").stderr == "it was not running\n"
+    assert nowhere("db", "stop").stderr == "the embedded PostgreSQL was not running\n"
     assert nowhere.json("db", "stop") == [{"stopped": False}]
     assert nowhere.json("db", "status")[0]["running"] is False
 

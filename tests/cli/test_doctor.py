@@ -668,8 +668,8 @@ def test_a_clock_of_the_database_that_was_set_back_is_reported(doctor):
     for words in ("1 lease renewal", "1 last tick (nightly)", "1 enqueued job"):
         assert words in text
     listed = taskd("schedules", "list").stderr
-    assert "nightly: its last tick, " in listed
-    assert "ahead of the database's clock, which was set back" in listed
+    assert "nightly: the last tick, " in listed
+    assert "ahead of the database's clock, because that clock was set back" in listed
 
 
 # Jobs.

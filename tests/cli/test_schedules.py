@@ -141,4 +141,4 @@ def test_a_declared_schedule_says_whose_it_is_when_it_is_touched(taskd):
     every_hour(taskd)
     taskd.sql("UPDATE taskd.schedule SET app = 'shop'")
     assert "app shop declares this schedule" in every_hour(taskd, "tidy", "--priority", "5").stderr
-    assert "makes it again" in taskd("schedules", "delete", "tidy").stderr
+    assert "makes tidy again" in taskd("schedules", "delete", "tidy").stderr

@@ -43,10 +43,12 @@ def db() -> None:
     "above",
     type=click.IntRange(0),
     metavar="NUMBER",
-    help="With --plan and --sql: start after this migration, without asking a database.",
+    help="With --plan or --sql: show the migrations after this number, without reading a database.",
 )
 @click.option(
-    "--drain", is_flag=True, help="Ask workers that are too old to drain, and wait for them."
+    "--drain",
+    is_flag=True,
+    help="Let workers that are too old for a migration drain, and wait for their end.",
 )
 @click.option(
     "--wait",
@@ -54,7 +56,7 @@ def db() -> None:
     type=DURATION,
     default="2m",
     show_default=True,
-    help="How long to wait until they have ended.",
+    help="With --drain: how long to wait for the end of these workers.",
 )
 @click.option(
     "--lock-wait",
@@ -62,7 +64,7 @@ def db() -> None:
     type=DURATION,
     default="1m",
     show_default=True,
-    help="How long to retry to lock the tables of a migration; one try waits at most 0.1 s.",
+    help="How long to retry to lock the tables of a migration; each try waits at most 0.1 s.",
 )
 @json_option
 @click.pass_context
@@ -79,9 +81,10 @@ def migrate(
 ) -> None:
     """Apply the migrations that the database lacks.
 
-    It is safe to repeat this, to run it on several machines at once, and to run it while jobs run.
-    If live workers are too old for a migration, it is postponed; with --drain, these workers drain
-    first.
+    The command can be repeated, and can run on several machines at the same time and while jobs
+    run. If live workers are too old for a migration, the command postpones the migration, or fails
+    if this taskd needs the migration; with --drain, these workers drain first. A database that
+    belongs to no environment gets that of the setting `environment`.
 
     For databases that a DBA changes by hand: taskd db migrate --sql | psql -X -v ON_ERROR_STOP=1
     ...
@@ -108,14 +111,14 @@ def migrate(
 
 
 @db.command()
-@click.option("--mend", is_flag=True, help="Advance sequences that are behind their rows.")
+@click.option("--mend", is_flag=True, help="Advance the sequences that are behind their rows.")
 @json_option
 @pass_session
 def check(session: Session, mend: bool, as_json: bool) -> None:
     """Exit 0 if this taskd works with the database's schema, else 78.
 
-    This includes the sequences of ids, which logical replication does not copy: a sequence that is
-    behind its rows gives new jobs the ids of older ones.
+    The command also checks the sequences of ids, which logical replication does not copy. From a
+    sequence that is behind its rows, new jobs would get the ids of older ones.
     """
     from taskd.errors import PermissionDenied, SequenceBehind
     from taskd.store.connections.database import Lane
@@ -130,7 +133,8 @@ def check(session: Session, mend: bool, as_json: bool) -> None:
             except PermissionDenied:
                 if mend:
                     raise
-                return number, []  # a producer, whose rights are enough to enqueue
+                # A login with only the rights of a producer cannot read the sequences.
+                return number, []
             finally:
                 await lane.close()
 
@@ -148,7 +152,7 @@ def check(session: Session, mend: bool, as_json: bool) -> None:
             {"schema": number, "oldest": code.oldest, "newest": code.newest, "mended": mended}
         )
     else:
-        click.echo(f"the schema taskd is at {number:04d}; this taskd is of {code}")
+        click.echo(f"the schema taskd is at {number:04d}; this taskd is made for {code}")
         if behind:
             click.echo(f"advanced to the newest row: {found}")
 
@@ -159,16 +163,18 @@ def check(session: Session, mend: bool, as_json: bool) -> None:
     "--pause/--no-pause",
     "pauses",
     default=None,
-    help="Pause all queues and schedules; by default only if it belonged to another environment.",
+    help="Whether to pause all queues and schedules; by default, only if the database belonged to "
+    "another environment.",
 )
 @json_option
 @pass_session
 def adopt(session: Session, name: str, pauses: bool | None, as_json: bool) -> None:
     """Let the database belong to the environment NAME.
 
-    Workers whose setting `environment` has another value then run none of its jobs. Run this on a
-    restored copy of another environment's database, before workers start there: it pauses every
-    queue and every schedule, so no job of the other environment runs until you resume its queue.
+    Workers then run its jobs only if their setting `environment` is NAME. Run this command on a
+    restored copy of another environment's database, before workers start there. The command then
+    pauses every queue and every schedule, so that no job of the other environment runs until you
+    resume the queue of the job.
     """
     from taskd.store.schema import environment
 
@@ -195,8 +201,8 @@ def adopt(session: Session, name: str, pauses: bool | None, as_json: bool) -> No
 def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
     """Make roles for producers, workers, observers and admins.
 
-    Each role has only the rights that it needs. It is safe to repeat this. Roles cannot log in:
-    grant them to your own logins, for example: GRANT taskd_worker TO my_worker.
+    Each role has only the rights that it needs. The roles cannot log in: grant them to your own
+    logins, for example: GRANT taskd_worker TO my_worker. The command can be repeated.
     """
     from taskd.store.schema import roles as stored
 
@@ -227,7 +233,7 @@ def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
 def start(session: Session, as_json: bool) -> None:
     """Start the embedded PostgreSQL, and keep it running until `taskd db stop`.
 
-    Without this command, the server stops soon after its last client has disconnected.
+    Without this command, the server stops soon after the last taskd process that uses it has ended.
     """
     from taskd import embedded
     from taskd.store.connections.database import Database
@@ -256,7 +262,7 @@ def stop(session: Session, as_json: bool) -> None:
     if as_json:
         print_json({"stopped": stopped})
     else:
-        session.echo("stopped" if stopped else "it was not running")
+        session.echo("stopped" if stopped else "the embedded PostgreSQL was not running")
 
 
 @db.command()
@@ -275,14 +281,13 @@ def status(session: Session, as_json: bool) -> None:
 
 
 @db.command()
-@click.option("--show-password", is_flag=True, help="Print also the password of a configured DSN.")
+@click.option("--show-password", is_flag=True, help="Also print the password of a configured DSN.")
 @json_option
 @pass_session
 def dsn(session: Session, show_password: bool, as_json: bool) -> None:
-    """Print only the DSN, without its password.
+    """Print the DSN, without its password.
 
-    The DSN is that of the configured database. Without one, it is that of the embedded PostgreSQL,
-    which is started if necessary.
+    If no DSN is configured, print that of the embedded PostgreSQL, which is started if necessary.
     """
     loaded = session.load()
     if loaded.settings.dsn is not None:
@@ -296,7 +301,8 @@ def dsn(session: Session, show_password: bool, as_json: bool) -> None:
         _print_dsn(server.dsn(), as_json)
         if not embedded.status(server.home).kept:
             session.echo(
-                "it stops soon after its last user has left; `taskd db start` keeps it running"
+                "the server stops soon after its last user has ended; "
+                "`taskd db start` keeps it running"
             )
     finally:
         server.close()
@@ -328,8 +334,8 @@ def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
         environ = dict(os.environ) | ({"PGPASSWORD": password} if password else {})
         os.execve(psql, [psql, *psql_options, "--dbname", bare], environ)  # noqa: S606 - no shell wanted
     server = embedded.start(settings=_own(session))
-    # Ctrl-C is for psql, which cancels the line or the statement. This process only keeps the
-    # server running, so it ignores Ctrl-C: by a handler, because psql would inherit SIG_IGN.
+    # At Ctrl-C, psql cancels the line or the statement. This process, which keeps the server
+    # running, ignores Ctrl-C by a handler: psql would inherit SIG_IGN.
     handler = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         done = subprocess.run(  # noqa: S603 - no shell, psql as it was looked up
@@ -342,7 +348,7 @@ def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
 
 
 def split_password(dsn: str) -> tuple[str, str | None]:
-    """Return the DSN without its password, and the password, which `ps` must not show."""
+    """Split a DSN into the DSN without password, which `ps` can show, and the password."""
     for pattern, replacement in ((PASSWORD_OF_USER, r"\1@"), (PASSWORD_OPTION, "")):
         match = pattern.search(dsn)
         if match:
@@ -354,7 +360,7 @@ def _own(session: Session) -> Settings:
     """Return the settings, and check that they select the embedded PostgreSQL.
 
     Raises:
-        ConfigError: another database is configured, or the embedded one is switched off.
+        ConfigError: a DSN is configured, or the embedded PostgreSQL is switched off.
     """
     loaded = session.load()
     if loaded.settings.dsn is not None:

@@ -29,7 +29,7 @@ EXIT_CHECK_FAILED = 4
 def apply(
     session: Session, *, drain: bool, wait_s: float, lock_wait_s: float, as_json: bool
 ) -> None:
-    """Apply the missing migrations, and print what happens."""
+    """Apply the missing migrations, and print their names and the reasons of waits."""
     from taskd import events
     from taskd.store.connections.database import Lane
     from taskd.store.schema import environment
@@ -86,7 +86,7 @@ def _print_event(session: Session, name: str, fields: Mapping[str, Any]) -> None
             )
         case "migration.postponed":
             session.echo(
-                f"{label} is postponed: these workers are too old for it: "
+                f"{label} is postponed, because these workers are too old for it: "
                 f"{', '.join(fields['workers'])}. This taskd works without the migration. Run "
                 "`taskd db migrate` again when the workers have ended, or with --drain."
             )
@@ -153,7 +153,7 @@ def print_sql(session: Session, above: int | None) -> None:
 
 
 def check(session: Session, *, as_json: bool) -> int:
-    """Print the missing migrations; return exit code 0 if there is none, else 4."""
+    """Print the missing migrations; return exit code 0 if the schema is up to date, else 4."""
     migrations_known = migrations.all_migrations()
 
     async def work() -> list[Entry]:
@@ -194,7 +194,12 @@ def check(session: Session, *, as_json: bool) -> int:
 
 
 def _missing(session: Session, above: int | None) -> tuple[list[Migration], list[OldWorker]]:
-    """Return the missing migrations, and the live workers that are older than this code."""
+    """Return the missing migrations, and the live workers that are older than this code.
+
+    Args:
+        above: return the migrations after this number and no workers, without reading a database;
+            None: return the migrations that the database lacks.
+    """
     migrations_known = migrations.all_migrations()
     if above is not None:
         return [each for each in migrations_known if each.number > above], []

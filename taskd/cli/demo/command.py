@@ -1,4 +1,4 @@
-"""`taskd demo`: a demonstration that needs no set-up and sends nothing to other machines."""
+"""`taskd demo`: a demonstration that needs no set-up and sends no mail to other machines."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 QUEUE = "email"
 MAILS = Path(__file__).with_name("demo_mails.ndjson")
-# A header in each mail of the demo. It names the folder, where a later run continues if this one is
-# killed.
+# A header of each mail of the demo, which names the folder. After a killed run, the next run finds
+# the folder in the mails that are left in the queue, and delivers them there.
 FOLDER_HEADER = "X-Demo-Folder"
 SENDER = "The taskd demo <demo@example.org>"
 RETRY_S = 0.5
@@ -52,12 +52,12 @@ LOOK_EVERY_S = 1.0
     show_default=True,
     help="Mails to enqueue.",
 )
-@click.option("--until-empty", is_flag=True, help="End when all mails are delivered.")
+@click.option("--until-empty", is_flag=True, help="Exit when no mail is left in the queue.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 10_000),
     metavar="N",
-    help="Concurrent mails.  [default: 100]",
+    help="Mails to send at the same time.  [default: 100]",
 )
 @click.option(
     "--dir",
@@ -70,15 +70,15 @@ LOOK_EVERY_S = 1.0
     type=click.FloatRange(0.0, 1.0),
     default=0.02,
     show_default=True,
-    help="Share of mails that the mail server defers, to show retries.",
+    help="Share of attempts that the mail server defers, to show retries.",
 )
 @pass_session
 def demo(session: Session, /, **options: Any) -> None:
     """Run a demonstration that needs no set-up.
 
-    It starts PostgreSQL (unless a DSN is configured), its own mail server and a worker. It enqueues
-    mails to fictional people, and delivers them into a folder. Nothing leaves this machine. Kill it
-    half-way and run it again: it delivers the rest.
+    The demo starts PostgreSQL (unless a DSN is configured), its own mail server and a worker. It
+    enqueues mails to fictional people, and delivers the mails into a folder. No mail leaves this
+    machine. Kill the demo half-way and run it again: it delivers the rest.
     """
     import uvloop
 
@@ -123,11 +123,18 @@ async def _lane(target: Target) -> AsyncIterator[Lane]:
 
 
 def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Target) -> None:
-    """Refuse to start if the queue contains mails of other apps, which the demo would deliver."""
-    own = sum(job.folder is None and job.task == "send_email" for job in left)
-    if own and (target.embedded is None or settings.smtp_host is not None):
+    """Check that the queue contains no mails of an app, which the demo would deliver.
+
+    Mails in the embedded PostgreSQL are those of a user who tries the demo, unless `smtp_host` is
+    set.
+
+    Raises:
+        ConfigError: the queue contains mails of an app.
+    """
+    others = sum(job.folder is None and job.task == "send_email" for job in left)
+    if others and (target.embedded is None or settings.smtp_host is not None):
         raise ConfigError(
-            f"the queue {QUEUE} contains {own} mails of another app, and the demo would deliver "
+            f"the queue {QUEUE} contains {others} mails of another app, and the demo would deliver "
             "them into its folder. Let a worker send them first, or give the demo another database."
         )
 
@@ -143,7 +150,7 @@ def _folder(given: Path | None, left: Sequence[LeftJob]) -> Folder:
 
 
 def _mails(count: int, folder: Path) -> Iterator[NewJob]:
-    """Return `count` jobs, made from the shipped mails in turn."""
+    """Yield `count` jobs, made from the shipped mails in turn."""
     shipped = MAILS.read_text(encoding="utf-8").splitlines()
     mark = str(folder).encode("ascii", "backslashreplace").decode()
     for number in range(1, count + 1):
@@ -190,16 +197,17 @@ class Run:
         self._summarized = False
 
     def introduce(self, target: Target, port: int, others: int) -> None:
-        """Print what will happen, before it happens."""
+        """Print the database, the mail server and the folder."""
         echo = self._session.echo
         echo(f"database      {target.describe()}")
-        echo(f"mail server   the demo's own, {HOST}:{port}; nothing leaves this machine")
+        echo(f"mail server   the demo's own, {HOST}:{port}; no mail leaves this machine")
         echo(f"mails go to   {self._folder.path}")
         if self._left:
             echo(f"first         {self._left:,} mails that an earlier run left in the queue")
         elif others:
             echo(
-                f"note          another worker serves the queue {QUEUE} and sends its share itself"
+                f"note          another worker serves the queue {QUEUE}, too; the mails that it "
+                "claims do not come into this folder"
             )
 
     async def work(self, settings: Settings, target: Target, lane: Lane, until_empty: bool) -> int:
@@ -296,9 +304,13 @@ class Run:
             yield f"speed         {speed:,.0f} jobs/s ({outcome.span_s:.2f} s)"
         if outcome.wait_s:
             p50, p95 = (1000 * wait for wait in outcome.wait_s)
-            since = "; some since an earlier run" if self._left else "; all were enqueued at once"
-            yield f"wait          p50 {p50:,.0f} ms, p95 {p95:,.0f} ms{since}"
-        killed = "; a kill costs an attempt of each mail in progress" if self._left else ""
+            since = (
+                "some mails have waited since an earlier run"
+                if self._left
+                else "all mails were enqueued before the demo's worker started"
+            )
+            yield f"wait          p50 {p50:,.0f} ms, p95 {p95:,.0f} ms; {since}"
+        killed = "; a killed run costs each mail in progress one attempt" if self._left else ""
         rate = f"the mail server defers {self._fail_rate:.1%}"
         yield f"retries       {outcome.retries:,}; {rate}{killed}"
         sent = set(outcome.message_ids or ())

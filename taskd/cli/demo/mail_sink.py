@@ -1,4 +1,4 @@
-"""The mail server of `taskd demo`: it keeps each mail as a file, and defers a share of them."""
+"""The mail server of `taskd demo`, which defers a share of mails, and keeps the others as files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _MESSAGE_ID = re.compile(rb"^Message-ID:\s*(<[^>]+>)", re.IGNORECASE | re.MULTIL
 
 
 class Folder:
-    """A folder of mails, `00001.eml` and so on; existing mails count, too.
+    """A folder of mails, `00001.eml`, `00002.eml`, ...
+
+    Mails that the folder already contains are counted, too.
 
     Attributes:
         copies: number of copies of each mail, by Message-ID.
@@ -52,7 +54,7 @@ class Folder:
         return self.copies.total() - len(self.copies)
 
     def add(self, content: bytes) -> Path:
-        """Keep a mail; return its path. A killed run leaves no partial file."""
+        """Keep a mail; return its path. A killed run leaves no partial `.eml` file."""
         self._number += 1
         file = self.path / f"{self._number:05}.eml"
         half = file.with_suffix(".part")

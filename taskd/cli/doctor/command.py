@@ -51,8 +51,8 @@ def doctor(
 ) -> None:
     """Check the database and this installation, and print how to fix what is wrong.
 
-    The command changes nothing. CHECK names the checks to run; by default, all checks run. While
-    the embedded PostgreSQL is in use but does not run, the checks that need a database are skipped.
+    The command changes nothing. CHECK names the checks to run; by default, all checks run. If the
+    embedded PostgreSQL is used and does not run, the checks that need a database are skipped.
 
     Exit 0: no check found an error or a warning; 4: a check found one; 69: the database cannot be
     reached; 77: not permitted; 78: wrong configuration.

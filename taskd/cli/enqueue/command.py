@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 @click.option("--json", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
 @click.option("--queue", type=QUEUE, help="Name of the queue; by default that of the task.")
 @click.option("--priority", type=int, help="Smaller numbers run first.  [default: 100]")
-@click.option("--in", "delay_s", type=DURATION, help="Not before this time has passed: 5m.")
-@click.option("--at", "run_at", type=MOMENT, help="Not before: 2026-12-01T08:00:00+01:00.")
+@click.option("--in", "delay_s", type=DURATION, help="Run no sooner than this long from now: 5m.")
+@click.option(
+    "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
+)
 @click.option("--max-attempts", type=int, help="Most attempts; by default as the task defines.")
 @click.option(
     "--timeout",
@@ -47,14 +49,15 @@ if TYPE_CHECKING:
 @click.option(
     "--deadline",
     type=MOMENT_OR_DURATION,
-    help="Expire the job if no attempt starts by this time or within this duration: 2h.",
+    help="Expire the job if no attempt has started by this time, or within this duration: 2h.",
 )
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task holds this key.")
 @click.option("--no-key", is_flag=True, default=None, help="Enqueue without the task's unique key.")
 @click.option(
     "--key-scope",
     type=click.Choice([each.value for each in KeyScope]),
-    help="Hold the key until the claim (waiting), or until the end (live).  [default: live]",
+    help="Hold the key until the claim (waiting), or until the end of the job (live).  "
+    "[default: live]",
 )
 @click.option("--key-for", "for_s", type=DURATION, help="Hold the key for at least this time: 1h.")
 @click.option(
@@ -66,13 +69,14 @@ if TYPE_CHECKING:
     "--debounce-max",
     "debounce_max_s",
     type=DURATION,
-    help="With debounce: the due time moves to no later than this time after the enqueue of the "
-    "job that holds the key.",
+    help="With --on-conflict debounce: the latest due time, as a time since the enqueue of the job "
+    "that holds the key.",
 )
 @click.option(
     "--version",
     type=int,
-    help="Version of the data of the job; a job with an older version is ignored.",
+    help="Version of the data of the job. A job whose version is not newer than the last one of "
+    "its key is not enqueued.",
 )
 @click.option("--ids", is_flag=True, help="With -: print the ids.")
 @pass_session
@@ -87,12 +91,12 @@ def enqueue(
 ) -> None:
     """Enqueue a job, or many from stdin.
 
-    Prints the id of the job: taskd enqueue send_report to=ada@example.org n:=3
+    The command prints the id of the job: taskd enqueue send_report to=ada@example.org n:=3
 
     If the job has a unique key (by its task's rule, or by --unique-key), the printed id can be that
     of another job that holds the key. Then a line on stderr says what happened to the new job.
 
-    With - as the task, stdin has one JSON object per line, of which only `task` is required:
+    With - as the task, stdin has one JSON object per line; only its key `task` is required:
 
     \b
     {"task": "send_report", "args": {"to": "ada@example.org"}, "queue": "email",
@@ -101,7 +105,7 @@ def enqueue(
      "max_attempts": 5, "timeout_s": 30, "unique_key": "ada", "key_scope": "waiting",
      "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7, "no_key": true}
 
-    Options on the command line are defaults for the lines. Each thousand lines are one transaction.
+    Options on the command line are defaults for the lines. Up to 1,000 lines are one transaction.
     The first wrong line ends the command, which prints how many lines were enqueued.
     """  # noqa: D301 - click's mark for "do not wrap" is the character itself
     if options["delay_s"] is not None and options["run_at"] is not None:
@@ -132,7 +136,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ends(deadline: datetime | float | None) -> tuple[datetime | None, float | None]:
-    """Return the values of deadline and deadline_s, of which one is None."""
+    """Return the values of `deadline` and `deadline_s`; at least one of them is None."""
     if isinstance(deadline, datetime):
         return deadline, None
     return None, deadline
@@ -164,7 +168,8 @@ def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any],
 def _enqueue_chunks(
     session: Session, source: IO[bytes], defaults: dict[str, Any], ids: bool, progress: Progress
 ) -> None:
-    # The loop runs only while a chunk is sent: a blocking read inside it would delay Ctrl-C.
+    # The event loop runs only while a chunk is sent: during a blocking read of stdin, the loop
+    # would not handle Ctrl-C.
     stack = AsyncExitStack()
     with asyncio.Runner() as runner:
         client = runner.run(stack.enter_async_context(session.client()))
@@ -192,10 +197,10 @@ async def _send(session: Session, client: Client, chunk: Chunk) -> list[Enqueued
 async def _blame(
     session: Session, client: Client, chunk: Chunk, error: EnqueueError
 ) -> tuple[int, EnqueueError]:
-    """Return the first line of a refused chunk that PostgreSQL refuses, and the error.
+    """Return the number of the first refused line of a chunk, and the error.
 
-    A binary search finds the shortest prefix of the chunk that PostgreSQL refuses: its last line is
-    the refused one. Each try is rolled back.
+    A binary search finds the shortest prefix of the chunk that is refused; the last line of this
+    prefix is the refused one. Each try is rolled back.
     """
     good, bad = 0, len(chunk.jobs)
     async with session.target() as target, target.database.connection("cli") as connection:

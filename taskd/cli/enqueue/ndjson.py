@@ -17,14 +17,14 @@ from taskd.core.jobs.job import PAYLOAD_BYTES_MAX, NewJob
 from taskd.core.jobs.unique import Enqueued, Unique
 from taskd.errors import EnqueueError, InvalidArgs, InvalidJob
 
-# The most jobs and bytes of one statement, which are held in memory.
+# The most jobs and bytes of a chunk, which is held in memory and enqueued by one statement.
 CHUNK_JOBS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
 # A payload at its limit can take six times its size if every character is escaped.
 LINE_BYTES_MAX = 8 * PAYLOAD_BYTES_MAX
 
 
-# The names of these options in Unique.
+# The fields of Unique, by the name of the option.
 KEY_OPTIONS = {
     "unique_key": "key",
     "key_scope": "scope",
@@ -36,7 +36,7 @@ KEY_OPTIONS = {
 
 
 def with_unique(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a job, with those of its unique key as one Unique.
+    """Return the options of a job, with the options of its unique key as one `unique`.
 
     Raises:
         InvalidJob: a value is outside its limits, or a key option is given without unique_key.
@@ -78,7 +78,10 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     no_key: bool | None = None
 
     def job(self, defaults: Mapping[str, Any]) -> NewJob:
-        """Return the job of this line; options of the command line are the defaults.
+        """Return the job of this line.
+
+        Args:
+            defaults: the options of the command line, for options that the line does not give.
 
         Raises:
             EnqueueError, ValueError: a value is wrong.
@@ -93,7 +96,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         return NewJob(self.task, self._args_text(), **options)
 
     def _args_text(self) -> str:
-        # Keep the text as it was written, because integers can have any size; strip spaces.
+        # Do not decode the text, which can contain integers of any size; only strip spaces.
         text = msgspec.json.format(self.args, indent=-1)
         if not bytes(text).startswith(b"{"):
             raise InvalidArgs("args is not a JSON object")
@@ -190,7 +193,7 @@ class Progress:
         self.sent: Chunk | None = None
 
     def committed(self, chunk: Chunk, results: Sequence[Enqueued]) -> None:
-        """Count a chunk as enqueued."""
+        """Count the jobs of a committed chunk."""
         self.jobs += len(chunk.jobs)
         self.enqueued += sum(each.outcome == "enqueued" for each in results)
         self.line = chunk.end_line
@@ -200,8 +203,8 @@ class Progress:
         """Return a text: which lines were enqueued, why the command ended, which lines were not.
 
         Args:
-            why: the reason why it ended.
-            doubtful: whether it is unknown if the chunk in `sent` was written.
+            why: the reason for the end of the command.
+            doubtful: whether PostgreSQL may have committed the chunk in `sent`.
         """
         begun = f"{self.enqueued:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""
         if doubtful and self.sent is not None:
@@ -219,7 +222,7 @@ class Progress:
 class Bar:
     """Show progress on a terminal: a bar for the bytes of a file, a running count for a pipe.
 
-    It shows nothing if stderr is no terminal, or if the user types the lines.
+    It shows nothing with --quiet, if stderr is no terminal, or if the user types the lines.
     """
 
     def __init__(self, source: IO[bytes], quiet: bool) -> None:
@@ -241,7 +244,7 @@ class Bar:
             self._counted = True
 
     def close(self) -> None:
-        """Clear the line of the terminal."""
+        """End the line of the terminal."""
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
         elif self._counted:

@@ -65,10 +65,13 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
             "--older-than",
             "older_than_s",
             type=DURATION,
-            help="Enqueued or finished longer ago than this.",
+            help="Jobs that were enqueued or finished longer ago than this.",
         ),
         click.option(
-            "--since", "since_s", type=DURATION, help="Enqueued or finished within this time."
+            "--since",
+            "since_s",
+            type=DURATION,
+            help="Jobs that were enqueued or finished within this time.",
         ),
         click.option(
             "--where-arg",
@@ -96,7 +99,9 @@ def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
     """Return the filter; None if ids were given.
 
     Raises:
-        UsageError: both ids and a filter were given, or neither.
+        UsageError: both ids and a filter were given, or neither; or an argument of the filter is
+            wrong.
+        InvalidArgs: the value of an argument of the filter is not JSON.
     """
     from taskd.cli.shared.arguments import arguments
 
@@ -173,8 +178,8 @@ async def _act(session: Session, lane: Lane, selected: Filter, act: Act, how: Ho
                 click.echo(f"\r{len(acted):,} {how.done}", err=True, nl=False)
     except BaseException:
         session.echo(
-            f"{count(len(acted), 'job')} {how.done} so far; the others are unchanged. "
-            "The same command continues."
+            f"{count(len(acted), 'job')} {how.done} so far, and perhaps one more batch. "
+            "Run the same command again for the other jobs."
         )
         raise
     finally:

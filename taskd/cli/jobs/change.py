@@ -63,7 +63,8 @@ def retry(
 ) -> None:
     """Retry failed and cancelled jobs, by id or by a filter.
 
-    Jobs keep their ids and get at least one more attempt. Prints the ids to stdout.
+    Jobs keep their ids and get at least one more attempt. The command prints the ids of the retried
+    jobs.
 
     \b
     taskd jobs retry --failed --task send_report --error 'timed out' --in 5m --dry-run
@@ -122,8 +123,8 @@ def cancel(
 ) -> None:
     """Cancel jobs, by id or by a filter: waiting jobs end now, running jobs are asked to stop.
 
-    With ids it prints one line per job: the id, and cancelled or running (its worker stops it
-    within seconds). With a filter it prints the ids only.
+    With ids, the command prints one line per job: the id, and `cancelled` or `running` (the worker
+    then stops the attempt within seconds). With a filter, it prints only the ids.
     """
     how = _how("cancelled", filters, as_json)
     states = filters["states"]
@@ -177,10 +178,10 @@ def cancel(
     "pairs",
     metavar="KEY=TEXT | KEY:=JSON",
     multiple=True,
-    help="One argument; others stay. Repeatable.",
+    help="Set one argument; the others stay. Repeatable.",
 )
 @click.option("--move-to", metavar="QUEUE", type=QUEUE, help="Move the job to this queue.")
-@click.option("--max-attempts", type=int, help="1 to 1000.")
+@click.option("--max-attempts", type=int, help="Most attempts, 1 to 1000.")
 @click.option("--timeout", "timeout_s", type=DURATION, help="Timeout of one attempt.")
 @click.option(
     "--deadline",
@@ -203,11 +204,11 @@ def set_(
 ) -> None:
     """Change waiting jobs, by id or by a filter; running jobs do not change.
 
-    With ids it prints one line per job: the id, and changed, running, finished or unknown. With a
-    filter it prints the ids of the changed jobs.
+    With ids, the command prints one line per job: the id, and `changed`, `running`, `finished` or
+    `unknown`. With a filter, it prints the ids of the changed jobs.
 
     \b
-    taskd jobs set 4711 --in 0s --priority 1     # now, and before the others
+    taskd jobs set 4711 --in 0s --priority 1     # run job 4711 now, before other jobs
     taskd jobs set --task send_report --state scheduled --in 1h
     """  # noqa: D301 - click's mark for "do not wrap" is the character itself
     from taskd.cli.shared.arguments import arguments
@@ -256,7 +257,7 @@ def set_(
 
 
 def _raise_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
-    """Raise an error if some jobs were not changed, which says why.
+    """Raise an error that says why some jobs were not changed, if there are any.
 
     Raises:
         JobNotFound: some ids are unknown.
@@ -271,7 +272,7 @@ def _raise_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
 
 
 def _refused(left: set[int], before: dict[int, JobState]) -> list[Row]:
-    """Return the jobs that were not acted on, with their states; None for an unknown id."""
+    """Return the jobs that were not changed, with their states; None for an unknown id."""
     return [{"id": job_id, "state": before.get(job_id)} for job_id in sorted(left)]
 
 
@@ -292,11 +293,16 @@ def _not_cancellable(job_id: int, state: JobState) -> str:
 def _raise_for(
     left: set[int], before: dict[int, JobState], why: Callable[[int, JobState], str]
 ) -> None:
-    """Raise an error if some jobs were not acted on, which says why.
+    """Raise an error that says why the jobs of `left` were not changed, if there are any.
+
+    Args:
+        left: the ids of these jobs.
+        before: the states of the known jobs before the action.
+        why: returns the reason for a job.
 
     Raises:
         JobNotFound: some ids are unknown.
-        InvalidTransition: the state of some jobs does not allow it.
+        InvalidTransition: all ids are known.
     """
     refused = [why(job_id, before[job_id]) for job_id in sorted(left) if job_id in before]
     unknown = [job_id for job_id in sorted(left) if job_id not in before]

@@ -38,7 +38,7 @@ def _attempts(row: Row) -> str:
 
 
 def _note(row: Row) -> str:
-    """Return the text of the column NOTE: why the job failed, or when it is due."""
+    """Return the text of the column NOTE: why the job failed or waits, or when it is due."""
     if row["state"] == JobState.SCHEDULED:
         due = row["due_in_s"]
         when = f"in {span(due)}" if due > 0 else "due"
@@ -72,7 +72,9 @@ def jobs() -> None:
 @click.option("--queue", type=QUEUE, help="Only this queue.")
 @click.option("--task", help="Only this task.")
 @click.option("--state", "states", type=STATES, multiple=True, help="Only this state; repeatable.")
-@click.option("--since", "since_s", type=DURATION, help="Enqueued or finished within this time.")
+@click.option(
+    "--since", "since_s", type=DURATION, help="Only jobs enqueued or finished within this time."
+)
 @click.option(
     "--limit",
     type=click.IntRange(1, LIST_MAX),
@@ -86,8 +88,8 @@ def jobs() -> None:
 def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None:
     """List jobs, newest first.
 
-    AGE is the time since a finished job finished, since a running job started its attempt, and
-    since any other job was enqueued, however many attempts it has had.
+    AGE is the time since the end of a finished job, since the claim of a running job, and since the
+    enqueue of any other job, even if the job has had attempts.
     """
     from taskd.store.reading import reports
 
@@ -108,7 +110,7 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
 
 @jobs.command()
 @click.argument("job_id", metavar="ID", type=JOB_ID)
-@click.option("--unredacted", is_flag=True, help="Show also the arguments that the task redacts.")
+@click.option("--unredacted", is_flag=True, help="Also show the arguments that the task redacts.")
 @click.option("--logs", is_flag=True, help="Show the log lines of the handler, if they were kept.")
 @json_option
 @pass_session

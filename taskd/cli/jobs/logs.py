@@ -20,7 +20,7 @@ def print_attempt(attempt: Row) -> None:
     if attempt["runs"]:
         head += ", which is still running"
     elif not attempt["ended"]:
-        head += ", whose end was not written: its last lines may be missing"
+        head += ", whose outcome was not written: the last lines may be missing"
     for line in attempt["lines"][:1]:
         head += f", times at {zone(datetime.fromisoformat(line['at']))}" if line.get("at") else ""
     click.secho(head, bold=True)

@@ -35,7 +35,7 @@ OUTCOMES = ("done", "failed", "cancelled")
 TRIED = {
     "retried": "failed and {were} retried",
     "snoozed": "snoozed by their handlers",
-    "interrupted": "{were} interrupted and given back",
+    "interrupted": "{were} interrupted and released",
     "abandoned": "{were} abandoned",
     "lost": "ended, but the outcome was not written (see job.lost and job.deleted in the log)",
 }
@@ -71,7 +71,7 @@ def _check_queues(
     "--processes",
     type=OfSetting("processes"),
     metavar="N",
-    help="Worker processes, 1 by default. A concurrency per queue and --threads apply to "
+    help="Worker processes, 1 by default. The concurrency of a queue and --threads apply to "
     "each process.",
 )
 @click.option(
@@ -103,7 +103,8 @@ def _check_queues(
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="Exit when no job of the queues is due soon: with 0 if no job failed, else with 1.",
+    help="Exit when no job of the queues runs, can run now, or is retried within 60 s: with 0 if "
+    "no job failed, else with 1.",
 )
 @click.option(
     "--reload",
@@ -125,8 +126,8 @@ def run(
 
     SIGTERM or Ctrl-C drains: the worker claims nothing more, lets running attempts finish, and
     releases unstarted jobs. A second signal cancels the running attempts, a third abandons them.
-    SIGQUIT dumps the stacks and exits at once. SIGHUP reads the settings again. SIGTSTP and SIGCONT
-    pause and resume claiming. SIGUSR2 dumps the stacks.
+    SIGQUIT dumps the stacks and ends the process immediately. SIGHUP reads the settings again.
+    SIGTSTP and SIGCONT pause and resume claiming. SIGUSR2 dumps the stacks.
     """
     flags["queues"] = queues or None
     if reload:
@@ -142,7 +143,8 @@ def run(
 def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
     """Run the worker on its own event loop, and return the exit code.
 
-    If an asyncio task of a handler raises SystemExit, asyncio stops the loop; this runs it again.
+    If an asyncio task of a handler raises SystemExit, asyncio stops the loop. This function then
+    runs the loop again.
     """
     import uvloop
 
@@ -155,8 +157,8 @@ def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
             except SystemExit:
                 continue
             except KeyboardInterrupt:
-                # After the worker has installed its signal handlers, only a handler of a job can
-                # have raised this.
+                # Once the worker has replaced Python's handler of SIGINT, only the handler of a
+                # job can have raised KeyboardInterrupt.
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                     raise
         return main.result()
@@ -193,7 +195,7 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
         session.echo(summary(report.jobs, report.left))
     if not await _nothing_is_left():
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the reader of stderr may have gone
+            with suppress(OSError, ValueError):  # the reader of a pipe can have ended
                 stream.flush()
         os._exit(code)
     return code
@@ -213,12 +215,12 @@ async def _run_here(
     from taskd.worker import StatsServer, Worker
     from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins
 
-    # Handlers enqueue into this worker's database, also if a flag of the command line named it.
+    # Handlers enqueue into this worker's database, even if an option of the command line named it.
     configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
     _check_http(settings)
-    queue_limits(settings, registry)  # check them before a database starts
+    queue_limits(settings, registry)  # check the limits before the embedded PostgreSQL starts
     target = await open_target(settings)
     worker = Worker(
         settings,
@@ -250,12 +252,13 @@ async def _run_here(
 
 
 def _check_http(settings: Settings) -> None:
-    """Check the address before a database starts."""
+    """With --http, check before the embedded PostgreSQL starts that the web server is installed."""
     if settings.http != "off":
         from taskd.web import check_installed
 
         check_installed("--http")
-        import taskd.web.endpoint  # noqa: F401 - it takes a while, and no loop has begun to tick
+        # Import it now: a slow import would block the event loop of a running worker.
+        import taskd.web.endpoint  # noqa: F401
 
 
 def _endpoint(of: Worker | Processes, target: Target, settings: Settings) -> Endpoint:
@@ -272,7 +275,7 @@ async def _run_processes(
     from taskd.worker import Processes
 
     _check_http(settings)
-    # Repeat the same command with the same Python and options; the last flag wins.
+    # Each child runs this command with the same Python and options: the last --processes wins.
     command = [sys.executable, *sys.orig_argv[1:], "--processes", "1"]
     target = await open_target(settings)
     processes = Processes(settings, command, notify=notify, reload=reload)
@@ -313,7 +316,7 @@ async def _nothing_is_left() -> bool:
         task.cancel()
     left.add(loop.create_task(loop.shutdown_default_executor()))
     _, still = await asyncio.wait(left, timeout=1.0)
-    # At its exit, Python waits for all threads that are not daemons: of handlers and of the app.
+    # At its exit, Python waits for all non-daemon threads, of handlers and of the app.
     others = (each for each in threading.enumerate() if each is not threading.main_thread())
     return not still and all(each.daemon for each in others)
 

@@ -1,11 +1,11 @@
 """`taskd run --reload`: restart the worker when its code changes.
 
-The first process only watches files, and never imports the app. Each worker is a fork of it. When a
-file changes, the parent drains the worker with SIGTERM and then starts the next one. If a worker
-cannot start, for example because of a syntax error, it prints the error, and the parent starts
-another one after the next change.
+The parent process only watches files, and never imports the app. Each worker is a fork of the
+parent. When a file changes, the parent drains the worker with SIGTERM, and then starts the next
+worker. If a worker cannot start, for example because of a syntax error, the worker prints the
+error, and the parent starts another worker after the next change.
 
-The parent polls the files twice a second. This needs no further library, takes some milliseconds
+The parent polls the files twice a second. Polling needs no further library, takes some milliseconds
 for a thousand files, and also notices changes on a network share or in a mount of a container.
 """
 
@@ -28,19 +28,21 @@ SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 STOPPING = {signal.SIGTERM, signal.SIGINT}
 AWAITED = STOPPING | {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGCHLD}
 
-# The modification time in ns and the size of each file.
+# The modification time in ns and the size of each file, by its path.
 Seen = dict[str, tuple[int, int]]
 
 
 def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
-    """Return in a new process: once at the start, and again after every change of the code.
+    """Fork a worker process now, and a new one after each change of the code.
+
+    The function returns only in the worker processes. The calling process stays in it.
 
     Args:
         settings: the settings, which name the app.
         echo: called with messages for people.
 
     Raises:
-        SystemExit: in the calling process, when it is stopped and the worker has ended.
+        SystemExit: in the calling process, when a signal has stopped it and the worker has ended.
         ConfigError: there are too many files to watch.
     """
     # A .pyc stores the modification time of its source in seconds, so Python would not notice two
@@ -80,7 +82,7 @@ class _Parent:
         return self._worker == 0
 
     def waits_for_a_change(self) -> None:
-        """Wait until a file has changed, then until the worker has ended."""
+        """Wait until a file has changed; then drain the worker, and wait for its end."""
         while not (changed := _changed(self._seen, scan(self._folders))):
             self._hear(LOOK_EVERY_S)
         self._echo(f"taskd: {changed} has changed; restarting the worker")
@@ -98,8 +100,8 @@ class _Parent:
         if signalled.si_signo == signal.SIGCHLD:
             self._reap()
         elif self._worker is not None and signalled.si_code <= 0:
-            # The kernel sends a terminal's Ctrl-C to the worker as well; other signals reach one
-            # process.
+            # A process has sent the signal, to the parent alone: pass it on. The kernel sends
+            # Ctrl-C of a terminal (si_code above zero) to the worker as well.
             os.kill(self._worker, signalled.si_signo)
         if signalled.si_signo in STOPPING and not self._stopping:
             self._stopping = True
@@ -111,19 +113,19 @@ class _Parent:
         try:
             ended, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return  # an earlier SIGCHLD has reaped it
+            return  # the worker was reaped after an earlier SIGCHLD
         if ended != self._worker:
             return  # the worker was stopped or continued, and has not ended
         self._worker = None
         code = os.waitstatus_to_exitcode(status)
         self._code = 128 - code if code < 0 else code
         if not self._draining and not self._stopping:
-            self._code = 0  # a later stop does not end with this exit code
+            self._code = 0  # a later stop must not end with this exit code
             self._echo(f"taskd: the worker has ended ({code}); it restarts after a change")
 
 
 def watched(app: str | None) -> list[Path]:
-    """Return the folders to watch: the current one, and that of the app if it is elsewhere."""
+    """Return the folders to watch: the current one, and those of the app's package outside it."""
     here = Path.cwd()
     spec = find_spec(app.partition(".")[0]) if app else None
     directories = [
