@@ -207,7 +207,7 @@ class Tail:
         ids = await store.since(self._lane, since_s, *where, PAST_MAX)
         past = self._reporter.past(await store.jobs(self._lane, ids))
         if len(ids) == PAST_MAX:
-            self._session.echo(f"only the last {PAST_MAX:,} jobs of that time are shown")
+            self._session.echo(f"only the {PAST_MAX:,} jobs with the latest events are shown")
         self._lines.print(past)
         return poll.now
 

@@ -90,7 +90,7 @@ async def _serve(session: Session, flags: dict[str, Any]) -> None:
 
 
 def _welcome(address: str, url: str | None, guarded: bool) -> str:
-    acts = "asks for a login" if guarded else "is read-only, as no password is set"
+    acts = "asks for a login" if guarded else "is read-only, because no password is set"
     return f"taskd: the dashboard is at {url or f'http://{address}'}/ and {acts}; Ctrl-C ends it"
 
 

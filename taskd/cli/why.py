@@ -37,7 +37,8 @@ def why(session: Session, job_id: int, as_json: bool) -> None:
         return
     task = click.style(printable(first_line(facts.task)), bold=True)
     made = (
-        f"; the schedule {printable(first_line(facts.schedule))} made it for {moment(facts.tick)}"
+        f", enqueued by the schedule {printable(first_line(facts.schedule))} for the tick "
+        f"{moment(facts.tick)}"
         if facts.schedule
         else ""
     )

@@ -147,7 +147,7 @@ def test_a_contract_waits_for_older_workers_and_the_rest_is_applied(taskd, monke
     done = taskd("db", "migrate")
     assert done.stdout.splitlines() == names[:1]
     assert (
-        f"{names[1]} is postponed: these workers are too old for it: host1/4242 (taskd 0.1)"
+        f"{names[1]} is postponed, because these workers are too old for it: host1/4242 (taskd 0.1)"
         in done.stderr
     )
     assert taskd.json("db", "migrate") == [

@@ -97,7 +97,7 @@ def test_run_makes_a_job_now_and_prints_its_id(taskd):
     every_hour(taskd, "tidy", "--overlap", "skip")
     job_id = int(taskd("schedules", "run", "tidy").stdout)
     assert taskd.json("jobs", "list")[0]["id"] == job_id
-    assert "is queued; the schedule tidy made it for 20" in taskd("why", job_id).stdout
+    assert "queued, enqueued by the schedule tidy for the tick 20" in taskd("why", job_id).stdout
     for command in (("why",), ("jobs", "show")):
         [skipped] = taskd.json(*command, job_id)
         assert skipped["schedule"] == "tidy"

@@ -121,7 +121,7 @@ class _Parent:
         self._code = 128 - code if code < 0 else code
         if not self._draining and not self._stopping:
             self._code = 0  # a later stop must not end with this exit code
-            self._echo(f"taskd: the worker has ended ({code}); it restarts after a change")
+            self._echo(f"taskd: the worker has ended ({code}); the next starts after a change")
 
 
 def watched(app: str | None) -> list[Path]:
@@ -147,8 +147,8 @@ def scan(folders: Sequence[Path]) -> Seen:
             entries += len(files)
             if entries > ENTRIES_MAX:
                 raise ConfigError(
-                    f"--reload: there are over {ENTRIES_MAX:,} files below {folder}; start it in "
-                    "the folder of your project"
+                    f"--reload: there are over {ENTRIES_MAX:,} files below {folder}; start taskd "
+                    "in the folder of your project"
                 )
             if "pyvenv.cfg" in files:
                 below.clear()
