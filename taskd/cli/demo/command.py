@@ -206,8 +206,8 @@ class Run:
             echo(f"first         {self._left:,} mails that an earlier run left in the queue")
         elif others:
             echo(
-                f"note          another worker serves the queue {QUEUE}, too; the mails that it "
-                "claims do not come into this folder"
+                f"note          another worker serves the queue {QUEUE}, too, and delivers the "
+                "mails that it claims"
             )
 
     async def work(self, settings: Settings, target: Target, lane: Lane, until_empty: bool) -> int:
