@@ -239,7 +239,7 @@ KINDS: dict[str, Kind] = {
 _RUSH = {"taskd.worker.claiming.busy_mark.MARK_AFTER_S": 0.0}
 _OFTEN = {
     "taskd.worker.claiming.busy_mark.OFTEN_CLAIMS_PER_S": 0.0,
-    "taskd.worker.claiming.busy_mark.LOOK_AT_PRODUCERS_EVERY_S": 0.0,
+    "taskd.worker.claiming.busy_mark.CHECK_PRODUCERS_EVERY_S": 0.0,
 }
 
 _LOGS = {

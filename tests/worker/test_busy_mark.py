@@ -177,6 +177,7 @@ async def test_where_another_polls_a_worker_that_keeps_up_gives_way(
         SimpleNamespace(worker_id=1),
         lambda: None,  # type: ignore[arg-type]
     )
+    one.claimed(1, 1)
     await desk.sql.execute(MARK, "default", 50.0, 2)
     await one.before_claim(full=False)
     assert not one.marked

@@ -539,7 +539,7 @@ async def test_a_queue_that_is_served_and_not_polled_is_notified(
     await sql.execute(MARK, "attended", 60.0, 1)
     await sql.execute(MARK, "lapsed", -0.1, 1)
     await ears.listen("taskd_attended", "taskd_lapsed", "taskd_free")
-    await other.add_listener("taskd_unserved", ears._hear)
+    await other.add_listener("taskd_unserved", ears._add)
     for level in ("READ UNCOMMITTED", *LEVELS):
         ears.notifications.clear()
         async with Transaction(producer) as held:

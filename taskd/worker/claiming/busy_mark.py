@@ -47,7 +47,9 @@ from taskd.store.connections.error_translation import is_outage
 from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease.state import Lease
 
-# A consumer that has not slept for this long sets the mark.
+# A consumer that has not slept for this long, and whose claims have all found jobs, sets the mark.
+# A claim that found none is no sign of load, even if notifications leave no time to sleep: any user
+# who can connect can send them.
 MARK_AFTER_S = 0.1
 # A consumer that still sleeps sets the mark if producers wait for the lock of NOTIFY: ten clients
 # that wait for each other's commits reach only some 1,000 notifications per second. The consumer
@@ -118,7 +120,9 @@ class BusyMark:
         self._reported_at = -REFUSED_EVERY_S
         self._others, self._alone = 0, False
         self._call_at = 0.0
-        self._awake_since = self._claimed_at = self._counted_since = time.monotonic()
+        # When the first claim of the present series returned; all claims of it have found jobs.
+        self._awake_since: float | None = None
+        self._claimed_at = self._counted_since = time.monotonic()
         self._claims = self._jobs = 0
         self._producers_checked_at = 0.0
         self._not_before = 0.0
@@ -144,13 +148,17 @@ class BusyMark:
 
     def slept(self) -> None:
         """Record that the consumer had nothing to do for a moment."""
-        self._awake_since = time.monotonic()
+        self._awake_since = None
 
     def claimed(self, jobs: int, batch: int) -> None:
         """Record that a claim of up to `batch` jobs returned `jobs` jobs."""
         self._claimed_at = time.monotonic()
         self._claims += 1
         self._jobs += jobs
+        if not jobs:
+            self._awake_since = None
+        elif self._awake_since is None:
+            self._awake_since = self._claimed_at
         self._found += (jobs - self._found) / 8
         if self._found >= FEW_JOBS:
             self._few_since = self._claimed_at
@@ -194,7 +202,8 @@ class BusyMark:
             ):
                 await self._clear()
         elif (not refusing and now >= self._not_before) and (
-            now - self._awake_since > MARK_AFTER_S or await self._delays_producers(now)
+            (self._awake_since is not None and now - self._awake_since > MARK_AFTER_S)
+            or await self._delays_producers(now)
         ):
             self._not_before = now + MARK_AT_MOST_EVERY_S
             if await self._mark(now, yields=not full):
@@ -255,7 +264,7 @@ class BusyMark:
         counted_s = now - self._counted_since
         if counted_s < COUNT_EVERY_S:
             return False
-        often = self._claims >= OFTEN_CLAIMS_PER_S * counted_s
+        often = self._jobs > 0 and self._claims >= OFTEN_CLAIMS_PER_S * counted_s
         many = self._jobs >= MANY_JOBS_PER_S * counted_s
         self._counted_since, self._claims, self._jobs = now, 0, 0
         due = many or now - self._producers_checked_at >= CHECK_PRODUCERS_EVERY_S
