@@ -15,11 +15,20 @@ import asyncpg
 from taskd.store.connections.statements import statement
 
 
+class OutOfDate(Exception):
+    """A pattern does not fit exactly once. No AssertionError: that is how a bug is found."""
+
+
 def changed(text: str, name: str, changes: tuple[tuple[str, str], ...]) -> str:
-    """The text with each pattern replaced. One that does not fit exactly once is out of date."""
+    """The text with each pattern replaced.
+
+    Raises:
+        OutOfDate: a pattern does not fit exactly once.
+    """
     for pattern, planted in changes:
         text, times = re.subn(pattern, planted, text, flags=re.DOTALL)
-        assert times == 1, f"{name} fits {pattern!r} {times} times"
+        if times != 1:
+            raise OutOfDate(f"{pattern!r} fits {times} times in {name}")
     return text
 
 

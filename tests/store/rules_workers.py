@@ -98,6 +98,26 @@ class Workers(Attempts):
             self.oracle.workers[worker] = "crashed" if proved else "dead"
         self.take_back(1000)
 
+    @rule(batch=st.sampled_from([1, 2]))
+    @precondition(lambda self: len(self.oracle.live("running")) > 1)
+    def crash_beside_suspects(self, batch: int) -> None:
+        """Let a worker crash with a group of suspects, one of an earlier group, and other jobs."""
+        for owner in sorted({row.worker or 0 for row in self.oracle.live("running")}):
+            self.crash(owner)
+        if "alive" not in self.oracle.workers.values():
+            self.register()
+        worker = next(each for each, state in self.oracle.workers.items() if state == "alive")
+        for queue in QUEUES:
+            self.claim_from(worker, queue, 1)
+        self.take_suspect(worker, 1)
+        self.take_suspect(worker, batch)
+        self.crash(worker)
+
+    def crash(self, worker: int) -> None:
+        if self.do(workers.declare_dead(self.on, [worker], proved=True)):
+            self.oracle.workers[worker] = "crashed"
+        self.take_back(1000)
+
     @rule(pick=PICK)
     @precondition(lambda self: self.oracle.live("running"))
     def reconcile(self, pick: int) -> None:

@@ -68,9 +68,10 @@ class Stage:
     def __init__(
         self, dsn: str, bugs: Sequence[Bug] = (), function_bugs: Sequence[FunctionBug] = ()
     ) -> None:
+        self._texts = {bug.statement: bug.text() for bug in bugs}
+        self._function_bugs = function_bugs
         self._loop = asyncio.new_event_loop()
         self._dsn = dsn
-        self._bugs, self._function_bugs = bugs, function_bugs
         self._columns: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -90,7 +91,7 @@ class Stage:
         self.connection = await asyncpg.connect(
             self._dsn, server_settings=PLANS | {"jit": "off"}, command_timeout=60.0
         )
-        self.hand = Hand(self.connection, {bug.statement: bug.text() for bug in self._bugs})
+        self.hand = Hand(self.connection, self._texts)
         for bug in self._function_bugs:
             await bug.plant(self.connection)
         registry = Registry()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.planted_bugs import Bug, FunctionBug, planted
+from tests.planted_bugs import Bug, FunctionBug, OutOfDate, planted
 from tests.store import machine
 
 EXAMPLES = 100
@@ -18,7 +18,6 @@ MORE_EXAMPLES = 1000
 LATE = {
     "a deadline that counts as a good end",
     "a cancelled job that keeps its place in the line",
-    "a key that a claim does not free",
     "a newer version that only a good end begins",
     "a retry that begins the fences anew",
 }
@@ -56,10 +55,17 @@ STATEMENTS = {
     "a deadline that counts as a good end": planted(
         "expire_jobs", (r"array_agg\('failed'::text\)", "array_agg('done'::text)")
     ),
+    "a crash that is charged to all who ran": planted(
+        "rescue_jobs", (r"AND \(death\.in_group OR death\.no_group\)", "")
+    ),
+    "a crash that is charged to suspects alone": planted(
+        "rescue_jobs", (r"OR job\.crashes = 0 AS no_group", "AS no_group")
+    ),
     "lines that are said too late and stand for those in time": planted(
         "write_logs", (r"WHERE NOT log\.ended OR [^\n]*\n\s+RETURNING 1", "RETURNING 1")
     ),
 }
+STILL_HOLDS = r"AND \(j\.key_scope = 'live' OR j\.fence = 0\)"
 FUNCTIONS = {
     "a key that a claim does not free": FunctionBug(
         "enqueue_unique",
@@ -68,7 +74,10 @@ FUNCTIONS = {
                 r" AND \(CASE WHEN [^)]+\) = enqueue_unique\.unique_key\s+AND j\.id IS",
                 " AND j.id IS",
             ),
-            (r"AND \(j\.key_scope = 'live' OR j\.fence = 0\)(?=\s+FOR UPDATE)", ""),
+            # Both conditions under which the holder is locked: with one of them, the function would
+            # look for another holder without end.
+            (STILL_HOLDS + r"(?=\s+FOR UPDATE;\s+IF NOT FOUND)", ""),
+            (STILL_HOLDS + r"(?=\s+FOR UPDATE;\s+CONTINUE)", ""),
         ),
     ),
     "two ends at once that count as one": FunctionBug(
@@ -81,6 +90,22 @@ FUNCTIONS = {
         "retry", ((r"past\.timeout_s, past\.fence,", "past.timeout_s, 0,"),)
     ),
 }
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_each_bug_fits_its_statement_exactly_once(name: str) -> None:
+    STATEMENTS[name].text()
+
+
+async def test_each_bug_fits_its_function_exactly_once(sql: Any) -> None:
+    for bug in FUNCTIONS.values():
+        await bug.plant(sql)
+
+
+def test_a_bug_that_does_not_fit_is_not_taken_for_one_that_was_found(dsn: str) -> None:
+    twice = planted("claim_jobs", (r"job\.", "job."))
+    with pytest.raises(OutOfDate, match="times in claim_jobs"):
+        machine.play(dsn, 1, bugs=[twice])
 
 
 def examples_of(name: str) -> int:
