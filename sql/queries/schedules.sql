@@ -123,6 +123,9 @@ SELECT (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM
         WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = session_user
         ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s;
 
+-- Schedules. `delayed_by`: the error with which PostgreSQL has refused the present tick repeatedly, as a live worker has stored it
+-- (taskd/worker/services/failures.py).
+
 -- name: list_schedules(batch bigint)
 -- roles: worker, observer, admin
 SELECT name::text, app, task::text, queue::text, every_s, cron, timezone, starts_at::timestamptz, next_at::timestamptz,
@@ -130,7 +133,11 @@ SELECT name::text, app, task::text, queue::text, every_s, cron, timezone, starts
        jitter_s, deadline_s, query_user::text, skipped, skipped_tick, last_error, last_error_at,
        paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_at, paused_until,
        pause_reason, changed_at, created_at, clock_timestamp() AS now,
-       (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name) AS live
+       (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name) AS live,
+       (SELECT f.error FROM taskd.worker AS w, jsonb_to_recordset(w.failures) AS f (service text, error text, since timestamptz)
+        WHERE w.died_at IS NULL AND w.lease_until > clock_timestamp() AND f.service = 'schedule ' || schedule.name
+          AND schedule.next_at <= clock_timestamp()
+        ORDER BY f.since LIMIT 1) AS delayed_by
 FROM taskd.schedule AS schedule
 ORDER BY name
 LIMIT $1;

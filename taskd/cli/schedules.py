@@ -89,6 +89,11 @@ def list_(session: Session, as_json: bool) -> None:
     rows = session.run(store.list_)
     print_rows(rows, COLUMNS, as_json=as_json)
     for row in rows:
+        if row["delayed_by"]:
+            session.echo(
+                f"{printable(row['name'])}: its tick fails again and again, and is retried every "
+                f"second: {printable(row['delayed_by'])}"
+            )
         if row["last_tick"] is not None and row["last_tick"] > row["now"]:
             ahead = span((row["last_tick"] - row["now"]).total_seconds())
             session.echo(

@@ -155,7 +155,10 @@ def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
 
 
 def schedule_delayed(schedule: str, tick: datetime | None, error: str) -> None:
-    """A tick was not fired, because a lock was held or PostgreSQL refused it; it is retried."""
+    """A tick was not fired, because a lock was held or PostgreSQL refused it; it is retried.
+
+    Logged when this begins, and then every ten minutes; `service.failing` follows if it lasts.
+    """
     since = tick.isoformat() if tick else None
     emit("schedule.delayed", "warning", schedule=schedule, tick=since, error=error)
 

@@ -70,6 +70,14 @@ class Fired(NamedTuple):
     error: str | None
 
 
+def as_service(name: str) -> str:
+    """Return the name under which a worker stores that a schedule's ticks fail repeatedly.
+
+    list_schedules and doctor_schedules look for this name.
+    """
+    return f"schedule {name}"
+
+
 def rhythm(every_s: float | None, cron: str | None, timezone: str, starts_at: datetime) -> When:
     """Return the rule for ticks that the columns of a schedule describe.
 

@@ -9,12 +9,16 @@ from typing import Any
 import asyncpg
 import pytest
 
+from taskd.core.doctor import jobs as checks
 from taskd.core.jobs.limit import Limit
 from taskd.errors import StatementRefused, StoreUnavailable
+from taskd.schedules import every, schedule
+from taskd.store import schedules
 from taskd.store.connections.error_translation import Down, HeldUp, Silence, is_outage, translate
+from taskd.store.reading import doctor
 from taskd.worker.services import failures
 from taskd.worker.services.failures import Failures
-from taskd.worker.upkeep import rescuer
+from taskd.worker.upkeep import rescuer, schedule_runner
 from taskd.worker.upkeep.promoter import Promoter
 from tests.worker.conftest import Desk, until
 
@@ -64,6 +68,45 @@ async def _stored(desk: Desk) -> list[dict[str, Any]]:
 
 async def _nothing_stored(desk: Desk) -> bool:
     return not await _stored(desk)
+
+
+async def test_a_schedule_that_a_trigger_refuses_is_logged_once_and_named_until_it_fires(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @desk.task()
+    async def tidy() -> None: ...
+
+    async def found() -> str:
+        rows = await schedules.list_(desk.lane)
+        facts = await doctor.read(desk.lane, ["doctor_schedules"])
+        seen, *_ = checks.schedules(facts.rows)
+        return f"{seen.text} {rows[0]['delayed_by']}"
+
+    monkeypatch.setattr(schedule_runner, "AGAIN_S", 0.05)
+    schedule("nightly", tidy, every("1h"), registry=desk.registry)
+    await desk.start()
+    await desk.sql.execute(
+        "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'not tonight'; END $$"
+    )
+    await desk.sql.execute("UPDATE taskd.schedule SET next_at = now() - interval '1 s'")
+    await desk.emitted.wait("schedule.fired")
+    assert "nightly" not in await found()
+    async with desk.sql.transaction():
+        await desk.sql.execute("UPDATE taskd.schedule SET next_at = now() - interval '1 s'")
+        await desk.sql.execute(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON taskd.schedule FOR EACH ROW "
+            "EXECUTE FUNCTION public.refuse()"
+        )
+    (failing,) = await desk.emitted.wait("service.failing", service="schedule nightly")
+    assert failing["failures"] > 2
+    await until(lambda: _stored(desk))
+    assert (await found()).count("not tonight") == 2
+    assert len(desk.emitted.of("schedule.delayed")) == 1
+    await desk.sql.execute("DROP FUNCTION public.refuse() CASCADE")
+    await desk.emitted.wait("schedule.fired", 2)
+    await desk.emitted.wait("service.recovered", service="schedule nightly")
+    assert "nightly" not in await found()
 
 
 async def test_upkeep_that_the_database_refuses_does_not_stop_the_worker(

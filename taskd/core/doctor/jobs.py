@@ -262,10 +262,19 @@ def services(facts: Facts) -> Iterator[Observation]:
 def schedules(facts: Facts) -> Iterator[Observation]:
     """Find schedules with an overdue or a failed tick."""
     for row in facts["doctor_schedules"]:
-        if row["late_s"] is not None and row["late_s"] >= GRACE_S:
+        late = f"the schedule {row['name']} has been overdue for {span(row['late_s'] or 0)}"
+        if row["late_s"] is not None and row["delayed_by"]:
+            yield error(
+                f"{late}, because its tick fails again and again: {row['delayed_by']}",
+                advice(
+                    "Remove the cause that the error names, such as a trigger. A worker retries "
+                    "every second, and then fires the schedule."
+                ),
+            )
+        elif row["late_s"] is not None and row["late_s"] >= GRACE_S:
             who = f" with the login {row['query_user']}" if row["query_user"] else ""
             yield error(
-                f"the schedule {row['name']} has been overdue for {span(row['late_s'])}",
+                late,
                 advice(f"A live worker{who} fires the schedule: start one, `taskd run`."),
             )
         elif row["last_error"]:

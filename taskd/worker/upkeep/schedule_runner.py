@@ -26,6 +26,8 @@ BATCH = 100
 QUERY_TIMEOUT_S = 60.0
 AT_MOST_EVERY_S = 0.02
 AGAIN_S = 1.0
+# A schedule whose tick is refused again and again is logged when this begins, and then this rarely.
+REPORT_EVERY_S = 600.0
 # The clocks of the worker and the database drift apart during a long wait.
 TIMER_S_MAX = 60.0
 # The wait while no schedule has a next tick; the rescuer reads new schedules, and calls expect().
@@ -49,6 +51,8 @@ class ScheduleRunner(Loop):
         self.name = "schedules" if queries is None else "schedules with queries"
         self._lane, self._queries = lane, queries
         self._next_check_at = 0.0
+        # When the delay of a schedule can be logged again (time.monotonic).
+        self._report_at: dict[str, float] = {}
 
     def expect(self, ticks: TicksIn) -> None:
         """Wake up if the next tick is due before the timer ends; the rescuer calls this."""
@@ -79,14 +83,27 @@ class ScheduleRunner(Loop):
 
     async def _one(self, lane: Lane, read: DueSchedule) -> bool:
         try:
-            return await fire(lane, read)
+            fired = await fire(lane, read)
         except TaskdError as error:
             # Continue with the other schedules if another session has locked a job that this tick
             # would cancel, or if a trigger of the user refuses the tick.
             if not (isinstance(error, HeldUp) or may_concern_one_row(error)):
                 raise
-            events.schedule_delayed(read.name, read.next_at, str(error))
+            self._delayed(read, str(error))
             return False
+        self.failures.worked(schedules.as_service(read.name))
+        self._report_at.pop(read.name, None)
+        return fired
+
+    def _delayed(self, read: DueSchedule, error: str) -> None:
+        self.failures.failed(schedules.as_service(read.name), error)
+        now = time.monotonic()
+        if now < self._report_at.get(read.name, now):
+            return
+        # Schedules that were deleted, or that another worker has fired since, drop out.
+        self._report_at = {name: at for name, at in self._report_at.items() if at > now}
+        self._report_at[read.name] = now + REPORT_EVERY_S
+        events.schedule_delayed(read.name, read.next_at, error)
 
     @asynccontextmanager
     async def _firing_lane(self) -> AsyncIterator[Lane]:
