@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import asyncpg
 import pytest
 
-from taskd.errors import StoreUnavailable
+from taskd.errors import StatementRefused, StoreUnavailable
 from taskd.store.connections.error_translation import (
     Down,
     HeldUp,
@@ -15,6 +16,7 @@ from taskd.store.connections.error_translation import (
     Silence,
     ValueRefused,
     is_gone,
+    may_concern_one_row,
     translate,
 )
 
@@ -65,6 +67,73 @@ def test_an_obstacle_of_one_statement_is_distinguished_from_one_of_all_statement
     assert isinstance(translate(TimeoutError()), Silence)
     assert isinstance(translate(asyncpg.TooManyConnectionsError("sorry")), NoRoom)
     assert not is_gone(asyncpg.LockNotAvailableError("lock timeout"))
+
+
+async def raised_by(sql: Any, body: str) -> asyncpg.PostgresError:
+    """The error of a function of the user with this body."""
+    await sql.execute("SET search_path = pg_catalog")  # as in the sessions of taskd
+    await sql.execute(
+        f"CREATE FUNCTION public.refuse() RETURNS void LANGUAGE plpgsql AS $$ BEGIN {body}; END $$"
+    )
+    with pytest.raises(asyncpg.PostgresError) as raised:
+        await sql.execute("SELECT public.refuse()")
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["08006", "25006", "40001", "40P01", "53100", "53300", "54000", "55000", "55P03", "57014",
+     "57P01", "57P03", "58030"],
+)  # fmt: skip
+async def test_an_error_that_a_trigger_raises_is_no_outage_whatever_its_code(
+    sql: Any, code: str
+) -> None:
+    error = await raised_by(sql, f"RAISE EXCEPTION 'not this one' USING ERRCODE = '{code}'")
+    said = translate(error)
+    assert isinstance(said, StatementRefused)
+    assert may_concern_one_row(said)
+    assert f"SQLSTATE {code}, raised by public.refuse()" in str(said)
+    assert not is_gone(error)
+
+
+async def test_an_object_in_the_wrong_state_for_a_trigger_is_no_outage(sql: Any) -> None:
+    await sql.execute("CREATE SEQUENCE public.unused")
+    error = await raised_by(sql, "PERFORM currval('public.unused')")
+    assert error.sqlstate == "55000"
+    assert isinstance(translate(error), StatementRefused)
+
+
+@pytest.mark.parametrize(
+    ("setting", "body"),
+    [
+        ("statement_timeout", "PERFORM pg_sleep(60)"),
+        ("lock_timeout", "PERFORM pg_advisory_xact_lock(1)"),
+        ("lock_timeout", "PERFORM pg_advisory_xact_lock(1); EXCEPTION WHEN OTHERS THEN RAISE"),
+    ],
+)
+async def test_what_the_server_raises_in_a_trigger_stays_what_it_is(
+    sql: Any, dsn: str, setting: str, body: str
+) -> None:
+    other = await asyncpg.connect(dsn)
+    await other.execute("SELECT pg_advisory_lock(1)")
+    await sql.execute(f"SET {setting} = '50ms'")
+    error = await raised_by(sql, body)
+    await other.close()
+    assert isinstance(translate(error), HeldUp)
+
+
+def test_a_full_disk_in_a_trigger_is_no_refusal() -> None:
+    error = asyncpg.DiskFullError("could not extend file")
+    error.context = "PL/pgSQL function public.audit() line 3 at SQL statement"
+    error.server_source_function = "mdextend"
+    assert type(translate(error)) is StoreUnavailable
+
+
+def test_an_error_that_taskd_raises_is_no_refusal_of_the_user() -> None:
+    error = asyncpg.LockNotAvailableError("the row is locked")
+    error.context = "PL/pgSQL function taskd.retry(bigint) line 3 at RAISE"
+    error.server_source_function = "exec_stmt_raise"
+    assert isinstance(translate(error), HeldUp)
 
 
 def test_a_full_notify_queue_is_no_bad_value() -> None:

@@ -56,7 +56,11 @@ async def refused_alone(desk: Desk, ids: list[int], action: str, state: str = "d
     assert not desk.emitted.of("service.crashed")
 
 
-@pytest.mark.parametrize("code", ["P0001", "42501", "42P01", "42703", "23514", "22P02"])
+# The last four are of classes with which the server reports outages and conflicts.
+CODES = ["P0001", "42501", "42P01", "42703", "23514", "22P02", "55000", "40001", "57P01", "53100"]
+
+
+@pytest.mark.parametrize("code", CODES)
 async def test_a_claim(desk: Desk, code: str) -> None:
     @desk.task()
     async def work() -> None: ...
@@ -147,6 +151,23 @@ async def test_an_unparking(desk: Desk) -> None:
     await refuse(desk, ids[ODD], "UPDATE ON taskd.job")
     await desk.start(poll_s=0.5)
     await refused_alone(desk, ids, "unpark")
+
+
+@pytest.mark.parametrize("code", ["55000", "54000", "57P01"])
+async def test_an_outcome_with_an_error_that_looks_like_an_outage(desk: Desk, code: str) -> None:
+    @desk.task()
+    async def work() -> None: ...
+
+    ids = await desk.enqueue(*[work.job()] * JOBS)
+    await refuse(desk, ids[ODD], "INSERT ON taskd.job_history", code)
+    await desk.start()
+    await desk.settled(*(each for each in ids if each != ids[ODD]))
+    [refused] = await desk.emitted.wait("job.outcome_refused", job_id=ids[ODD])
+    assert code in refused["error"]
+    assert not desk.emitted.of("acks.delayed")
+    await accept(desk)
+    [row] = await desk.settled(ids[ODD])
+    assert (row["state"], row["reason"]) == ("done", None)
 
 
 async def test_a_suspect(desk: Desk) -> None:

@@ -253,7 +253,7 @@ class Database:
             # No ROLLBACK: the statement may still run, and cannot be cancelled through a pooler.
             raise
         except Exception as error:
-            if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+            if isinstance(error, asyncpg.ReadOnlySQLTransactionError) and is_gone(error):
                 # The connect did not check the role of the host: connect to another host next.
                 self._addresses = [*self._addresses[1:], self._addresses[0]]
             if not connection.is_closed():

@@ -60,6 +60,11 @@ _BUSY = (
     asyncpg.ObjectNotInPrerequisiteStateError,
     asyncpg.PostgresSystemError,
 )
+# Classes of SQLSTATE with which the server reports an outage, a lock or a conflict. A trigger of
+# the user can raise them as well: `RAISE EXCEPTION ... USING ERRCODE = '55000'`.
+_OUTAGE_CLASSES = {"08", "25", "40", "53", "54", "55", "57", "58"}
+# The function of the server that runs RAISE.
+_RAISE = "exec_stmt_raise"
 # A column, a function or a type is missing.
 _PART_MISSING = (
     asyncpg.UndefinedColumnError,
@@ -210,6 +215,21 @@ def _is_of_user(error: BaseException) -> bool:
     return inner is not None and not inner[1].startswith("taskd.")
 
 
+def _is_users_refusal(error: BaseException) -> bool:
+    """Return whether a function of the user raised an error of a class in _OUTAGE_CLASSES.
+
+    An error that the server itself raises inside such a function, such as a full disk or a
+    deadlock, is an outage or a conflict there, too. But no outage has the class 55: an object is in
+    the wrong state for the function, such as a sequence for currval(). The exception is a lock
+    timeout.
+    """
+    state: str = getattr(error, "sqlstate", None) or ""
+    if state[:2] not in _OUTAGE_CLASSES or not _is_of_user(error):
+        return False
+    raised = getattr(error, "server_source_function", None) == _RAISE
+    return raised or (state[:2] == "55" and not isinstance(error, asyncpg.LockNotAvailableError))
+
+
 def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | None:
     """Return the error of taskd for an error of the driver.
 
@@ -244,22 +264,28 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
     if isinstance(error, _GONE):
         return StoreUnavailable(f"PostgreSQL cannot be reached: {message}")
     if isinstance(error, asyncpg.PostgresError):
-        return StatementRefused(f"PostgreSQL refused the statement: {message} {_origin(error)}")
+        return _unknown_refusal(error, message)
     return None
 
 
-def _origin(error: asyncpg.PostgresError) -> str:
-    """Return, for an error that taskd does not know, what raised the error and what to do."""
+def _unknown_refusal(error: asyncpg.PostgresError, message: str) -> StatementRefused:
+    """Return the error for one that taskd does not know, with what raised it and what to do."""
     raised = _FUNCTION.search(getattr(error, "context", None) or "")
     by = f", raised by {raised[1]}()" if raised else ""
-    return (
-        f"(SQLSTATE {error.sqlstate}{by}). Nothing of it was written. A trigger, an event trigger "
-        "or a rule of this database can raise this: change it, or exempt the schema taskd."
+    return StatementRefused(
+        f"PostgreSQL refused the statement: {message} (SQLSTATE {error.sqlstate}{by}). Nothing of "
+        "it was written. A trigger, an event trigger or a rule of this database can raise this: "
+        "change it, or exempt the schema taskd."
     )
 
 
 def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> TaskdError | None:
-    """Return an error whose cause a person must fix (DSN, right, schema); None for any other."""
+    """Return an error whose cause a person must fix; None for any other.
+
+    Such a cause is in the DSN, a right, the schema or a function of the user.
+    """
+    if isinstance(error, asyncpg.PostgresError) and _is_users_refusal(error):
+        return _unknown_refusal(error, message)
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
         return PermissionDenied(f"PostgreSQL refuses the login: {message}")
     if isinstance(error, asyncpg.ClientConfigurationError):
@@ -294,7 +320,7 @@ def is_gone(error: BaseException) -> bool:
     """Return whether the connection is unusable after this error."""
     # Also if this host accepts no writes: another host of the DSN may accept them.
     gone = (*_GONE, *_DOWN, TimeoutError, asyncio.TimeoutError)
-    return isinstance(error, gone) and not _unencodable(error)
+    return isinstance(error, gone) and not (_unencodable(error) or _is_users_refusal(error))
 
 
 def _is_bad_value(error: BaseException) -> bool:
