@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from typing import Any
 
 from taskd import Client
 from taskd.core.jobs.job import NewJob
@@ -19,6 +20,8 @@ from tests.system.chaos_report import Plan
 
 BATCH = 1000
 WHY = "chaos"
+# Each try waits up to ten seconds for a locked job.
+CHANGES_MAX = 6
 
 Kinds = dict[Callable[[], NewJob | Workflow], int]
 
@@ -115,8 +118,14 @@ async def meddle(client: Client, dice: random.Random, enqueued: list[int]) -> No
         partial(client.change, dice.sample(enqueued, k=many), delay_s=dice.choice((0.0, 0.5))),
         partial(client.retry, dice.sample(enqueued, k=many)),
     ):
-        while True:
-            with suppress(HeldUp):  # a worker kept one of the jobs locked, and nothing was changed
-                await change()
-                break
+        await _until_not_held_up(change)
     await client.limit("mixed", dice.choice((5, 20, None)))
+
+
+async def _until_not_held_up(change: Callable[[], Awaitable[Any]]) -> None:
+    """Change jobs; try again while a worker keeps one of them locked and nothing was changed."""
+    for _ in range(CHANGES_MAX - 1):
+        with suppress(HeldUp):
+            await change()
+            return
+    await change()
