@@ -160,8 +160,8 @@ class Run:
         @functools.wraps(task.handler)
         async def awaited(ctx: Any, **arguments: Any) -> Any:
             with self._watching(ctx.job_id):
-                handler = task.handler(*([ctx] if task.takes_context else []), **arguments)
-                return await finished(handler)
+                value = task.handler(*([ctx] if task.takes_context else []), **arguments)
+                return await finished(value)
 
         @functools.wraps(task.handler)
         def called(ctx: Any, **arguments: Any) -> Any:

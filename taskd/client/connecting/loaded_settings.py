@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from taskd.config import Settings
 
-_check: list[Callable[[Settings], None]] = []
+_checks: list[Callable[[Settings], None]] = []
 
 
 def loaded_settings() -> Settings:
@@ -24,12 +24,12 @@ def loaded_settings() -> Settings:
     from taskd import config
 
     settings = config.load().settings
-    for check in _check:
+    for check in _checks:
         check(settings)
     return settings
 
 
 def restrict(check: Callable[[Settings], None]) -> Callable[[], None]:
     """Call `check`, which can raise ConfigError, with loaded settings; return what ends this."""
-    _check.append(check)
-    return lambda: _check.remove(check)
+    _checks.append(check)
+    return lambda: _checks.remove(check)
