@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from taskd.worker.upkeep.timer import Timer
 from tests.worker.conftest import Desk, Started, until
 
 PAUSE_S = 70.0
@@ -30,6 +31,11 @@ def stand_still(worker: Started, *, lease: bool, by: int | None = None) -> None:
             attempt.context.deadline -= PAUSE_S
     if lease:
         worker.worker._lease.trusted_until -= PAUSE_S
+
+
+def timer_of(worker: Started) -> Timer:
+    services = [each for tier in worker.worker.parts.supervisor._tiers for each in tier]
+    return next(each for each in services if isinstance(each, Timer))
 
 
 async def test_a_stopped_process_burns_no_attempt_by_a_timeout(desk: Desk) -> None:
@@ -56,7 +62,7 @@ async def test_a_stopped_process_burns_no_attempt_by_a_timeout(desk: Desk) -> No
 
 @pytest.mark.parametrize("blocks", [False, True])
 async def test_a_worker_that_stood_still_for_a_lease_fences_before_it_times_out(
-    desk: Desk, blocks: bool
+    desk: Desk, blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @desk.task(timeout_s=PAUSE_S - 5, max_attempts=1)
     async def waits(ctx: Any) -> None:
@@ -66,7 +72,13 @@ async def test_a_worker_that_stood_still_for_a_lease_fences_before_it_times_out(
     (job,) = await desk.enqueue(waits.job())
     worker = await desk.start(lease_s=2.0)
     await until(lambda: worker.worker.parts.runners[0].running)
+    # The threads of the worker do not stand still: they must neither renew the lease nor look for
+    # the blocking job before the timer ticks.
+    monkeypatch.setattr(worker.worker._lease, "renewed", lambda _sent: None)
     stand_still(worker, lease=True, by=job if blocks else None)
+    await timer_of(worker).tick()
+    await desk.emitted.wait("worker.fenced")
+    monkeypatch.undo()
     (row,) = await desk.settled(job)
     [cut] = desk.emitted.of("job.interrupted")
     assert (cut["job_id"], cut["why"]) == (job, "fence")
