@@ -23,7 +23,8 @@ worker |
 | I12 | leftovers: sessions, open transactions, advisory locks |
 | I13 | a unique key of two live jobs; a version that was lost, or started after a newer one |
 | I14 | a job of a workflow that started, was cancelled or still waits against its dependencies |
-| I15 | a crash that was charged to a bystander; an innocent job that failed as `crashed` |
+| I15 | a crash that was charged to a bystander, or not to its suspect; an innocent job that failed
+as `crashed` |
 | I16 | a job that stayed parked for a minute while a worker lived that could run it |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such

@@ -635,6 +635,14 @@ CREATE VIEW judge.breach AS
       AND (NOT worker.crashed AND s.old_interrupts < 2
            OR s.old_crashes > 0 AND cardinality(worker.suspects) > 0 AND s.job <> ALL (worker.suspects))
     UNION ALL
+    -- Otherwise a job that kills its workers would run more than three times.
+    SELECT 'I15', 'spared', s.job,
+           format('worker %s crashed, its last group of suspects was %s, and the crash was not charged', worker.id, worker.suspects), false
+    FROM judge.step AS s JOIN taskd.worker AS worker ON worker.id = s.old_worker
+    WHERE s.old_state = 'running' AND s.lost AND s.crashes = s.old_crashes
+      AND (worker.crashed OR s.old_interrupts >= 2)
+      AND (s.old_crashes = 0 OR cardinality(worker.suspects) = 0 OR s.job = ANY (worker.suspects))
+    UNION ALL
     -- From the tenth crash on, a job fails without a proof.
     SELECT 'I15', 'innocent', s.job,
            format('failed as crashed, though the suspects of worker %s were %s', worker.id, worker.suspects), false

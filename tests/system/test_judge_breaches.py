@@ -105,6 +105,17 @@ async def death_that_says_nothing_charged(stage: Scene) -> None:
     await stage.sql("UPDATE taskd.job SET crashes = 1, state = 'scheduled', worker_id = NULL")
 
 
+async def crash_not_charged_to_its_suspect(stage: Scene) -> None:
+    job_id = await stage.enqueue()
+    await stage.a.claim()
+    await stage.blame(stage.a, job_id)
+    await stage.bury(stage.a)
+    lost = """[{"type": "WorkerLost"}]"""
+    await stage.sql(
+        f"UPDATE taskd.job SET state = 'scheduled', worker_id = NULL, errors = '{lost}'"
+    )
+
+
 async def innocent_failed_as_crashed(stage: Scene) -> None:
     await stage.enqueue()
     await stage.a.claim()
@@ -309,6 +320,7 @@ BREACHES = [
     (member_that_waits_for_nobody, "I14", "held up"),
     (crash_charged_to_a_bystander, "I15", "charged"),
     (death_that_says_nothing_charged, "I15", "charged"),
+    (crash_not_charged_to_its_suspect, "I15", "spared"),
     (innocent_failed_as_crashed, "I15", "innocent"),
     (parked_beside_a_worker_that_has_its_task, "I16", "left parked"),
 ]

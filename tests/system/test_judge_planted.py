@@ -124,6 +124,19 @@ async def play_crash_beside_a_group(scene: Scene) -> None:
     await scene.b.does(await scene.b.claim_suspect())
 
 
+async def play_crash_of_an_ordinary_job(scene: Scene) -> None:
+    """A crashes while it runs a job that has never crashed a worker."""
+    await scene.enqueue()
+    await scene.a.begins(await scene.a.claim())
+    await scene.bury(scene.a)
+    await scene.rescue()
+    if scene.bug:
+        await scene.promote()
+        await scene.b.does(await scene.b.claim())
+    else:
+        await scene.b.does(await scene.b.claim_suspect())
+
+
 async def play_release_of_unstarted_and_interrupted(scene: Scene) -> None:
     """A stops: what had not begun goes back, what had begun is interrupted and goes back."""
     await scene.enqueue()
@@ -202,6 +215,11 @@ PLANTED = {
     "crash charged to all who ran": (
         play_crash_beside_a_group,
         planted("rescue_jobs", (r"AND \(death\.in_group OR death\.no_group\)", "")),
+        {"I15"},
+    ),
+    "crash charged to nobody": (
+        play_crash_of_an_ordinary_job,
+        planted("rescue_jobs", (r"death\.in_group OR death\.no_group", "death.in_group")),
         {"I15"},
     ),
     "no reconcile": (
