@@ -35,7 +35,12 @@ class Pair:
         self.cluster = cluster
 
     async def make(self, options: str) -> None:
-        """Publish all tables, and subscribe to them."""
+        """Publish all tables, subscribe to them, and wait for the first copy of each table.
+
+        The copy of a table locks the table, and waits for the end of every transaction of the
+        publishing server. Here this is also the subscribing server, so a TRUNCATE that waits for
+        the lock would never end.
+        """
         blue = self.cluster
         await blue.ask(f"CREATE PUBLICATION everything FOR ALL TABLES {options}")
         await blue.ask("SELECT pg_create_logical_replication_slot('green', 'pgoutput')")
@@ -53,6 +58,7 @@ class Pair:
             f"CREATE SUBSCRIPTION green CONNECTION 'host={blue.home} port={blue.port} user=taskd "
             "dbname=taskd' PUBLICATION everything WITH (create_slot = false)"
         )
+        await self.until(COPIED)
 
     async def green(self, text: str, *args: object) -> list[asyncpg.Record]:
         return await self.cluster.ask(text, *args, database="green")
@@ -91,6 +97,7 @@ WHERE seqrelid IN ('taskd.job_id_seq'::regclass, 'taskd.workflow_id_seq'::regcla
 """
 LIVE = "EXISTS (SELECT FROM taskd.job WHERE id = $1)"
 ENDED = "EXISTS (SELECT FROM taskd.job_history WHERE id = $1)"
+COPIED = "NOT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r')"
 STOPPED = "(SELECT apply_error_count > 0 FROM pg_stat_subscription_stats)"
 # Finished jobs are kept for 7 days, so this makes partitions for up to 16 days from now.
 NEW_PARTITIONS = "SELECT taskd.make_history_partitions(9)"
