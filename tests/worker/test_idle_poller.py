@@ -136,6 +136,7 @@ async def test_a_polling_consumer_needs_no_idle_poller(
     desk: Desk, quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(busy_mark, "FEW_FOR_S", 60.0)
+    monkeypatch.setattr(busy_mark, "CLAIM_AT_LEAST_EVERY_S", 60.0)
     started = await desk.start(queues=("one", "two"), poll_s=0.3)
     await asleep(started, "one", "two")
     enough = asyncio.Event()
