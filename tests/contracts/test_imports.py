@@ -52,6 +52,16 @@ def test_an_import_of_taskd_imports_what_it_needs(line: str, limit: int, needed:
     assert len(found) <= limit, sorted(found)
 
 
+def test_the_plugin_costs_a_pytest_without_jobs_little() -> None:
+    """Every pytest of an environment with taskd loads it, and rewrites what it imports."""
+    found = imported(f"import pytest\n{COUNT}\nimport taskd.testing.plugin")
+    assert {name for name in found if name.startswith("taskd")} <= {
+        "taskd",
+        "taskd.testing",
+        "taskd.testing.plugin",
+    }
+
+
 @pytest.mark.parametrize(
     ("command", "limit", "needed"),
     [
