@@ -125,9 +125,10 @@ async def play_crash_beside_a_group(scene: Scene) -> None:
 
 
 async def play_crash_of_an_ordinary_job(scene: Scene) -> None:
-    """A crashes while it runs a job that has never crashed a worker."""
-    await scene.enqueue()
+    """A crashes while it runs a group of suspects and a job that has never crashed a worker."""
+    job_id = await scene.enqueue()
     await scene.a.begins(await scene.a.claim())
+    await scene.blame(scene.a, job_id + 1)
     await scene.bury(scene.a)
     await scene.rescue()
     if scene.bug:
@@ -217,9 +218,9 @@ PLANTED = {
         planted("rescue_jobs", (r"AND \(death\.in_group OR death\.no_group\)", "")),
         {"I15"},
     ),
-    "crash charged to nobody": (
+    "crash charged to suspects alone": (
         play_crash_of_an_ordinary_job,
-        planted("rescue_jobs", (r"death\.in_group OR death\.no_group", "death.in_group")),
+        planted("rescue_jobs", (r"OR job\.crashes = 0 AS no_group", "AS no_group")),
         {"I15"},
     ),
     "no reconcile": (
