@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from taskd.core.jobs.verdicts import Fail
@@ -13,6 +14,8 @@ from taskd.handlers import Item
 from taskd.workflows import Next, Stop, Workflow, chain, group, pipeline, stage
 from tests.worker.conftest import Desk, Started, until
 
+# Half of a surrogate pair, which jsonb refuses.
+REFUSED = msgspec.Raw(b'"\\ud800"')
 RUNS = """
 SELECT node, state, result::text, reason, args::text
 FROM taskd.jobs WHERE workflow_id = $1 ORDER BY id
@@ -219,6 +222,32 @@ async def test_a_handler_ends_the_run(desk: Desk, ingest: Ingest) -> None:
     ingest.says["fetch"] = Stop({"nothing": "new"})
     run_id, _ = await begin(desk, ingest)
     assert [row[:3] for row in await ran(desk, run_id)] == [("fetch", "done", '{"nothing": "new"}')]
+
+
+async def test_a_refused_result_does_not_fail_the_handler_that_ends_the_run(
+    desk: Desk, ingest: Ingest
+) -> None:
+    ingest.says["fetch"] = Stop(REFUSED)
+    run_id, _ = await begin(desk, ingest)
+    [row] = await ran(desk, run_id)
+    assert row[:2] == ("fetch", "done")
+    assert "unstored" in row[2]
+
+
+async def test_no_stage_starts_without_the_result_that_was_refused(desk: Desk) -> None:
+    @desk.task()
+    async def first() -> Any:
+        return REFUSED
+
+    @desk.task()
+    async def second(n: int = 7) -> int:
+        return n
+
+    run = await pipeline("two", stage("first", first), stage("second", second)).start(conn=desk.sql)
+    await desk.start()
+    [row] = await ran(desk, run.id)
+    assert (row[0], row[1]) == ("first", "failed")
+    assert row[3].startswith('the stage "second" cannot have its result: ')
 
 
 @pytest.mark.parametrize(

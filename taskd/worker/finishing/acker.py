@@ -24,6 +24,7 @@ import msgspec
 from taskd import events
 from taskd.core.jobs.failure import Failure
 from taskd.core.jobs.job import Job, JobState
+from taskd.core.jobs.pipeline_steps import Stop
 from taskd.core.outcomes.ack import Ack
 from taskd.errors import StoreUnavailable, TaskdError
 from taskd.store.connections.database import Lane
@@ -380,19 +381,21 @@ def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
     """Return the outcome with an error in place of its values, one of which was refused.
 
     If the handler has chosen the next stage of a pipeline, this choice is lost, and the job fails.
-    Otherwise the state stays.
+    Otherwise the state stays. A result becomes a note, so that no stage starts without the result.
     """
-    events.job_outcome_refused(refused.id, first_line(error))
+    why = first_line(error)
+    events.job_outcome_refused(refused.id, why)
     if isinstance(refused, Job):
         refused = Ack(refused.id, refused.worker_id, refused.fence, JobState.DONE)
-    lost = refused.next is not None
+    stops = refused.next == Stop().to_json()
+    lost = refused.next is not None and not stops
     return msgspec.structs.replace(
         refused,
         state=JobState.FAILED if lost else refused.state,
-        next=None,
-        result=None,
+        next=refused.next if stops else None,
+        result=None if refused.result is None else msgspec.json.encode({"unstored": why}).decode(),
         reason="the outcome could not be stored" if lost or refused.reason is not None else None,
-        error=Failure("UnstorableOutcome", first_line(error)).to_json(),
+        error=Failure("UnstorableOutcome", why).to_json(),
     )
 
 
