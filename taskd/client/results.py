@@ -23,11 +23,11 @@ from taskd.store.jobs import results
 from taskd.store.jobs.results import JobKey, Outcome
 
 POLL_JOBS_MAX = 1000
-# The first and the longest delay between two polls of a job while the waiter does not listen, and
-# the same while it listens. Each delay is 1.5 times the one before.
+# The shortest and the longest delay between two polls of a job while the waiter does not listen,
+# and the same while it listens. The delay grows by half with each poll, and is jittered by 20 %.
 POLL_S, POLL_S_MAX = 0.05, 1.0
 LISTENED_S, LISTENED_S_MAX = 2.0, 20.0
-# The LISTEN connection is closed if no caller has waited for this long.
+# When no caller has been waiting for this long, polling ends, and the LISTEN connection is closed.
 IDLE_S = 60.0
 RELISTEN_S = 1.0
 PROBE_EVERY_S = 10.0
@@ -117,7 +117,7 @@ class ResultWaiter:
             self._wakeup.set()
 
     async def _poll_loop(self) -> None:
-        """Poll each job when its next poll is due; return if no caller has waited for IDLE_S."""
+        """Poll each job when its next poll is due; return after IDLE_S without a waiting caller."""
         idle_since = time.monotonic()
         while True:
             self._wakeup.clear()
@@ -147,7 +147,7 @@ class ResultWaiter:
         try:
             found = await results.await_jobs(self._pool, keys)
         except StoreUnavailable:
-            return  # the callers limit the wait for the end of an outage
+            return  # polling continues; only the timeouts of the callers limit the wait
         except TaskdError as error:
             for key in keys:
                 self._resolve(key, error)

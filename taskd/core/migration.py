@@ -201,13 +201,13 @@ def misfit(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError |
         return None
     names = ", ".join(each.label for each in lacks)
     return SchemaOutdated(
-        f"the schema taskd is at {version(ledger):04d}, but this taskd needs {code.oldest:04d}: it "
-        f"lacks {names}. Run `taskd db migrate` (--plan shows what that would do)."
+        f"the schema taskd is at {version(ledger):04d}, but this taskd needs {code.oldest:04d}: "
+        f"the schema lacks {names}. Run `taskd db migrate` (--plan shows what that would do)."
     )
 
 
 def out_of_date(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaError | None:
-    """Return the error if the schema is too new for code with these migrations, or was edited."""
+    """Return the error if the schema is too new for this code, or a migration was edited."""
     newest, floor = known[-1].number, floor_of(ledger)
     if floor > newest:
         coming = any(not each.is_applied and each.works_with > newest for each in ledger)
@@ -225,9 +225,9 @@ def out_of_date(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaEr
     ]
     if edited:
         return SchemaEdited(
-            f"{', '.join(edited)} was applied with other SQL than this taskd has, so its file was "
-            "edited. Use the taskd that has migrated this database, or restore its file. If the "
-            "jobs do not matter, drop them and start over: DROP SCHEMA taskd CASCADE."
+            f"{', '.join(edited)} was applied with other SQL than this taskd has: its file was "
+            "edited. Use the version of taskd that migrated this database, or restore the "
+            "file. To start over without the jobs: DROP SCHEMA taskd CASCADE."
         )
     return None
 

@@ -38,12 +38,12 @@ def test_a_rate_that_its_burst_cannot_keep_up_with_is_refused(taskd):
 @pytest.mark.parametrize("command", [("limits", "set", "send"), ("queues", "set", "email")])
 def test_a_burst_without_a_rate_is_refused_and_changes_nothing(taskd, command):
     refused = taskd(*command, "--burst", 5, code=2)
-    assert f"the {command[0][:-1]} {command[2]} has a burst and no rate" in refused.stderr
+    assert f"{command[0][:-1]} {command[2]} was given a burst, but has no rate" in refused.stderr
     assert taskd.json(command[0], "list") == []
     taskd(*command, "--rate", "10/s")
     [row] = taskd.json(*command, "--burst", 5)
     assert (row["rate"], row["burst"]) == (10.0, 5)
-    assert "and no rate" in taskd(*command, "--rate", "none", "--burst", 5, code=2).stderr
+    assert "but has no rate" in taskd(*command, "--rate", "none", "--burst", 5, code=2).stderr
 
 
 def test_who_sets_a_limit_that_no_task_has_is_reported(taskd):

@@ -50,7 +50,7 @@ def test_older_code_goes_on_after_an_expand() -> None:
 def test_code_that_needs_an_expand_is_asked_to_migrate() -> None:
     error = misfit(NEW, ledger(*OLD))
     assert isinstance(error, SchemaOutdated)
-    assert "is at 0001, but this taskd needs 0002: it lacks 0002_x. Run `taskd db mig" in str(error)
+    assert "is at 0001, but this taskd needs 0002: the schema lacks 0002_x. Run `" in str(error)
     assert out_of_date(NEW, ledger(*OLD)) is None
 
 

@@ -13,7 +13,7 @@ from taskd.errors import InvalidArgs
 
 
 def encode_args(task: str, args: Mapping[str, Any]) -> str:
-    """Return the JSON text of arguments by name, for a task whose signature is not known here.
+    """Return the JSON text of arguments, without checking them against the task's signature.
 
     Raises:
         InvalidArgs: the arguments are not a mapping by name, or have no JSON form.

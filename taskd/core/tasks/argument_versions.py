@@ -34,8 +34,8 @@ class ArgsVersions:
         stored: the version in the row of a new job; None is the first version.
 
     Raises:
-        ValueError: the version is not a number from 1 to 32767, or a version between the oldest
-            step and the present version has no step.
+        ValueError: the version is not a number from 1 to 32767, or the steps do not lead from one
+            version to the next, up to the present one.
         TypeError: a step is not a function.
     """
 
@@ -48,8 +48,8 @@ class ArgsVersions:
         steps = sorted(upgrade)
         if steps != list(range(args_version - len(steps), args_version)) or 0 in steps:
             raise ValueError(
-                f"task {task}: upgrade has steps from the versions {steps}; it needs a step from "
-                "each version, from the oldest of which jobs can be in the database up to "
+                f"task {task}: upgrade has steps from the versions {steps}. It must have a step "
+                "from each version, from the oldest one that jobs in the database can have to "
                 f"{args_version - 1}"
             )
         if not all(callable(step) for step in upgrade.values()):
@@ -67,7 +67,7 @@ class ArgsVersions:
 
         Raises:
             InvalidArgs: the arguments are not a JSON object, their version has no step, or a step
-                failed.
+                raised an exception or returned no JSON object.
         """
         try:
             names = msgspec.json.decode(args, type=dict[str, Any])
@@ -139,9 +139,9 @@ def check_redact(
 
 
 def secrets(args: str, redact: Iterable[str]) -> list[str]:
-    """Return the texts that stand for values of redacted arguments, the longest first.
+    """Return the values of redacted arguments, in the forms in which errors can contain them.
 
-    Texts of less than SECRET_CHARS_MIN characters are left out.
+    The longest text is first. Texts shorter than SECRET_CHARS_MIN are left out.
     """
     try:
         names = msgspec.json.decode(args, type=dict[str, Any])

@@ -31,7 +31,10 @@ class Context(Protocol):
 
     @property
     def fence(self) -> int:
-        """The token of this attempt. It grows with each claim, so old tokens can be refused."""
+        """The fencing token of this attempt, which is larger than those of earlier attempts.
+
+        A system that the handler writes to can refuse tokens below the largest one it has seen.
+        """
 
     @property
     def idempotency_key(self) -> str:
@@ -43,7 +46,11 @@ class Context(Protocol):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is stopping; a long handler can then end at a suitable point."""
+        """Whether this attempt should end: the worker is stopping or has cancelled the attempt.
+
+        The worker cancels an attempt after its timeout, after a requested cancellation, after
+        `drain_s` of a stop, and when the worker has lost its lease.
+        """
 
     @property
     def resources(self) -> Mapping[str, Any]:

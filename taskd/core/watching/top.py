@@ -1,8 +1,8 @@
 """`taskd top`: compute rates from two polls, and percentiles from recently ended jobs.
 
-Arrivals are counted by new ids. Departures are arrivals minus the growth of the number of live
-jobs. So rates need no read of the history. If many jobs end, percentiles are computed from a sample
-of them.
+Arrivals are the jobs with new ids. Departures are arrivals minus the growth of the number of live
+jobs, so ended jobs need not be counted. If many jobs end, percentiles are computed from a sample of
+them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ RATE_S = 10.0
 LATE_S = 60.0
 # Top keeps at most this many ended jobs, the newest.
 ENDED_MAX = 5000
-# A poll counts at most this many new jobs by queue. If there are more new jobs, the counts are
-# scaled up to the number of new ids.
+# A poll counts at most this many new jobs, the newest, by queue. If it reaches this number, its
+# counts are scaled up, so that their sum is the number of new ids.
 BORN_MAX = 5000
 
 
@@ -50,7 +50,12 @@ class Queue(msgspec.Struct):
 
 
 class Worker(msgspec.Struct):
-    """A live worker; `ended_per_s` is estimated from the worker's share of the ended jobs."""
+    """A worker that was not declared dead.
+
+    Attributes:
+        ended_per_s: an estimate: the rate of departures, times the worker's share of the recently
+            ended jobs.
+    """
 
     id: str
     host: str
@@ -80,7 +85,7 @@ class Running(msgspec.Struct):
 
 
 class FullLimit(msgspec.Struct):
-    """A key of a limit with blocked jobs."""
+    """A key of a limit; `waiting` jobs are blocked until the limit admits them."""
 
     name: str
     key: str
@@ -92,12 +97,13 @@ class FullLimit(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """The result of one poll: counts of live jobs, and the running jobs.
+    """The result of one poll.
 
     Attributes:
         now_s: the time of the poll by the database's clock, in seconds since 1970.
         last_id: the newest id of a job.
-        born: new jobs since the last poll, by queue.
+        running: the jobs that have run for the longest time.
+        born: number of new jobs since the last poll, by queue, BORN_MAX in total at most.
     """
 
     now_s: float
@@ -125,7 +131,11 @@ class Ended(msgspec.Struct):
 
 
 class Task(msgspec.Struct):
-    """The jobs of a task that ended within the last minute and are in the sample."""
+    """Counts and run times of one task in one queue, from the sample of the last LATE_S seconds.
+
+    Attributes:
+        retried: number of attempts that ended and will be followed by another one.
+    """
 
     task: str
     queue: str
@@ -173,7 +183,7 @@ class Top:
         return self._state.last_id if self._state else None
 
     def seen_running(self) -> list[int]:
-        """Return the ids of the jobs that ran at the last poll; the next poll reads their ends."""
+        """Return the ids in `running` of the last poll; the next poll reads which have ended."""
         return [job.id for job in self._state.running] if self._state else []
 
     def add(self, state: State, ended: Iterable[Ended]) -> None:

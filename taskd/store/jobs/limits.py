@@ -23,7 +23,8 @@ class Admitted(NamedTuple):
     """The result of one call of admit().
 
     Attributes:
-        checked: number of jobs that have just arrived, plus number of due openings.
+        checked: number of jobs that were checked for the first time, plus number of later checks
+            that were due.
         queues: number of admitted jobs, by queue.
     """
 
@@ -43,7 +44,7 @@ class Claimed(NamedTuple):
 
 
 async def publish(on: Fetches, app: str, registry: Registry) -> None:
-    """Publish the limits that the tasks of the registry use, and the limit of each task.
+    """Store the limits that the tasks of the app declare, and for each task the name of its limit.
 
     Raises:
         AppError: two tasks declare a limit of the same name with different bounds.
@@ -71,8 +72,9 @@ def _limits(app: str, registry: Registry) -> dict[str, Limit]:
             first = found.setdefault(task.limit_name, task.limit)
             if first.bounds != task.limit.bounds:
                 raise AppError(
-                    f"app {app!r}: the limit {task.limit_name!r} of the task {task.name} has other "
-                    "bounds than that of another task. Share one Limit, or rename it."
+                    f"app {app!r}: the task {task.name} and another task declare the limit "
+                    f"{task.limit_name!r} with different bounds. Use one Limit object for both, or "
+                    "give the limits different names."
                 )
     return dict(sorted(found.items()))
 
@@ -82,7 +84,7 @@ def _json(value: Any) -> str:
 
 
 async def admit(on: Fetches, batch: int, among: Among = ANY_JOB) -> Admitted:
-    """Admit blocked jobs: check jobs that have just arrived, and keys that are due for a check."""
+    """Admit blocked jobs: check jobs that were never checked, and keys that are due for a check."""
     checked, queues = (await on.fetch("admit_jobs", batch, *among))[0]
     return Admitted(checked, Counter(queues))
 
@@ -105,12 +107,12 @@ async def claim(
 
 
 async def count_depths(on: Fetches) -> None:
-    """Count the waiting jobs of queues with a depth limit."""
+    """Count the waiting jobs of queues with a depth limit, unless counted in the last 4 s."""
     await on.fetch("count_depths")
 
 
 async def prune_buckets(on: Fetches) -> None:
-    """Delete token buckets that are full."""
+    """Delete token buckets that are full, and those of limits that no longer have a rate."""
     await on.fetch("prune_buckets")
 
 
@@ -123,10 +125,13 @@ async def set_limit(
     burst: int | None,
     without: Sequence[str],
 ) -> dict[str, Any]:
-    """Change a limit by hand; None leaves a bound as it is, `without` names bounds to remove.
+    """Change a limit by hand. None leaves a bound as it is; `without` names bounds to remove.
+
+    A new rate without a burst also sets the default burst. Without a rate, the burst is removed.
 
     Raises:
-        InvalidJob: a burst is given and there is no rate, or the burst is too small for the rate.
+        InvalidJob: a burst is given, but no rate, and the limit has none; or the burst is too small
+            for the rate that is given with it.
     """
     if rate is not None:
         check_burst(rate, burst)
@@ -147,9 +152,10 @@ async def list_limits(on: Fetches) -> list[dict[str, Any]]:
 
 
 async def list_keys(on: Fetches, name: str, keys_max: int) -> list[dict[str, Any]]:
-    """Return at most `keys_max` keys of a limit that have jobs, those with most blocked ones first.
+    """Return the keys of a limit that have live jobs, the key with the most blocked jobs first.
 
-    Each has the numbers of its jobs by state, and with a rate the number of its tokens.
+    Each row has the numbers of jobs by state. If the limit has a rate, the row also has the number
+    of tokens. At most `keys_max` rows are returned.
     """
     return [dict(row) for row in await on.fetch("list_limit_keys", name, keys_max)]
 
@@ -168,22 +174,22 @@ async def limit_queue(
     """Change the limits of a queue, as set_limit does.
 
     Args:
-        concurrency: concurrent attempts per worker process. Without it, the setting of the process
-            applies.
+        concurrency: concurrent attempts per worker process. While a queue has no such bound, the
+            setting of the process applies.
 
     Raises:
-        InvalidJob: a burst is given, and there is no rate.
+        InvalidJob: a burst is given, but no rate, and the queue has none.
     """
     rows = await on.fetch(
         "limit_queue", name, concurrency, max_running, max_depth, rate, burst, list(without)
     )
     if max_depth is not None:
-        # A busy mark from before tells producers that the queue has no depth limit to check.
+        # While a busy mark from before this change is set, producers do not check the depth.
         await busy_marks.clear_busy_mark(on, name, None)
     return _changed(rows, f"the queue {name}")
 
 
 def _changed(rows: Sequence[Any], what: str) -> dict[str, Any]:
     if not rows:
-        raise InvalidJob(f"{what} has a burst and no rate. Give the rate as well")
+        raise InvalidJob(f"{what} was given a burst, but has no rate. Give a rate as well")
     return dict(rows[0])

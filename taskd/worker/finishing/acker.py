@@ -1,11 +1,12 @@
 """The acker: collects outcomes and writes them in batches over a connection of its own.
 
 Outcomes that arrive while a statement is in flight form the next batch. So an idle worker writes
-each outcome immediately, and a busy worker writes large batches. Batches start at least 5 ms apart;
-otherwise, at 700 jobs per second, each outcome would have a commit of its own.
+each outcome immediately, and a busy worker writes large batches. Until the worker stops, new
+outcomes are written at most once in 5 ms; otherwise, at 700 jobs per second, each outcome would
+have a commit of its own.
 
-The acker keeps each outcome until PostgreSQL has accepted it, or has shown that the job no longer
-belongs to this claim. If PostgreSQL refuses a value of an outcome, the acker writes the outcome
+The acker keeps each outcome until PostgreSQL has written it, or has shown that the job no longer
+runs under this claim. If PostgreSQL refuses a value of an outcome, the acker writes the outcome
 with an error in place of the value.
 """
 
@@ -38,12 +39,14 @@ from taskd.store.connections.error_translation import (
 from taskd.store.jobs import jobs as store
 from taskd.worker.services.service import Backoff, Wakeup
 
-# As large as a claim (consumer.py).
+# As large as the largest claim (consumer.py).
 BATCH_MAX = 2000
 WRITE_EVERY_S = 0.005
-# Size of the results and errors in a batch: far less than a statement can write within its timeout.
+# The most characters of results and errors in a batch of several outcomes: far less than a
+# statement can write within its timeout.
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-# How long outcomes are set aside if their rows are locked or PostgreSQL has refused them.
+# The interval between two tries to write the outcomes that were set aside, because their rows are
+# locked or PostgreSQL has refused them.
 ASIDE_S = 1.0
 # From this number of unwritten outcomes on, the consumers claim no jobs.
 BACKLOG_MAX = 2 * BATCH_MAX
@@ -51,7 +54,7 @@ BACKLOG_MAX = 2 * BATCH_MAX
 # A batch that got no reply this many times is sent in halves.
 SILENCES_MAX = 2
 
-# The statements that only read. They are repeated until PostgreSQL answers, and never halved.
+# These statements write nothing. They are repeated where other statements raise HeldUp.
 READS = (store.locked, store.check_acks)
 _BY_ID = attrgetter("id")
 
@@ -60,10 +63,9 @@ class Acker:
     """Service: writes outcomes. `done` and `outcome` add them without waiting.
 
     Attributes:
-        on_written: functions to call when outcomes were written.
-        on_lost: functions to call with each outcome that can no longer be written, because the job
-            no longer belongs to its claim or does not exist. An outcome that was added with a
-            callback is passed to that callback instead.
+        on_written: functions to call after each batch, even if all its outcomes were set aside.
+        on_lost: functions to call with each lost outcome: the job was rescued, claimed again or
+            deleted. If the outcome was added with a callback, only that callback is called.
         tried_at: when the acker last sent a statement (time.monotonic).
     """
 
@@ -242,9 +244,9 @@ class Acker:
                 await self._write_what_can_be(write, worker_id, half)
 
     def _report_refusal(self, outcomes: list[Job | Ack], error: TaskdError) -> None:
-        """Log that PostgreSQL refuses outcomes as a whole, once for each job.
+        """Log, once for each job, that PostgreSQL refuses its outcome, whatever its values are.
 
-        The acker tries again until an operator has removed the cause, such as a trigger.
+        The acker retries until an operator has removed the cause, which can be a trigger.
         """
         for each in outcomes:
             if each.id not in self._refused:
@@ -291,7 +293,7 @@ class Acker:
     async def _unexplained(self, worker_id: int, group: list[Any]) -> list[Any]:
         """Find out why outcomes of this group changed no row.
 
-        Log those whose jobs were lost, and pass them to the callbacks.
+        Log each job that was lost or deleted, and call the callbacks for its outcome.
 
         Returns:
             The outcomes that must be sent again, because the job still runs under their claim.
@@ -320,8 +322,8 @@ class Acker:
         """Run a statement, and repeat it while PostgreSQL is unavailable.
 
         Raises:
-            HeldUp: the statement has exceeded its timeout, or got no reply SILENCES_MAX times. Not
-                raised for statements in READS.
+            HeldUp: PostgreSQL ended the statement because it took too long or waited too long for
+                a lock; or there was no reply SILENCES_MAX times. Never for statements in READS.
             TaskdError: PostgreSQL refused the statement.
         """
         silences = 0
@@ -364,8 +366,8 @@ class Acker:
 def _apart(group: list[Any]) -> list[list[Any]]:
     """Divide the group into parts that each have at most one outcome per job.
 
-    The statements need this. A job has several outcomes if this worker has claimed it several
-    times; only the outcome of the last claim passes the guard of the statement.
+    The statements require this. A job has several outcomes if this worker has claimed the job
+    several times; only the outcome of the last claim passes the guard of the statement.
     """
     if len({each.id for each in group}) == len(group):
         return [group]

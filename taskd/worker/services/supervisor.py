@@ -12,7 +12,7 @@ from taskd.worker.services.service import Backoff, Loop, Service
 
 # A service that crashes this often in a row will not recover.
 CRASHES_MAX = 20
-# A crash after a longer run is the first one in a row.
+# If a service ran for longer than this before it crashed, the crashes in a row are counted anew.
 STEADY_S = 60.0
 
 
@@ -51,7 +51,7 @@ class Supervisor:
         self._late.extend(late)
 
     def closing(self) -> None:
-        """From now on, let a cancelled service end; before, it is restarted."""
+        """From now on, let a cancelled service end. Before this call, it is restarted."""
         self._closing = True
 
     def kill(self) -> list[asyncio.Task[None]]:
@@ -63,7 +63,10 @@ class Supervisor:
         return left
 
     async def _keep(self, service: Service) -> None:
-        """Run a service until it returns. After each crash, log the error, wait, and restart it."""
+        """Run a service; log each crash, and restart the service after a delay.
+
+        Return when the service has returned, or has crashed CRASHES_MAX times in a row.
+        """
         loop = asyncio.get_running_loop()
         backoff, crashes, delay_s = Backoff(), 0, 0.0
         while True:

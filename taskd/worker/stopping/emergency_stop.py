@@ -3,8 +3,9 @@
 The thread writes unwritten outcomes, releases claimed jobs that have not started, abandons running
 attempts, and closes the worker's row, as far as PostgreSQL answers in time. If the loop runs again
 meanwhile, it can write the same outcomes: every statement is guarded, so only one of the two writes
-changes a row. An abandoned job is due again after five seconds; this process ends within three, so
-the two attempts do not overlap.
+changes a row. An interrupted job is due again after five seconds, and this process ends within
+three, so its two attempts do not overlap. They can overlap if the first attempt had timed out: the
+backoff of the task, which then applies, can be shorter.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class EmergencyStop:
         self._acker, self._runners = acker, runners
 
     def __call__(self) -> None:
-        """Log what blocks the loop, and write all outcomes; the caller then ends the process."""
+        """Log what blocks the loop, and write outcomes; the caller then ends the process."""
         blocker = self._watch.blocker()
         unstarted = [job for runner in self._runners for job in runner.take_unstarted()]
         abandoned = self._abandoned(blocker)
@@ -56,8 +57,8 @@ class EmergencyStop:
     def _abandoned(self, blocker: Job | None) -> list[Ack]:
         """Kill the processes of running attempts; return an ack for each running attempt.
 
-        The acks include one for `blocker`, even if its handler has not waited for anything yet, so
-        that no runner lists its attempt.
+        A runner lists an attempt only after its handler has waited for something. If the attempt of
+        `blocker` is not listed for this reason, its ack is added.
         """
         left = [attempt for runner in self._runners for attempt in runner.attempts]
         for attempt in left:
@@ -69,8 +70,8 @@ class EmergencyStop:
         return found
 
     async def _write(self, done: list[Job], acks: list[Ack]) -> None:
-        # Leave out rows that another session has locked, such as a session of this worker: there is
-        # no time to wait. An error of one statement must not prevent the others.
+        # Leave out rows that another session has locked, for example another connection of this
+        # worker: there is no time to wait. An error of one statement must not prevent the others.
         lane = Lane(self._database, "emergency_stop", lock_timeout=LOCK_TIMEOUT_MS)
         locked: set[int] = set()
         with suppress(Exception):
