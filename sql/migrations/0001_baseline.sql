@@ -2779,9 +2779,11 @@ BEGIN
 END
 $$;
 
--- ==================================================================================================== Functions: limits of
--- jobs ==================================================================================================== A job with a
--- limit is not queued before it is admitted. While it is due and not admitted, it is `blocked`, and therefore not in the
+-- ====================================================================================================
+-- Functions: limits of jobs
+-- ====================================================================================================
+
+-- A job with a limit is not queued before it is admitted. While it is due and not admitted, it is `blocked`, and therefore not in the
 -- index of claims, so claims are not slower with limits. (A job that waits for other jobs is blocked as well, but has
 -- `waits_for`; it waits for its admission after that.) The rows of live jobs themselves show which jobs hold slots, so a
 -- slot is free as soon as its job has ended or moved. All admissions of one limit happen under the lock of its row in

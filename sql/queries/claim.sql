@@ -3,14 +3,14 @@
 -- The row lock lasts for the statement only. Afterwards, the lease of the worker (lease.sql) and the fence protect a running
 -- job. The fence grows at every claim, so a worker that held the job before can no longer write to it. The fence grows by
 -- `stride`: by one, or, after the worker's connection broke, by a number that the worker draws then. The reason: after a
--- failover to a standby that has not received a job, another job gets the id of this job. If its fences began again, the
+-- failover to a standby that has not received a job, another job gets the id of this job. If both jobs had the same fence, the
 -- outcome of the lost job could be written to the new one.
 --
--- `ctid = ANY (ARRAY(...))` gets the plan of an InitPlan and a TID scan. So the guard `state = 'queued'` is inside, where the
--- row is locked. A join to a CTE is slower, and its generic plan is a sequential scan of the whole table. This statement would
--- get such a plan while the table is empty, so sequential scans are off on the connection for claims. A claim that returns
--- fewer rows than `batch` does not prove that the queue is empty: a row that another transaction has just changed is locked
--- here, but not returned.
+-- `ctid = ANY (ARRAY(...))` is planned as an InitPlan and a TID scan. The guard `state = 'queued'` is in the subquery, which locks
+-- the rows. A join to a CTE is slower, and its generic plan is a sequential scan of the whole table. This statement would get
+-- such a plan while the table is empty, so sequential scans are off on the connection for claims. A claim that returns fewer
+-- rows than `batch` does not prove that the queue is empty: a row that another transaction has just changed is locked here, but
+-- not returned.
 
 -- The scan begins after the position (after_priority, after_run_at, after_id) and ends with up_to_priority. Usually these
 -- bounds exclude nothing. But while a held snapshot keeps the entries of claimed jobs in the index, the bounds keep the scan
@@ -43,13 +43,14 @@ WHERE job.ctid = ANY (ARRAY(
         AND priority <= $7::smallint
         AND id + 0 > $11 AND id + 0 <= $12 AND id <> ALL ($13::bigint[])
         AND NOT coalesce(coalesce(args_version, 1) >= ($10::smallint[])[array_position($9::text[], task::text)], false)
-        -- A worker that was declared dead gets no jobs. The row is not locked on purpose: the fence protects the job, and
-        -- FOR SHARE would write a multixact for each claim.
+        -- A worker whose lease has expired, or that was declared dead, gets no jobs. The row is not locked on purpose: the
+        -- fence protects the job, and FOR SHARE would write a multixact for each claim.
         AND EXISTS (
             SELECT 1 FROM taskd.worker
             WHERE id = $1 AND died_at IS NULL AND lease_until > clock_timestamp()
         )
-        -- From a queue that an operator has limited, only claim_limited_jobs claims (limits.sql).
+        -- Nothing is claimed from a paused queue, and only claim_limited_jobs claims from a queue that an operator has
+        -- limited (limits.sql).
         AND NOT EXISTS (
             SELECT 1 FROM taskd.queue
             WHERE name = $2
@@ -66,9 +67,9 @@ RETURNING job.id, job.fence, job.task::text, job.args::jsonb, job.attempt, job.m
           date_part('epoch', job.run_at) AS due_at_s,
           job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::jsonb AS metadata;
 
--- Which of these queues have a job to claim: one statement for all idle consumers of a worker. Jobs that other transactions
--- have locked count, although a claim skips them. Because of the LIMIT, the planner cannot choose a join: each queue takes one
--- descent of the index, whatever is queued elsewhere.
+-- Which of these queues are not paused and have a queued job: one statement for all idle consumers of a worker. Jobs that other
+-- transactions have locked count, although a claim skips them. Because of the LIMIT, the planner can choose only a nested loop:
+-- each queue takes one descent of the index, whatever is queued elsewhere.
 
 -- name: poll_queues(queues text[])
 -- roles: worker, observer, admin
@@ -87,11 +88,11 @@ WHERE NOT EXISTS (
       AND (paused_until IS NULL OR paused_until > clock_timestamp())
 );
 
--- Quarantine. A suspect was running when its worker crashed, so it may have killed the worker. A suspect is never queued: the
+-- Quarantine. A suspect was running when its worker crashed, so it may have killed the worker. A suspect is never `queued`: the
 -- quarantine of a worker starts suspects in small groups, and waits until all suspects of a group have ended, or have run for
 -- longer than a job that kills its worker immediately. The row of the worker names the last group (`suspects`), so that a crash
--- is charged to this group and not to all jobs that ran. An isolated suspect is a group of its own, so that a crash proves its
--- guilt.
+-- is charged to this group and not to suspects of earlier groups. An isolated suspect is a group of its own, so that a crash
+-- proves its guilt.
 --
 -- `slots`: how many suspects the worker can start in each of these queues. Suspects that had run for the shortest time at the
 -- crash come first, because a job that kills its worker immediately is among these. `clear`: forget the last group even if no

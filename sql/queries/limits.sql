@@ -1,9 +1,9 @@
 -- Limits: jobs that wait for admission by their limit, queues that an operator has limited, and the definitions of both.
 --
 -- The schema explains admission (migrations/0001_baseline.sql, "limits of jobs"). Statements that free a slot admit the next
--- jobs of the limit. admit_jobs admits jobs that have just arrived, and jobs of keys for which an opening (taskd.opening) is
--- due. Any worker runs admit_jobs if next_due (promote.sql) or check_upkeep (lease.sql) returns that a check is due, so limits
--- cost nothing if none are used.
+-- jobs of the limit (complete_job leaves this to admit_jobs). admit_jobs admits jobs that have just arrived, and jobs of keys
+-- for which an opening (taskd.opening) is due. Any worker runs admit_jobs if next_due (promote.sql) or check_upkeep (lease.sql)
+-- returns that a check is due, so limits cost nothing if none are used.
 
 -- name: admit_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
@@ -63,9 +63,10 @@ WHERE task.name = mine.name
   AND (task.limit_name, task.limit_by, task.limit_defaults)
       IS DISTINCT FROM (mine.limit_name, mine.limit_by, mine.limit_defaults);
 
--- Set a limit by hand. Bounds that are NULL do not change, except those that `without` names, which are removed. The workers of
--- all queues are notified, so that they immediately admit jobs that the new bounds allow. If a burst is given and the limit has
--- no rate, nothing changes, and no row is returned.
+-- Set a limit by hand. Bounds that are NULL do not change, except those that `without` names, which are removed. A new rate
+-- without a burst sets the default burst, and the burst is removed with the rate. The workers of all queues are notified, so that
+-- they immediately admit jobs that the new bounds allow. If a burst is given, but no rate, and the limit has no rate, nothing
+-- changes, and no row is returned.
 
 -- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[])
 -- roles: admin
@@ -184,8 +185,8 @@ ORDER BY blocked DESC, job.limit_key
 LIMIT $2;
 
 -- Set the limits of a queue, like set_limit. They apply to all workers together, except `concurrency`, which applies to each
--- worker process. The next claims use the new limits; workers are notified, so that they claim immediately. The remaining tokens
--- do not change, because otherwise each change of a rate would allow another burst.
+-- worker process. The next claims use the new limits; workers are notified, so that they claim immediately. A new rate keeps the
+-- remaining tokens, because otherwise each change of a rate would allow another burst.
 
 -- name: limit_queue(name text, concurrency integer, max_running integer, max_depth integer, rate double precision, burst integer, without text[])
 -- roles: admin

@@ -12,7 +12,7 @@ class OwnMark(NamedTuple):
 
     Attributes:
         alone: whether no other worker's mark was set.
-        others: number of other workers that serve the queue.
+        others: number of other live workers that serve the queue.
     """
 
     alone: bool
@@ -28,8 +28,8 @@ async def set_busy_mark(
         yields: set no mark if another worker's mark is in place.
 
     Returns:
-        None if no mark was set: because of `yields`, because this worker does not live, or because
-        other queues hold both sequences of this queue.
+        None if no mark was set: because of `yields`, because this worker was declared dead or its
+        lease has expired, or because other queues hold both sequences of this queue.
     """
     alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, yields))[0]
     return None if alone is None else OwnMark(alone, others)

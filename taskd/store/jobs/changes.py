@@ -16,7 +16,7 @@ READ_MAX = 5000
 async def change(
     on: Fetches, ids: Sequence[int], new: Change, args: str | None = None
 ) -> dict[int, ChangeOutcome]:
-    """Change those of these jobs that wait; return the outcome for each job, by id.
+    """Change the jobs that wait; return the outcome for each of the given jobs, by id.
 
     Args:
         args: the JSON text of `new.args` or `new.update_args`, whichever is given.
@@ -40,7 +40,7 @@ async def change(
 
 
 async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
-    """Return the names of the tasks of those of these jobs that wait."""
+    """Return the names of the tasks of the given jobs, without finished and running jobs."""
     return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
 
 

@@ -23,7 +23,7 @@ from taskd.store.connections.pool import Pool
 from taskd.store.connections.statements import Fetches
 
 # Priority, due time and id of a claimed row: the order of claims. RETURNING returns rows in no
-# order, so the functions here sort them.
+# order, so the callers of these statements sort them.
 URGENCY = itemgetter(7, 10, 0)
 
 
@@ -120,7 +120,7 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
 
 
 def _rare(column: list[Any]) -> list[Any]:
-    """Return the column of an option, or [] if no job has the option: unnest() returns NULLs."""
+    """Return the column of an option, or [] if no job has it: unnest() then returns NULLs."""
     return column if column.count(None) < len(column) else []
 
 
@@ -169,7 +169,7 @@ async def enqueue(
         collected: whether Group calls this; if not, Group can send a single job with others.
 
     Returns:
-        An id for each job, in the same order: its own, or that of the job that holds its key.
+        The id of each job, in the same order, or the id of the job that holds its unique key.
 
     Raises:
         KeyHeld: another job holds a key with on_conflict `raise`; nothing was written.
@@ -254,7 +254,7 @@ async def claim(
     """Claim up to `batch` queued jobs of the given part, the most urgent first.
 
     Args:
-        stride: the step between the fences of the claimed jobs; see Lane.stride.
+        stride: the number by which the fence of each claimed job grows; see Lane.stride.
         refused: tasks, each with a version of arguments. Jobs of the task with this version or a
             newer one are not claimed.
     """
@@ -307,7 +307,7 @@ async def poll(on: Fetches, queues: Iterable[str]) -> set[str]:
 
 
 async def ack_done(on: Fetches, worker_id: int, ids: list[int], fences: list[int]) -> int:
-    """Write successes without a result; return how many of the jobs this worker still owned.
+    """Write successes without a result; return how many. Lost jobs are not changed.
 
     Args:
         ids: sorted.
@@ -353,7 +353,7 @@ async def check_acks(
 
 
 async def locked(on: Fetches, ids: Sequence[int]) -> list[int]:
-    """Return which of these jobs, or whose dependants, another transaction has locked."""
+    """Return the jobs whose row, or a dependant's row, another transaction has locked."""
     return [row[0] for row in await on.fetch("locked_jobs", list(ids))]
 
 
@@ -378,7 +378,7 @@ async def rescue(
     max_crashes_unproved: int,
     among: Among = ANY_JOB,
 ) -> dict[int, JobState]:
-    """Take back at most `batch` jobs that no live worker owns; return the new state of each.
+    """Rescue at most `batch` running jobs without a live worker; return the new state of each.
 
     Args:
         max_crashes: an isolated suspect that was alone in its group fails after this many crashes.

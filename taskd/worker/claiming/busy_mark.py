@@ -9,21 +9,23 @@ producer that reads the mark does not notify. A consumer is in one of three stat
   The consumer enters this state when it no longer finds time to sleep, or when producers wait for
   each other's NOTIFY.
 - must poll: the mark was cleared, but producers with open transactions may have read the mark, and
-  will not notify. The consumer polls until those transactions have ended, claims once more, and may
-  sleep.
+  will not notify. The consumer polls until those transactions have ended, claims once more, and can
+  then sleep.
 
 How the consumer knows those transactions: each draws its xid when it inserts a job, and reads the
-mark afterwards. The mark is a sequence, so a transaction reads its present value, whatever its
-snapshot. So each transaction that has read the mark has a lower xid than an xid that is drawn after
-the mark was cleared. When all transactions with lower xids have ended, a claim sees their jobs.
+mark afterwards. The mark is a sequence, so every transaction reads the present value of the mark,
+whatever its snapshot is. An xid that is drawn after the mark was cleared is therefore higher than
+that of each transaction that has read the mark. When all transactions with lower xids have ended, a
+claim sees their jobs.
 
 Producers also do not notify a queue that no live worker serves. So a consumer must poll in the same
 way after the worker has begun to listen, and after it has registered under a new id because it was
 declared dead.
 
-The mark belongs to the worker that set it last, and no other live worker clears it. One polling
-worker per queue is enough: while its claims are full, it wakes the other workers. A worker whose
-claims are not full leaves the mark of another worker in place, and its consumer sleeps.
+The mark belongs to the worker that set it last. Other workers do not clear it before it expires,
+unless they declare that worker dead. One polling worker per queue is enough: while its claims are
+full, it wakes the other workers. A worker whose claims are not full leaves the mark of another
+worker in place, and its consumer sleeps.
 
 A worker that cannot claim (all slots have slow jobs, a signal has switched claiming off, or the
 worker stops) clears its mark, and wakes the other workers instead of polling. The mark of a worker
@@ -75,10 +77,10 @@ FEW_FOR_S = 0.1
 # The least time between two marks, so that a load near a threshold does not set and clear the mark
 # all the time.
 MARK_AT_MOST_EVERY_S = 1.0
-# How long the consumer sets no mark after PostgreSQL refused it for a reason that will not end by
-# itself. This is also the least time between two log lines about refusals.
+# How long the consumer sets no mark after PostgreSQL answered with an error. This is also the least
+# time between two log lines about such errors.
 REFUSED_EVERY_S = 60.0
-# A consumer that cannot keep up, or leaves jobs for other workers, wakes these repeatedly. The
+# A consumer that cannot keep up, or leaves jobs for other workers, wakes them repeatedly. The
 # interval is CALL_EVERY_S times the number of the other workers. If none of them has marked the
 # queue, the interval is CALL_ALONE_EVERY_S_MAX at most.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
@@ -94,8 +96,8 @@ class BusyMark:
 
     Args:
         lane: the lane of the claims, so that statements about the mark run in order with claims.
-        on_change: called when `marked` or `must_poll` changes. While one of them is True, producers
-            may not notify for jobs that are due later either.
+        on_change: called when `marked` or `must_poll` changes. While one of them is True,
+            notifications of jobs that are due later can be missing, too.
 
     Attributes:
         marked: whether this worker has set the mark, as far as it knows.
@@ -114,7 +116,7 @@ class BusyMark:
         self._renew_at = 0.0
         # When the last mark expires if it is not cleared.
         self._expires_at = 0.0
-        # Until when a cleared mark may be set, by a statement that was sent before and got no
+        # Until when a cleared mark can be set again, by a statement that was sent before and got no
         # reply.
         self._written_until = 0.0
         self._reported_at = -REFUSED_EVERY_S
@@ -142,7 +144,7 @@ class BusyMark:
         and when this worker has a new id.
         """
         if not self.marked:
-            # Another server may answer after a failover, on which a cleared mark is set again.
+            # After a failover, another server can answer, on which the cleared mark is still set.
             self._marked_by = self._marked_by or self._marked_last_by
             self._start_polling()
 
@@ -258,8 +260,7 @@ class BusyMark:
     async def _delays_producers(self, now: float) -> bool:
         """Return whether producers wait for each other's NOTIFY.
 
-        Returns:
-            False also if the consumer need not count them now, or PostgreSQL does not answer.
+        Also return False if the next count is not due, or PostgreSQL does not answer.
         """
         counted_s = now - self._counted_since
         if counted_s < COUNT_EVERY_S:

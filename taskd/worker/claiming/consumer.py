@@ -27,7 +27,7 @@ from taskd.worker.services.service import Backoff, Wakeup
 
 # 2,000: with 1,000 jobs per claim and per ack, a fifth of two cores stayed idle.
 BATCH_MAX = 2000
-# If attempts take less than this time, claim as many jobs ahead as the slots can run in this time.
+# If attempts take less than this time, claim ahead as many jobs as attempts end in this time.
 # Slow jobs are not claimed ahead, so that no worker holds jobs while another worker is idle.
 PREFETCH_S = 0.05
 # If CLAIMS_AHEAD claims take longer than PREFETCH_S, claim ahead for that longer time, up to
@@ -41,8 +41,8 @@ RATE_WINDOW_S = 0.005
 # interval doubles with each poll that finds nothing. The first one is short, because a claim skips
 # rows that other transactions have locked, and so can miss jobs.
 POLL_UNSURE_S = 1.0
-# The least time between two claims, after a claim that found fewer jobs than it asked for.
-# Otherwise each of 700 notifications per second would cause its own claim.
+# The least time between two claims, after a claim that found fewer jobs than it asked for. So
+# notifications cause at most 1,000 claims per second.
 CLAIM_EVERY_S = 0.001
 # The least time between two claims is also this much for each job of an average recent claim, but
 # GAP_S at most. So above 1,400 jobs per second, claims become fewer and larger.

@@ -5,12 +5,12 @@ that kill their worker do so within `OUTLIVED_S` of their start. So a group is o
 jobs has ended or has run for that long, and the next group can be twice as large. If the worker
 crashes, the crash is charged to the suspects of the last group, and not to those of earlier groups
 (rescue_jobs in sql/queries/lease.sql). The suspects of that group are then isolated: each starts as
-a group of its own, after all others. If the worker crashes then, the crash is charged to the
-isolated suspect alone, which fails at its third crash.
+a group of its own, after all others. If the worker crashes then, the crash is charged to no other
+suspect, and the isolated suspect fails at its third crash.
 
-A job that kills its worker later is charged together with all suspects that run then. After three
-charged crashes, a suspect is isolated, and delays other isolated suspects until it has ended or has
-run for `PROVEN_S`.
+When the last group is over and no suspect is left to claim, no group is named any more. A job that
+kills its worker then is charged together with all suspects that run. After three charged crashes, a
+suspect is isolated, and delays other isolated suspects until it has ended or run for `PROVEN_S`.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class Quarantine(Loop):
             return NOT_NOW_S
         slots = {queue: each.suspect_slots for queue, each in self._runners.items()}
         slots = {queue: free for queue, free in slots.items() if free > 0}
-        # The row of the worker names a single suspect as the last group until another group starts
-        # or the suspect has run for PROVEN_S.
+        # The row of the worker names a single suspect as the last group until another group starts,
+        # or the suspect has ended or has run for PROVEN_S.
         over = self._group_size > 1 or age_s >= PROVEN_S
         if slots and await self._start(slots, self._width, isolated=False, clear=over):
             self._settling += self._group

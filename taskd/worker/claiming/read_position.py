@@ -6,10 +6,10 @@ that were claimed since then, and each claim reads through all of these entries 
 claims are slow, a claim begins to read after the last job that this consumer has claimed.
 
 A job that is inserted before that position waits for one of two kinds of scans: an urgent scan
-reads the higher priorities from the start of the index, a full scan reads the whole index. Such
-jobs are more urgent ones, released ones, and those of transactions that began earlier. The pause
-between two scans of a kind is 50 ms, or 20 times the duration of a scan if that is longer, but ten
-seconds at most.
+reads the more urgent priorities from the start of the index, a full scan reads the whole index.
+Such a job is more urgent, was released, or was enqueued by a transaction that began earlier. The
+pause between two scans of a kind is 50 ms, or 20 times the duration of a scan if that is longer,
+but ten seconds at most.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Change all jobs except those that PostgreSQL refuses to change, as by a trigger of the user.
+"""Change all jobs except those that PostgreSQL refuses, for example because of a user's trigger.
 
 A statement that changes many jobs fails as a whole if PostgreSQL refuses one of them. The error
-does not say which one. So the statement is run on halves of the range of ids, again and again,
-until a range has only the refused job. The other jobs have been changed by then, and the refused
-job is left out for a minute.
+does not say which one. So the range of ids is divided into halves, again and again, until a range
+contains only the refused job. The other jobs have been changed by then, and the refused job is left
+out for a minute.
 """
 
 from __future__ import annotations

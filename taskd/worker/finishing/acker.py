@@ -244,7 +244,7 @@ class Acker:
                 await self._write_what_can_be(write, worker_id, half)
 
     def _report_refusal(self, outcomes: list[Job | Ack], error: TaskdError) -> None:
-        """Log, once for each job, that PostgreSQL refuses its outcome, whatever its values are.
+        """Log, once per job, that PostgreSQL refuses its outcome for a reason other than a value.
 
         The acker retries until an operator has removed the cause, which can be a trigger.
         """

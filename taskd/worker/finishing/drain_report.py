@@ -15,7 +15,7 @@ class DrainReport:
     Attributes:
         why: why the worker stopped: the name of a signal, `empty`, or another reason or error.
         running: number of attempts that ran when the drain began.
-        released: number of claimed jobs that the drain released before they started.
+        released: number of claimed, unstarted jobs that were released when the drain began.
         abandoned: number of abandoned attempts that still ran at the end. `jobs` counts all
             attempts that were ever abandoned.
         unwritten: number of outcomes that were not written.

@@ -68,10 +68,10 @@ class OutcomeRecorder:
         began: float,
         value: Any,
     ) -> None:
-        """Record that a handler returned. A job that returns None is on the hot path.
+        """Record that a handler returned. The hot path is a handler that returns None.
 
-        Jobs of workflows are not: one can be a stage of a pipeline, and only the statement for
-        other outcomes starts the next stage.
+        Jobs of workflows are not on the hot path: they can be stages of a pipeline, and only the
+        statement for other outcomes starts the next stage.
         """
         if value is None and job.workflow_id is None and (context is None or not context.completed):
             self.counts["done"] += 1
@@ -114,9 +114,9 @@ class OutcomeRecorder:
     ) -> None:
         """Record the outcome of a job that was completed in a transaction.
 
-        Unless the transaction is known to have committed, queue a failure. The write of the failure
-        waits while the transaction is open. The failure changes the row if the transaction was
-        rolled back, and changes nothing if it was committed.
+        Unless the transaction is known to have committed, queue the ack of a failed attempt. This
+        ack waits while the transaction is open. It changes the row if the transaction was rolled
+        back, and changes nothing if the transaction was committed.
         """
         if context.committed:
             self._report(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
