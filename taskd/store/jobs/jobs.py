@@ -23,7 +23,7 @@ from taskd.store.connections.pool import Pool
 from taskd.store.connections.statements import Fetches
 
 # Priority, due time and id of a claimed row: the order of claims. RETURNING returns rows in no
-# order, so the callers of these statements sort them.
+# order, so the functions that claim sort them.
 URGENCY = itemgetter(7, 10, 0)
 
 

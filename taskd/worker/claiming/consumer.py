@@ -41,8 +41,8 @@ RATE_WINDOW_S = 0.005
 # interval doubles with each poll that finds nothing. The first one is short, because a claim skips
 # rows that other transactions have locked, and so can miss jobs.
 POLL_UNSURE_S = 1.0
-# The least time between two claims, after a claim that found fewer jobs than it asked for. So
-# notifications cause at most 1,000 claims per second.
+# The least time between two claims without a busy mark, after a claim that found fewer jobs than it
+# asked for. So notifications cause at most 1,000 claims per second.
 CLAIM_EVERY_S = 0.001
 # The least time between two claims is also this much for each job of an average recent claim, but
 # GAP_S at most. So above 1,400 jobs per second, claims become fewer and larger.

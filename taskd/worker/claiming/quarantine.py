@@ -8,9 +8,10 @@ crashes, the crash is charged to the suspects of the last group, and not to thos
 a group of its own, after all others. If the worker crashes then, the crash is charged to no other
 suspect, and the isolated suspect fails at its third crash.
 
-When the last group is over and no suspect is left to claim, no group is named any more. A job that
-kills its worker then is charged together with all suspects that run. After three charged crashes, a
-suspect is isolated, and delays other isolated suspects until it has ended or run for `PROVEN_S`.
+When the last group is over and no suspect is left to claim, no group is named any more; only a
+single suspect stays named until it has ended or run for `PROVEN_S`. A job that kills its worker
+while no group is named is charged together with all suspects that run. After three charged crashes,
+a suspect is isolated, and delays other isolated suspects until it has ended or run for `PROVEN_S`.
 """
 
 from __future__ import annotations
