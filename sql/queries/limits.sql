@@ -65,16 +65,16 @@ WHERE task.name = mine.name
 
 -- Set a limit by hand. Bounds that are NULL do not change, except those that `without` names, which are removed. A new rate
 -- without a burst sets the default burst, and the burst is removed with the rate. The workers of all queues are notified, so that
--- they immediately admit jobs that the new bounds allow. If a burst is given, but no rate, and the limit has no rate, nothing
--- changes, and no row is returned.
+-- they immediately admit jobs that the new bounds allow. If a burst is given, but no rate, and the limit has no rate or one that
+-- needs more than this burst (handed_out_per_s), nothing changes, and no row is returned.
 
--- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[])
+-- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[], handed_out_per_s integer)
 -- roles: admin
 WITH changed AS (
     INSERT INTO taskd.job_limit AS rule (name, concurrency, concurrency_in_all, rate, burst, by_hand)
     SELECT $1::text, $2, $3, $4, CASE WHEN $4::double precision IS NOT NULL THEN coalesce($5::integer, least(10000, greatest(1, ceil($4)))::integer) END, true
     WHERE $5 IS NULL OR $4 IS NOT NULL
-       OR 'rate' <> ALL ($6::text[]) AND EXISTS (SELECT FROM taskd.job_limit WHERE name = $1 AND rate IS NOT NULL)
+       OR 'rate' <> ALL ($6::text[]) AND EXISTS (SELECT FROM taskd.job_limit WHERE name = $1 AND rate <= $5 * $7::integer)
     ON CONFLICT (name) DO UPDATE
     SET concurrency = CASE WHEN 'concurrency' <> ALL ($6::text[]) THEN coalesce($2, rule.concurrency) END,
         concurrency_in_all = CASE WHEN 'concurrency_in_all' <> ALL ($6::text[])

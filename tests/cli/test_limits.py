@@ -33,6 +33,11 @@ def test_what_no_limit_can_be_is_reported(taskd, args, said):
 def test_a_rate_that_its_burst_cannot_keep_up_with_is_refused(taskd):
     refused = taskd("limits", "set", "send", "--rate", "1000/s", "--burst", 1, code=2)
     assert "Give a burst of at least 50." in refused.stderr
+    taskd("limits", "set", "send", "--rate", "1000/s")
+    refused = taskd("limits", "set", "send", "--burst", 1, code=2)
+    assert "Give a burst of at least 50." in refused.stderr
+    [row] = taskd.json("limits", "set", "send", "--burst", 50)
+    assert (row["rate"], row["burst"]) == (1000.0, 50)
 
 
 @pytest.mark.parametrize("command", [("limits", "set", "send"), ("queues", "set", "email")])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.limit import Limit, check_burst
+from taskd.core.jobs.limit import HANDED_OUT_PER_S, Limit, check_burst
 from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError, InvalidJob
 from taskd.store.connections.statements import Fetches
@@ -131,13 +131,16 @@ async def set_limit(
 
     Raises:
         InvalidJob: a burst is given, but no rate, and the limit has none; or the burst is too small
-            for the rate that is given with it.
+            for the rate.
     """
     if rate is not None:
         check_burst(rate, burst)
-    rows = await on.fetch(
-        "set_limit", name, concurrency, concurrency_in_all, rate, burst, list(without)
-    )
+    bounds = (concurrency, concurrency_in_all, rate, burst)
+    rows = await on.fetch("set_limit", name, *bounds, list(without), HANDED_OUT_PER_S)
+    if not rows and "rate" not in without:
+        rates = {row["name"]: row["rate"] for row in await list_limits(on)}
+        if rates.get(name) is not None:
+            check_burst(rates[name], burst)
     return _changed(rows, f"the limit {name}")
 
 
