@@ -1,11 +1,12 @@
 """A buffer for busy producers: it accepts jobs immediately, and writes them in batches later.
 
 A batch is one transaction of up to a thousand jobs. If PostgreSQL cannot be reached, the buffer
-retries the batch until it is written or the time at the end of the block is over. A job that could
-not be written, or was refused, is reported at the end of the block. If the connection breaks at a
-COMMIT, the buffer asks the server whether the transaction committed, so no batch is written twice.
-The server knows this even after a crash. A failover to a standby loses a transaction that the
-standby has not received; then the buffer writes the batch again.
+retries the batch until it is written, but at most for `flush_s` after the end of the block. Jobs
+that were refused or could not be written are reported at the end of the block.
+
+If the connection breaks at a COMMIT, the buffer asks the server whether the transaction committed,
+so no batch is written twice. The server knows this even after a crash. A failover to a standby
+loses a transaction that the standby has not received; then the buffer writes the batch again.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Buffered:
         self._max_wait_s, self._flush_s = max_wait_s, flush_s
         self._waiting: deque[Pending] = deque()
         self._in_flight: list[Pending] = []
-        # How many jobs the current transaction has, the first ones in flight; and whether it is
-        # unknown if this transaction committed.
+        # The current transaction contains the first `_batch_jobs` of the jobs in flight. If its
+        # COMMIT got no reply, it is in doubt until the server says whether it committed.
         self._batch_jobs = 0
         self._in_doubt = False
         self._refused: list[tuple[NewJob, Exception]] = []
@@ -276,7 +277,7 @@ class Buffered:
             pending.receipt.set_result(result)
 
     def _left(self) -> NotEnqueued | None:
-        """Return the error for jobs that were refused or could not be written, None without such.
+        """Return the error for jobs that were refused or could not be written; None: no such job.
 
         The futures of jobs that could not be written get the same error.
         """

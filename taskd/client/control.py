@@ -1,4 +1,4 @@
-"""Methods of a client: cancel, retry and change jobs; pause and limit queues and tasks."""
+"""Methods of a client: cancel, retry and change jobs; pause queues and tasks; limit queues."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ClientControl(ClientConnections):
         """Cancel waiting jobs, and request the cancellation of running jobs.
 
         The result contains the state of each job by id, without finished and unknown jobs.
-        `cancelled`: the job was waiting. `running`: the job is running; its worker is notified,
-        or reads the request within a few seconds if the notification is lost, and cancels the
-        handler. The reason is stored with the job. Jobs of a workflow that need a cancelled job are
-        cancelled with it.
+        `cancelled`: the job was waiting. `running`: the job is running, and its worker will cancel
+        the handler. The worker is notified; if the notification is lost, it reads the request
+        within a few seconds. The reason is stored with the job. Jobs of a workflow that need a
+        cancelled job are cancelled with it.
         """
         return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
 
@@ -43,9 +43,9 @@ class ClientControl(ClientConnections):
     ) -> list[int]:
         """Retry failed and cancelled jobs; return the ids of the retried jobs, sorted.
 
-        Jobs of a workflow that were cancelled because one of these jobs had failed or was cancelled
-        are retried with it, and wait for it again. Jobs that cannot be retried are not in the
-        result, such as a job whose unique key another job holds.
+        If a retried job has dependants in a workflow that were cancelled because it failed or was
+        cancelled, these are retried, too, and wait for it again. Jobs that cannot be retried are
+        not in the result, such as a job whose unique key another job holds.
 
         Args:
             ids: ids of the jobs.

@@ -41,7 +41,7 @@ class Other(NamedTuple):
 
     Attributes:
         neighbour: it runs on this host, in this pid namespace, so its pid can be checked here.
-        silent: its lease has expired, and the server has been up for longer than a lease.
+        silent: its lease has expired, and PostgreSQL has been up for longer than a lease.
     """
 
     id: int
@@ -62,9 +62,10 @@ class Surroundings(NamedTuple):
         ticks: when the next ticks of schedules are due.
         expired: whether the deadline of a waiting job has passed.
         paused: names of paused tasks.
-        resumed: names of tasks with parked jobs that this worker can run now.
-        elsewhere: by queue, the tasks that another live worker of the queue can run and this worker
-            cannot, each with the newest version of its arguments that the other worker reads.
+        resumed: names of tasks that are not paused and have parked jobs that this worker can run.
+            A job is parked if its task was paused, or if no worker could run it.
+        elsewhere: by queue, the tasks that other live workers of the queue can run and this worker
+            cannot, each with the newest version of its arguments that one of them reads.
         limits: concurrency of queues for which an operator has set it.
         now: the database's time.
     """
@@ -97,7 +98,7 @@ class RunningJob(NamedTuple):
 
 
 class Connections(NamedTuple):
-    """How many connections the server allows, reserves for superusers, and has open."""
+    """How many connections the server allows, reserves for privileged roles, and has open."""
 
     allowed: int
     reserved: int
@@ -168,8 +169,8 @@ async def renew_lease(
         status: the worker's status (see WorkerStatus), as JSON.
 
     Returns:
-        The lowest schema version of code that works with the applied and announced migrations.
-        None if the worker was declared dead.
+        The version of the oldest code that works with the applied and announced migrations; 0 if
+        there are none. None if the worker was declared dead.
     """
     rows = await on.fetch("renew_lease", worker_id, lease_s, draining, status)
     return rows[0][0] if rows else None
@@ -178,7 +179,8 @@ async def renew_lease(
 async def retire(on: Fetches, worker_id: int) -> None:
     """Record that this worker has ended.
 
-    If no worker lives any more and no queue has a depth limit, enqueues make no checks from now on.
+    If this was the last live worker and no queue has a depth limit, enqueues need not check for
+    either until that changes. This is recorded unless another transaction has locked the tables.
     """
     await on.fetch("retire_worker", worker_id)
     await on.fetch("turn_enqueue_checks_off")
@@ -241,9 +243,8 @@ async def store_failures(
     """Store which services of this worker fail repeatedly, in place of what was stored before.
 
     Args:
-        failures: for each service: its name, its error, and since when it fails, in seconds on any
-            clock.
-        now: the time on that clock.
+        failures: for each service: its name, its error, and since when it fails (time.monotonic).
+        now: the present time.monotonic().
     """
     await on.fetch(
         "store_failures",

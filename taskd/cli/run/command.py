@@ -28,7 +28,7 @@ LEFT_WORDS = {
     "paused": "in paused queues",
     "unknown": "of tasks that this worker does not know",
     "blocked": "waiting for other jobs",
-    "later_retries": "retried in more than 60 s",
+    "later_retries": "due again in more than 60 s",
 }
 OUTCOMES = ("done", "failed", "cancelled")
 # Without `released`: these jobs were returned to their queues before they ran.
@@ -103,8 +103,8 @@ def _check_queues(
 @click.option(
     "--until-empty",
     is_flag=True,
-    help="Exit when no job of the queues runs, can run now, or is retried within 60 s: with 0 if "
-    "no job failed, else with 1.",
+    help="Exit when no job of the queues runs, can run now, or is due again within 60 s. "
+    "Exit code 1: a job failed.",
 )
 @click.option(
     "--reload",
@@ -126,8 +126,8 @@ def run(
 
     SIGTERM or Ctrl-C drains: the worker claims nothing more, lets running attempts finish, and
     releases unstarted jobs. A second signal cancels the running attempts, a third abandons them.
-    SIGQUIT dumps the stacks and ends the process immediately. SIGHUP reads the settings again.
-    SIGTSTP and SIGCONT pause and resume claiming. SIGUSR2 dumps the stacks.
+    SIGQUIT dumps the stacks and abandons the running attempts immediately. SIGHUP reads the
+    settings again. SIGTSTP and SIGCONT pause and resume claiming. SIGUSR2 dumps the stacks.
     """
     flags["queues"] = queues or None
     if reload:
@@ -157,8 +157,8 @@ def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
             except SystemExit:
                 continue
             except KeyboardInterrupt:
-                # Once the worker has replaced Python's handler of SIGINT, only the handler of a
-                # job can have raised KeyboardInterrupt.
+                # Once the worker handles SIGINT itself, only the code of a job can have raised
+                # KeyboardInterrupt.
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                     raise
         return main.result()
@@ -215,7 +215,7 @@ async def _run_here(
     from taskd.worker import StatsServer, Worker
     from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins
 
-    # Handlers enqueue into this worker's database, even if an option of the command line named it.
+    # Handlers enqueue into this worker's database, also if it was chosen on the command line.
     configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
@@ -275,7 +275,7 @@ async def _run_processes(
     from taskd.worker import Processes
 
     _check_http(settings)
-    # Each child runs this command with the same Python and options: the last --processes wins.
+    # Each child runs this command with the same Python and options, and an overriding --processes.
     command = [sys.executable, *sys.orig_argv[1:], "--processes", "1"]
     target = await open_target(settings)
     processes = Processes(settings, command, notify=notify, reload=reload)
@@ -299,8 +299,8 @@ def _ignore_stops() -> None:
 
 
 def _leave(target: Target) -> None:
-    # If this is process 1 of a container, its exit kills the embedded server, so wait until the
-    # server has stopped.
+    # If this is process 1 of a container, its exit kills the embedded server, so give the server
+    # time to stop.
     target.close(wait_s=5.0 if os.getpid() == 1 else 0.0)
 
 

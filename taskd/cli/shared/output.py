@@ -83,7 +83,7 @@ def _cut(cell: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Return text without control characters: any producer can choose names and messages."""
+    """Return text without control characters, which a producer can put into any name or message."""
     return text if text.isprintable() else printable(text.replace("\n", " ").replace("\t", " "))
 
 

@@ -17,8 +17,8 @@ class Column(NamedTuple):
     Attributes:
         keep: on a narrow screen, the column with the lowest number is dropped first; 0: the column
             is never dropped.
-        least: the fewest cells of the column.
-        wide: whether the column can be narrower than its longest text.
+        least: the minimum width in characters.
+        wide: whether a narrow screen can cut the texts of the column; otherwise none is cut.
     """
 
     heading: str
@@ -31,7 +31,7 @@ class Column(NamedTuple):
 
 
 def number(value: float | None) -> str:
-    """Return a rate or a count in few cells."""
+    """Return a rate or a count in few characters."""
     if value is None:
         return ""
     if value == 0 or value >= 99.5:
@@ -40,7 +40,7 @@ def number(value: float | None) -> str:
 
 
 def short(seconds: float | None) -> str:
-    """Return a duration in few cells: `3m5s`, `47ms`."""
+    """Return a duration in few characters: `3m5s`, `47ms`."""
     if seconds is not None and 0.01 <= seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     return span(seconds).replace(" ", "")

@@ -44,8 +44,8 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
     ) -> Awaitable[list[asyncpg.Record]]:
         self._check_open()
         state = ready._state  # noqa: SLF001
-        # The arguments after `args`: an unnamed portal, all rows, only rows as the result, and the
-        # timeout of the connection.
+        # The arguments after `args`: the unnamed portal, no limit of rows, no status beside the
+        # rows, and the default timeout of the connection.
         rows: Awaitable[list[asyncpg.Record]] = self._protocol.bind_execute(
             state, args, "", 0, False, None
         )

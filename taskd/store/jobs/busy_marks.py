@@ -22,14 +22,14 @@ class OwnMark(NamedTuple):
 async def set_busy_mark(
     on: Fetches, queue: str, worker_id: int, for_s: float, *, yields: bool = False
 ) -> OwnMark | None:
-    """Set or renew this worker's mark on a queue, for `for_s` seconds.
+    """Set or renew this worker's mark on a queue, for `for_s` seconds, at most 60.
 
     Args:
         yields: set no mark if another worker's mark is in place.
 
     Returns:
-        None if no mark was set: because of `yields`, because this worker was declared dead or its
-        lease has expired, or because other queues hold both sequences of this queue.
+        None if no mark was set: because of `yields`, because this worker has no valid lease or does
+        not serve the queue, or because marks of other queues occupy both sequences of this queue.
     """
     alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, yields))[0]
     return None if alone is None else OwnMark(alone, others)

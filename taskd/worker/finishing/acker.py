@@ -102,8 +102,9 @@ class Acker:
         """Add any other outcome.
 
         Args:
-            on_written: called with True if this outcome was written; with False if an earlier
-                outcome of the same claim was written instead; with None if the job was lost.
+            on_written: called with True if this outcome was written; with False if the job had
+                ended under this claim before the write, by another outcome or by an earlier write
+                of this one that got no reply; with None if the job was lost.
         """
         if on_written is not None:
             self._callbacks[ack.id] = on_written
@@ -125,8 +126,8 @@ class Acker:
 
     async def room(self, timeout_s: float) -> None:
         """Wait until consumers may claim, but at most `timeout_s`."""
-        # An event that was set before would end the wait immediately, and a caller in a loop would
-        # block the event loop.
+        # Without this, an earlier set() would end the wait immediately, and a caller that repeats
+        # the wait would block the event loop.
         if not self.has_room():
             self._room.clear()
         await self._room.wait(timeout_s)
@@ -172,7 +173,7 @@ class Acker:
         self._wakeup.set()
 
     async def _space_writes(self) -> None:
-        """Wait until the last write began WRITE_EVERY_S ago, or a stop is requested."""
+        """Wait until WRITE_EVERY_S after the start of the last write, or until a stop request."""
         wait_s = self._wrote_at + WRITE_EVERY_S - time.monotonic()
         if wait_s > 0:
             await self._stopped.wait(wait_s)
@@ -383,7 +384,7 @@ def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
     """Return the outcome with an error in place of its values, one of which was refused.
 
     If the handler has chosen the next stage of a pipeline, this choice is lost, and the job fails.
-    Otherwise the state stays. A result becomes a note, so that no stage starts without the result.
+    Otherwise the state stays. A note replaces a result: a stage that needs the result refuses it.
     """
     why = first_line(error)
     events.job_outcome_refused(refused.id, why)

@@ -1,4 +1,4 @@
-"""The drain report: how a worker ended, and which jobs it did not finish."""
+"""The drain report: how a worker ended, and how many jobs it did not finish."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class DrainReport:
         gave_up: whether the worker stopped because a service kept crashing.
         outgrown: whether the worker stopped because the schema works with newer code only.
         drain_s: the duration of the drain.
-        jobs: the number of attempts by how they ended, since the start of the worker.
+        jobs: the number of attempts by how they ended, since the start of the worker. `failed`
+            includes the jobs that its rescuer has failed.
         left: for `--until-empty`, the number of jobs that stay in the queues, by reason; else None.
     """
 
