@@ -6,7 +6,7 @@
 --
 -- Every statement that ends jobs locks limits last: a transaction that holds the lock of a limit waits for no job.
 
--- Completions without a result: most acks are such. `width_bucket` finds the position of a row's id in the sorted ids by
+-- Completions without a result, which most acks are. `width_bucket` finds the position of a row's id in the sorted ids by
 -- binary search; the fence has the same position. A join would be slower, and could get a bad plan. `IS NOT DISTINCT FROM`
 -- keeps the planner from the index job_running (see the schema). Rows are locked in the order in which they are found, so they
 -- must be found along job_pkey: a bitmap scan finds rows in their physical order, and then acks could deadlock with cancels.
@@ -67,12 +67,12 @@ SELECT count(*) AS written, (SELECT count(*) FROM followers) AS followers, (SELE
 FROM ended;
 
 -- Outcomes other than a completion without a result. `states` are the new states of the jobs. The locked rows can override
--- these states: a job whose cancellation was requested meanwhile does not run again, a suspect becomes `scheduled`, because
--- quarantine claims only scheduled jobs, and a job with a limit becomes `blocked`. `refunds`: the attempt does not count.
--- `parked`: the task is paused, or no worker can run the job (control.sql). `interrupts`: the worker ended the attempt, for
--- example because it stops; only ten of these attempts are refunded, so that a job that runs for longer than each worker finally
--- fails. The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the arrays once for
--- each running row.
+-- these states: a job whose cancellation was requested meanwhile does not run again; a suspect becomes `scheduled`, because
+-- quarantine claims only scheduled jobs; a job with a limit becomes `blocked` instead of `queued`. `refunds`: the attempt does
+-- not count. `parked`: the task is paused, or no worker can run the job (control.sql). `interrupts`: the worker ended the
+-- attempt, for example because it stops; only ten of these attempts are refunded, so that a job that runs for longer than each
+-- worker finally fails. The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the
+-- arrays once for each running row.
 --
 -- `nexts`: the choice of a pipeline's handler, which is the next stage, or the end of the run. It is checked before any row is
 -- moved. If the stage does not exist, or does not accept the result, the job fails, so that a retry after a fix continues the

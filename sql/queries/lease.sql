@@ -5,8 +5,8 @@
 -- for all jobs that are running and have no live worker, so the next rescue also finds a job whose claim commits after its
 -- worker was declared dead. All times are the database's.
 
--- Insert the row of a new worker. Other workers of its queues that have other tasks are notified, so that they read the tasks
--- of the new worker (check_upkeep): from now on, they leave jobs that they cannot run to the new worker.
+-- Insert the row of a new worker. If other workers of its queues have other tasks, all workers are notified, so that they read
+-- the tasks of the new worker (check_upkeep): from now on, they leave jobs that they cannot run to the new worker.
 
 -- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], args_versions smallint[], schema_oldest integer, schema_newest integer)
 -- roles: worker
@@ -181,11 +181,11 @@ LEFT JOIN living AS other ON other.id <> $1;
 SELECT ahead_s, schedules FROM taskd.follow_clock_back($1);
 
 -- Declare workers dead, which is never undone. Either the caller has proof of their deaths (`proved`), or only workers whose
--- leases have expired are declared dead. This is checked again here, because a worker can have renewed its lease since the
+-- leases have expired are declared dead. The leases are checked again here, because a worker can have renewed its lease since the
 -- caller has read it. The busy marks of the dead workers are cleared.
 --
--- `crashed`: one of its jobs may have killed the worker. That is possible if its death is proved. It is also possible if its
--- lease has expired, and a worker of the same host and boot has started later in another pid namespace: then the container was
+-- `crashed`: a job of the worker may have killed it. That is possible if its death is proved. It is also possible if its lease
+-- has expired, and a worker of the same host and boot has started later in another pid namespace: then the container was
 -- restarted. In other cases, the host or its network failed, or the process is stopped. A worker that was draining was killed
 -- because its stop took too long. Such deaths say nothing about the jobs.
 
@@ -209,7 +209,8 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 -- Rescue jobs of dead workers.
 --
 -- After a death that says nothing about the jobs, the jobs become `scheduled` with their old due times, and their attempts do not
--- count. At the third such interruption of a job, the death is treated as a crash, because a job can crash its whole host.
+-- count. If the job was interrupted twice before, by deaths or by stops of workers, the death is treated as a crash, because a
+-- job can crash its whole host.
 --
 -- After a crash, the jobs become suspects, which run in quarantine (claim.sql). At their first two crashes they are due
 -- immediately, because a kill during a deploy should not delay work; later, a delay grows with the number of crashes. Crashes

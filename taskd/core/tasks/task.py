@@ -72,8 +72,8 @@ class Task(Generic[P, R]):
         batch: the most jobs that the handler receives in one call, as a list of Items.
         max_wait_s: how long the first job of a batch waits for further jobs, 0 to 3 seconds.
         transaction: gives the handler `ctx.conn`, a connection with an open transaction, which
-            commits with the completion of the job. True, or an isolation level: `repeatable_read`
-            or `serializable`.
+            commits with the completion of the job. True or an isolation level: `read_committed`
+            (as True), `repeatable_read` or `serializable`.
         args_version: the current version of the arguments; 1 is the first.
         upgrade: maps each older version that can still be in the database to a function that
             converts arguments of this version (a dict) into arguments of the next version.

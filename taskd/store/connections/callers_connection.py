@@ -101,7 +101,7 @@ def _adapter(
 
 @cache
 def _with_names(name: str) -> str:
-    """Return a statement with `%(name)s` in place of `$1`, for drivers that know only names."""
+    """Return a statement with `%(name)s` in place of `$1`, for drivers that know no `$1`."""
     source = statement(name)
     return PARAMETER.sub(
         lambda found: f"%({source.parameters[int(found[1]) - 1]})s", source.text.replace("%", "%%")

@@ -45,7 +45,8 @@ TCP_USER_TIMEOUT_MS = 20_000
 QUIET_S = 12.0
 # The most error texts that are reported for one outage.
 ERRORS_MAX = 10
-# Strides are smaller than this, so that a fence, a bigint, has room for billions of claims.
+# Strides (see Lane) are smaller than this, so that a fence, a bigint, is enough for billions of
+# claims.
 STRIDE_MAX = 2**30
 
 

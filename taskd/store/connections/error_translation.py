@@ -218,10 +218,9 @@ def _is_of_user(error: BaseException) -> bool:
 def _is_users_refusal(error: BaseException) -> bool:
     """Return whether a function of the user raised an error of a class in _OUTAGE_CLASSES.
 
-    An error that the server itself raises inside such a function, such as a full disk or a
-    deadlock, is an outage or a conflict there, too. But no outage has the class 55: an object is in
-    the wrong state for the function, such as a sequence for currval(). The exception is a lock
-    timeout.
+    Inside such a function, the server itself can raise such an error, too. That is an outage or a
+    conflict (a full disk, a deadlock), except in class 55: there, the function has used an object
+    in a wrong state, such as a sequence with currval(). A lock timeout of class 55 is a conflict.
     """
     state: str = getattr(error, "sqlstate", None) or ""
     if state[:2] not in _OUTAGE_CLASSES or not _is_of_user(error):
@@ -350,9 +349,9 @@ def _broken_rule(error: BaseException, message: str) -> KeyHeld | QueueFull | Se
         return REFUSALS[name](message)
     if name in ID_KEYS and getattr(fields, "schema_name", None) == "taskd":
         return SequenceBehind(
-            f"nothing was written: the sequence taskd.{ID_KEYS[name]} gave an id that is taken, as "
-            "it was reset, or not copied with the rows by logical replication. Advance it: "
-            "taskd db check --mend. A worker also does so at its start."
+            f"nothing was written: the sequence taskd.{ID_KEYS[name]} gave an id that is taken. "
+            "Someone has reset it, or logical replication has copied the rows without it. Advance "
+            "it: taskd db check --mend. A worker also does so at its start."
         )
     return None
 

@@ -28,10 +28,10 @@ from taskd.errors import EnqueueError
 # each job would wait for a flush in progress; with ten, no two jobs would share a flush.
 ABREAST = 2
 # The CPU time of a statement. While a statement waits for a slow flush or a distant server, the CPU
-# can work for other statements: as many can run at a time as this fits into the duration of one.
+# can work for other statements, so `duration / WORK_S` statements can run at a time.
 WORK_S = 0.0002
-# The shortest recent duration of a statement counts as its duration without waiting. Each statement
-# multiplies the stored duration by this factor, so that an old minimum is replaced.
+# The shortest recent duration of a statement for one job counts as its duration without waiting.
+# Each such statement multiplies the stored duration by this factor, so that an old minimum expires.
 FORGETS = 1.02
 # The longest wait of a job for a running statement, if a connection is free.
 WAIT_S = 0.002
@@ -61,7 +61,7 @@ class _Taken:
 
 
 class Group:
-    """Groups the single jobs that are enqueued over one pool, and so on one event loop.
+    """Groups the single jobs that are enqueued over one pool, which belongs to one event loop.
 
     Args:
         insert: inserts jobs in one statement and returns their ids.
@@ -121,8 +121,8 @@ class Group:
         try:
             return await taken.receipt
         except asyncio.CancelledError:
-            # When the caller continues, its job must not be written any more, so wait until the
-            # pool has cancelled the statement.
+            # After the caller continues, its job must not be written any more, so wait for the end
+            # of the statement, which also writes the jobs of other callers.
             if taken.statement is not None:
                 await asyncio.wait({taken.statement}, timeout=CANCEL_S)
             raise

@@ -242,5 +242,5 @@ class Pool:
             self._check_silence_later()
 
     def _too_long_ago(self) -> float:
-        """Return the time.monotonic() before which a statement must have begun to be silent."""
+        """Return a time.monotonic(): a statement that began before it is overdue for its reply."""
         return time.monotonic() - self._database.silence_s

@@ -65,12 +65,12 @@ class Registration:
 
     async def register_again(self, lane: Lane) -> None:
         """Register under a new id, after the worker was declared dead."""
-        # The id of an earlier try is taken if PostgreSQL committed it and only its reply was lost.
+        # A new id for each try: a try whose reply was lost may have inserted a row with its id.
         self.me = new_incarnation(self._app)
         await self._register(lane)
 
     async def _register(self, lane: Lane) -> None:
-        # Also when registering again: the DSN may lead to a copy of another database by now.
+        # Also when registering again: the DSN can lead to another database by now.
         await self.check_environment(lane)
         sent = boottime_s()
         queues = list(self._limits)

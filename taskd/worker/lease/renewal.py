@@ -39,8 +39,8 @@ class LeaseThread:
     Args:
         declared_dead: called on the main loop if this worker was declared dead, with the id under
             which it was registered.
-        works_with: called on the main loop when the schema, or an announced migration, requires
-            newer code than before, with the number of the oldest code that works with it.
+        works_with: called on the main loop when the oldest code that works with the applied and
+            announced migrations has changed, with the version of this code.
         published: called on the lease thread before each renewal, with the recent blockages of the
             main loop; returns the status to store in the worker's row, as JSON.
     """

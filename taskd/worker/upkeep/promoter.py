@@ -92,7 +92,7 @@ class Promoter(Loop):
         """Queue due jobs, and wake the quarantine if a suspect is due.
 
         Returns:
-            The seconds until the next due time, at most TIMER_S_MAX.
+            The seconds until the next due time; TIMER_S_MAX if there is none.
         """
         due = await jobs.next_due(self._lane)
         promote = partial(jobs.promote, self._lane, PROMOTE_BATCH)

@@ -29,7 +29,7 @@ class Reconciler(Loop):
 
     Args:
         claims: the lanes of the claims. While the reconciler reads the rows, it lets no other
-            statement run on these lanes. A claim whose reply was lost can still run on the server.
+            statement run on these lanes.
     """
 
     name = "reconciler"
@@ -44,7 +44,7 @@ class Reconciler(Loop):
     ) -> None:
         super().__init__(RECONCILE_EVERY_S)
         self._claims, self._lease, self._acker, self._runners = claims, lease, acker, runners
-        # A claim whose reply was lost ends on the server within this time.
+        # The grace time: a claim whose reply was lost ends on the server within this time.
         self._grace_s = statement_timeout_s + 5.0
         self._claim_lost_at: float | None = None
         self._checked_at = time.monotonic()
@@ -52,7 +52,8 @@ class Reconciler(Loop):
     def claim_lost(self) -> None:
         """Record that the reply to a claim was lost: its jobs may be in the database soon.
 
-        Until then, the reconciler compares every RECONCILE_EVERY_S, even if the worker is idle.
+        For twice the grace time, the reconciler compares every RECONCILE_EVERY_S, even if the
+        worker is idle.
         """
         self._claim_lost_at = time.monotonic()
 
@@ -67,8 +68,8 @@ class Reconciler(Loop):
         self._checked_at = now
         if self._claim_lost_at is not None and now - self._claim_lost_at > 2 * self._grace_s:
             self._claim_lost_at = None
-        # The jobs that were here before the read or are here after it: a job that has ended since
-        # the read is in its rows.
+        # The jobs that were here before the read or are here after it: a job that ended during the
+        # read can still be in `rows`.
         here |= self._job_ids()
         missing = [row for row in rows if row.id not in here and row.age_s > self._grace_s]
         for row in missing:

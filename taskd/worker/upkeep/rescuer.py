@@ -36,7 +36,7 @@ SWEEP_EVERY_S_MAX = 5.0
 # The seconds until the check after a death: by then, a supervisor has probably started a new
 # worker, whose process can be watched, too.
 AFTER_DEATH_S = 2.0
-# The correction of a synchronised clock sets it back by less.
+# Time synchronisation sets a clock back by less.
 BACK_S_MIN = 1.0
 
 

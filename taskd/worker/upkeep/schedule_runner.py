@@ -26,7 +26,7 @@ BATCH = 100
 QUERY_TIMEOUT_S = 60.0
 AT_MOST_EVERY_S = 0.02
 AGAIN_S = 1.0
-# A schedule whose tick is refused again and again is logged when this begins, and then this rarely.
+# The interval between two log lines about a schedule whose tick PostgreSQL refuses repeatedly.
 REPORT_EVERY_S = 600.0
 # The clocks of the worker and the database drift apart during a long wait.
 TIMER_S_MAX = 60.0

@@ -1,6 +1,6 @@
 """Advance sequences whose last value is below the newest id of their rows.
 
-Logical replication copies rows but not sequences, so this is their state after a switch-over.
+Logical replication copies rows but not sequences, so after a switch-over they are behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ REMEDY = "taskd db check --mend"
 async def mend_sequences(lane: Lane) -> None:
     """Advance these sequences, so that new jobs do not get the ids of older ones.
 
-    If PostgreSQL does not permit this or a lock is held too long, log the command for the operator.
+    If PostgreSQL does not permit this, or another session holds a lock for too long, log the
+    command that an operator can run.
 
     Raises:
         StoreUnavailable: the database does not answer.
