@@ -207,9 +207,10 @@ WHERE job.workflow_id IS NOT NULL
 HAVING count(*) > 0;
 
 -- The status of acks that matched no row, or whose reply was lost. `running`: the worker still owns the job, and must send the
--- ack again. `acked`: the ack was written before. `lost`: the job was rescued, or another worker has claimed it. A rescue
--- keeps the fence, so only the error that a rescue adds shows that the job was rescued and not acked. This error must have the
--- start time of the same claim, because a worker that was declared dead can claim a rescued job a second time.
+-- ack again. `done`: the job was completed before. `acked`: another outcome was written before. `lost`: the job was rescued, or
+-- another worker has claimed it. A rescue keeps the fence, so only the error that a rescue adds shows that the job was rescued
+-- and not acked. This error must have the start time of the same claim, because a worker that was declared dead can claim a
+-- rescued job a second time.
 --
 -- `deleted` and `absent`: the job has no row. `deleted`: all queues of the worker keep finished jobs for a day or longer, so a
 -- job that had ended would be in the history: a user deleted the row, or a failover lost it. `absent`: a queue of the worker
@@ -223,7 +224,7 @@ SELECT ack.id,
            WHEN job.fence <> ack.fence OR job.worker_id <> $1 THEN 'lost'
            WHEN job.last_error ->> 'type' = 'WorkerLost' AND job.last_error ->> 'worker' = $1::text
                 AND (job.last_error ->> 'started')::timestamptz = job.started_at THEN 'lost'
-           WHEN job.state = 'running' THEN 'running'
+           WHEN job.state IN ('running', 'done') THEN job.state::text
            ELSE 'acked'
        END AS status
 FROM unnest($2::bigint[], $3::bigint[]) AS ack (id, fence)

@@ -144,7 +144,7 @@ async def test_a_written_ack_is_found_although_an_older_job_has_the_id(
     claimed = await claim(worker)
     await end(worker, claimed, JobState.DONE)
     found = await jobs.check_acks(worker, ME, [claimed.id], [claimed.fence])
-    assert found == {claimed.id: "acked"}
+    assert found == {claimed.id: "done"}
 
 
 async def test_an_id_that_a_live_job_has_is_refused_with_a_remedy(

@@ -73,7 +73,7 @@ class Oracle(Workflows):
             return "absent"
         if row.fence != fence or row.worker not in {None, worker} or row.lost_by == worker:
             return "lost"
-        return "running" if row.state == "running" else "acked"
+        return row.state if row.state in {"running", "done"} else "acked"
 
     def done(self, jobs: Iterable[int]) -> None:
         self.finish(dict.fromkeys(jobs, ("done", None)))

@@ -33,14 +33,15 @@ from tests.store.helpers import (
 )
 
 
-async def test_the_check_of_an_ack_that_was_written_is_acked(sql, lane: Lane, me) -> None:
+async def test_the_check_of_an_ack_that_was_written_is_its_outcome(sql, lane: Lane, me) -> None:
     batch = await running(lane, me, 6)
     plain, *others = batch
     await done(lane, plain)
     for job, state in zip(others, ALL_STATES, strict=True):
         await settle(lane, job, state, delay_s=60.0 if state is SCHEDULED else 0.0)
     fates = await jobs.check_acks(lane, me, [job.id for job in batch], [job.fence for job in batch])
-    assert fates == dict.fromkeys([job.id for job in batch], "acked")
+    completed = {plain.id, *(j.id for j, s in zip(others, ALL_STATES, strict=True) if s is DONE)}
+    assert fates == {job.id: "done" if job.id in completed else "acked" for job in batch}
 
 
 async def test_an_earlier_claim_that_was_rescued_does_not_make_the_ack_of_the_next_one_lost(
@@ -56,10 +57,7 @@ async def test_an_earlier_claim_that_was_rescued_does_not_make_the_ack_of_the_ne
     await bury(lane, me)
     assert await fate(lane, late) == "running"
     assert await done(lane, late)
-    assert (await fate(lane, job), await fate(lane, late)) == (
-        "lost",
-        "acked",
-    )
+    assert (await fate(lane, job), await fate(lane, late)) == ("lost", "done")
 
 
 async def test_the_check_of_an_ack_that_was_not_written_is_running(lane: Lane, me) -> None:
@@ -102,7 +100,7 @@ async def test_the_check_of_a_job_that_was_taken_over_is_lost(sql, lane: Lane, m
     assert await fate(lane, job) == "lost"  # runs elsewhere
     await done(lane, again)
     assert await fate(lane, job) == "lost"  # finished elsewhere
-    assert await fate(lane, again) == "acked"
+    assert await fate(lane, again) == "done"
 
 
 @pytest.mark.parametrize("how", ["crashed too often", "cancel requested"])
@@ -159,7 +157,7 @@ async def test_the_effects_and_the_completion_commit_together(
     ended = await row(sql, kept.id)
     assert (ended["state"], ended["result"], ended["reason"]) == ("done", '{"n": 1}', None)
     assert await state_of(sql, dropped.id) == "running"
-    assert await fate(lane, kept) == "acked"
+    assert await fate(lane, kept) == "done"
 
 
 async def test_a_completion_that_lost_its_job_returns_nothing(

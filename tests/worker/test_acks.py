@@ -449,6 +449,27 @@ async def test_effects_and_completion_commit_together(desk: Desk, dsn: str) -> N
     assert not desk.emitted.of("job.lost")
 
 
+async def test_a_rollback_is_reported_although_the_reply_to_its_outcome_was_lost(
+    desk: Desk, dsn: str
+) -> None:
+    import asyncpg
+
+    @desk.task(backoff=Fixed(3600))
+    async def forgets(ctx: Any) -> None:
+        conn = await asyncpg.connect(dsn)
+        transaction = conn.transaction()
+        await transaction.start()
+        await ctx.complete(conn)
+        await transaction.rollback()
+        await conn.close()
+
+    started = await desk.start()
+    meddle(started.worker.parts.acks, "ack_outcomes", once_silent())
+    (job,) = await desk.enqueue(forgets.job())
+    await desk.emitted.wait("job.retried", job_id=job)
+    assert not desk.emitted.of("job.done")
+
+
 async def test_who_lost_the_job_cannot_complete_it(desk: Desk, dsn: str) -> None:
     import asyncpg
 

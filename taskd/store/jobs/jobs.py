@@ -346,7 +346,7 @@ async def check_acks(
 ) -> dict[int, str]:
     """Return the status of acks that matched no row, or whose reply was lost, by id of the job.
 
-    The comment of the statement check_acks explains the status: `running`, `acked`, `lost`,
+    The comment of the statement check_acks explains the status: `running`, `done`, `acked`, `lost`,
     `deleted` or `absent`.
     """
     return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}

@@ -102,9 +102,8 @@ class Acker:
         """Add any other outcome.
 
         Args:
-            on_written: called with True if this outcome was written; with False if the job had
-                ended under this claim before the write, by another outcome or by an earlier write
-                of this one that got no reply; with None if the job was lost.
+            on_written: called with True if this outcome was written; with False if the job was
+                completed before; with None if the job was lost.
         """
         if on_written is not None:
             self._callbacks[ack.id] = on_written
@@ -307,6 +306,10 @@ class Acker:
                     events.job_lost(each.id, each.fence)
                 case "deleted":
                     events.job_deleted(each.id, each.fence)
+                case "acked" if each.id in self._callbacks:
+                    # The reply to this outcome was lost.
+                    self._callbacks.pop(each.id)(True)
+                    continue
                 case _:
                     continue
             self._lost(each)
