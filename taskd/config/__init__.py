@@ -1,15 +1,14 @@
 """Settings: declared once (settings.py), parsed (parsing.py), read from all sources (sources.py).
 
+DSNs: their form (dsn.py), the words of libpq in them (libpq_words.py), and what service files and
+variables add to them (connection_words.py).
+
 Imports only taskd.errors. Any package can import it.
 """
 
-from taskd.config.parsing import (
-    DEFAULT_PORT,
-    check_dsn,
-    has_password,
-    hide_password,
-    parse_duration_s,
-)
+from taskd.config.connection_words import connection_words, user_of_process
+from taskd.config.dsn import DEFAULT_PORT, check_dsn, has_password, hide_password
+from taskd.config.parsing import parse_duration_s
 from taskd.config.settings import LOG_LEVELS, PG_MAJOR_OLDEST, Settings
 from taskd.config.sources import Loaded, load, read_dsn
 
@@ -20,9 +19,11 @@ __all__ = [
     "Loaded",
     "Settings",
     "check_dsn",
+    "connection_words",
     "has_password",
     "hide_password",
     "load",
     "parse_duration_s",
     "read_dsn",
+    "user_of_process",
 ]

@@ -1,4 +1,4 @@
-"""Parse the values of settings: durations, numbers, addresses, DSNs."""
+"""Parse the values of settings: durations, numbers, addresses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from urllib.parse import urlsplit
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
-DSN_SCHEME = re.compile(r"(postgres|postgresql)(\+[a-z0-9_]+)?", re.IGNORECASE)
-HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::(\d{0,5}))?")
-DEFAULT_PORT = "5432"
 
 
 def parse_duration_s(text: str) -> float:
@@ -115,67 +112,3 @@ def table(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("it must be a table; in the environment, a JSON object")  # noqa: TRY004
     return value
-
-
-def dsn_text(value: Any) -> str:
-    """Return the DSN as check_dsn() does."""
-    return check_dsn(str(value))
-
-
-def check_dsn(dsn: str) -> str:
-    """Return the DSN in a form that asyncpg accepts.
-
-    The scheme becomes `postgresql`, without `+driver`. A list of hosts with brackets becomes the
-    parameter `host`.
-
-    Raises:
-        ValueError: the scheme, a host or a port is wrong. The message never contains the DSN.
-    """
-    scheme, separator, rest = dsn.strip().partition("://")
-    if not separator:
-        if "=" in dsn:
-            raise ValueError("write it as postgresql://user@host/database, not as key=value pairs")
-        raise ValueError("it has no scheme; write it as postgresql://user@host/database")
-    if not DSN_SCHEME.fullmatch(scheme):
-        raise ValueError(f"its scheme is {scheme!r}; taskd supports only postgresql://")
-    return f"postgresql://{_readable(rest)}"
-
-
-def _readable(rest: str) -> str:
-    # Check it here: asyncpg's message about an unescaped password contains a part of the password.
-    authority = _authority(rest)
-    user, at, hosts = authority.rpartition("@")
-    matches = [m for m in map(HOST_AND_PORT.fullmatch, hosts.split(",")) if m]
-    unread = len(matches) < hosts.count(",") + 1 or any(int(m[2] or 0) > 65535 for m in matches)
-    if set("@[]") & set(user) or unread:
-        raise ValueError(
-            "its host or port cannot be read; in a password write @ / ? # [ as %40 %2F %3F ..."
-        )
-    if len(matches) == 1 or "[" not in hosts:
-        return rest
-    # Since the fix of CVE-2025-0938, Python's urlsplit(), which asyncpg uses, refuses brackets
-    # after the start of the host.
-    path, _, query = rest.removeprefix(authority).partition("?")
-    parameters = ["host=" + ",".join(m[1].strip("[]") for m in matches)]
-    if any(m[2] for m in matches):
-        parameters.append("port=" + ",".join(m[2] or DEFAULT_PORT for m in matches))
-    return f"{user}{at}{path or '/'}?{'&'.join([*parameters, *filter(None, [query])])}"
-
-
-def _authority(rest: str) -> str:
-    """Return the part between the scheme and the database: user, password and hosts."""
-    return re.split(r"[/?#]", rest, maxsplit=1)[0]
-
-
-def hide_password(dsn: str) -> str:
-    """Return a DSN, or a text that contains one, with the password masked."""
-    # Mask up to the last @: a password can contain @, and masking too much does no harm.
-    return re.sub(
-        r"(?i)(password=)[^&\s]+", r"\1***", re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", dsn)
-    )
-
-
-def has_password(dsn: str) -> bool:
-    """Return whether a DSN contains a password."""
-    _, _, password = _authority(dsn.partition("://")[2]).rpartition("@")[0].partition(":")
-    return bool(password) or "password=" in dsn

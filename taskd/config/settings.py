@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from taskd.config.dsn import dsn_text
 from taskd.config.parsing import (
     address,
-    dsn_text,
     environment_name,
     names,
     networks,

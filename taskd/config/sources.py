@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from taskd.config.parsing import check_dsn, dsn_text
+from taskd.config.dsn import check_dsn, dsn_text
 from taskd.config.settings import Settings
 from taskd.errors import ConfigError
 

@@ -24,6 +24,11 @@ def store_pooled() -> None:
     emit("store.pooled", "info")
 
 
+def store_verified() -> None:
+    """Instead of the channel binding that the DSN requires, taskd verifies the certificate."""
+    emit("store.verified", "info")
+
+
 def listeners_none() -> None:
     """The pooler does not forward notifications, so the worker polls. Set TASKD_LISTEN_DSN."""
     emit("listeners.none", "warning")

@@ -201,6 +201,8 @@ class Worker:
             events.store_pooled()
             if self.parts.listener is None:
                 events.listeners_none()
+        if self.database.binds_channel:
+            events.store_verified()
         for lane in self.parts.lanes:
             await when_connections_are_free(lane.open, self._stops.requested)
         connections = await check_connections(

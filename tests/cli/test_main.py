@@ -223,7 +223,7 @@ def test_without_a_dsn_and_with_embedded_off(nowhere):
     ("hosts", "shown"),
     [
         ("127.0.0.1:1", "ada:***@127.0.0.1"),
-        ("127.0.0.1:1,[::1]:1", "ada:***@/x?host=127.0.0.1,::1&port=1,1"),
+        ("127.0.0.1:1,[::1]:1", "ada:***@127.0.0.1:1,[::1]:1/x"),
     ],
 )
 def test_a_password_in_a_flag_is_warned_of_and_never_printed(nowhere, hosts, shown):

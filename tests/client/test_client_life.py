@@ -339,7 +339,7 @@ WRONG: list[tuple[str, type[TaskdError]]] = [
     ("postgresql://u:s3cret@/db?host=/nowhere/at/all", StoreUnavailable),
     ("mysql://u:s3cret@host/db", ConfigError),
     ("u:s3cret@host/db", ConfigError),
-    ("host=h password=s3cret", ConfigError),
+    ("host=host.invalid password=s3cret", StoreUnavailable),
     ("postgresql://u:s3cret/s3cret@host/db", ConfigError),
     ("postgresql://u:s3cret@s3cret@host/db", ConfigError),
     ("postgresql://u:s3[cret@host/db", ConfigError),

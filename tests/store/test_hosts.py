@@ -10,19 +10,25 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from taskd.config import check_dsn
 from taskd.errors import StoreUnavailable
 from taskd.store.connections import database as databases
 from taskd.store.connections.database import Database
-from taskd.store.connections.dsn_hosts import addresses
+from taskd.store.connections.driver_args import addresses, words_of
 from taskd.store.connections.error_translation import Silence
 
 
 @pytest.mark.parametrize(
     ("dsn", "found"),
     [
-        ("postgresql://u@a/d", [{}]),
-        ("postgresql://u:p,q@a/d", [{}]),
+        ("postgresql://u@/d", [{}]),
+        ("postgresql://u:p,q@a/d", [{"host": "a"}]),
+        ("postgresql://u@[::1]:2/d", [{"host": "::1", "port": 2}]),
+        (
+            "postgresql://u:x%2Cy@a:1,[::1]:2/d?sslmode=allow",
+            [{"host": "a", "port": 1}, {"host": "::1", "port": 2}],
+        ),
+        ("postgresql://[::1],b:7/d", [{"host": "::1"}, {"host": "b", "port": 7}]),
+        ("postgresql://u@a,b/d?port=7", [{"host": "a", "port": 7}, {"host": "b", "port": 7}]),
         ("postgresql://u@a,b/d", [{"host": "a"}, {"host": "b"}]),
         (
             "postgresql://u:x%2Cy@a:1,b:2/d",
@@ -39,45 +45,23 @@ from taskd.store.connections.error_translation import Silence
     ],
 )
 def test_the_hosts_of_a_dsn(dsn: str, found: list[dict[str, object]]) -> None:
-    assert addresses({"dsn": dsn}) == found
+    assert addresses(words_of({"dsn": dsn})) == found
 
 
-@pytest.mark.parametrize(
-    ("given", "normalized", "found"),
-    [
-        (
-            "postgresql://u:x%2Cy@a:1,[::1]:2/d?sslmode=allow",
-            "postgresql://u:x%2Cy@/d?host=a,::1&port=1,2&sslmode=allow",
-            [{"host": "a", "port": 1}, {"host": "::1", "port": 2}],
-        ),
-        (
-            "postgres://[::1],b",
-            "postgresql:///?host=::1,b",
-            [{"host": "::1"}, {"host": "b"}],
-        ),
-        (
-            "postgresql://[::1],b:7/d",
-            "postgresql:///d?host=::1,b&port=5432,7",
-            [{"host": "::1", "port": 5432}, {"host": "b", "port": 7}],
-        ),
-        ("postgresql://u@[::1]:2/d", "postgresql://u@[::1]:2/d", [{}]),
-    ],
-)
-def test_a_bracket_among_several_hosts_is_read_by_every_python(
-    given: str, normalized: str, found: list[dict[str, object]]
-) -> None:
-    assert check_dsn(given) == normalized
-    assert addresses({"dsn": normalized}) == found
-
-
-async def test_the_driver_reads_it_as_well() -> None:
-    dsn = check_dsn("postgresql://u@127.0.0.1:1,[::1]:2/d")
-    with pytest.raises(StoreUnavailable, match=r"host 127\.0\.0\.1, port 1 or host ::1, port 2"):
+async def test_each_host_is_tried() -> None:
+    dsn = "postgresql://u@127.0.0.1:1,[::1]:2/d"
+    with pytest.raises(
+        StoreUnavailable, match=r"host 127\.0\.0\.1, port 1 or host \[::1\], port 2"
+    ):
         await Database({"dsn": dsn}).connect("test")
 
 
-def test_without_a_dsn_the_driver_knows_the_host() -> None:
-    assert addresses({"host": "/s", "user": "u"}) == [{}]
+def test_random_order_of_hosts_keeps_each_port_with_its_host() -> None:
+    words = words_of({"dsn": "postgresql://u@a:1,b:2,c:3/d?load_balance_hosts=random"})
+    ports = {"a": 1, "b": 2, "c": 3}
+    orders = [addresses(words) for _ in range(60)]
+    assert all({each["host"]: each["port"] for each in order} == ports for order in orders)
+    assert len({tuple(each["host"] for each in order) for order in orders}) > 1
 
 
 @pytest.fixture

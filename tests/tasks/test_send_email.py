@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from email.header import decode_header, make_header
@@ -23,6 +21,7 @@ from taskd.core.jobs.verdicts import Fail
 from taskd.errors import ConfigError, InvalidArgs
 from taskd.tasks import smtp_pool
 from taskd.tasks.send_email import MailDeferred, Mailer
+from tests.certificates import make_certificate, server_context
 from tests.tasks.smtp_server import Server, serving
 
 ADA = "ada@example.org"
@@ -409,44 +408,12 @@ async def test_a_connection_in_use_is_closed_when_it_comes_back(server: Server) 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate for localhost, with its key in one file."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl on this machine")
-    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
-    key = path.with_suffix(".key")
-    subprocess.run(
-        [
-            openssl,
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-keyout",
-            str(key),
-            "-out",
-            str(path),
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost",
-        ],
-        check=True,
-        capture_output=True,
-    )
-    path.write_text(path.read_text() + key.read_text())
-    return path
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
 def tls(certificate: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    return context
+    return server_context(certificate)
 
 
 @pytest.fixture

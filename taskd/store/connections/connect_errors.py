@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import NamedTuple
 
 import asyncpg
 
 from taskd.config import DEFAULT_PORT
 from taskd.errors import ConfigError, PermissionDenied, StoreUnavailable, TaskdError
+from taskd.store.connections.driver_args import VERIFIED, addresses
 from taskd.store.connections.error_translation import (
     Down,
     NoRoom,
@@ -32,9 +31,14 @@ from taskd.store.connections.statements import statement
 
 CLOSED = "the server closed the connection before it answered"
 MEND_CLOSED = "Check that PostgreSQL listens there, and read its log."
+MEND_SSL = "Correct sslmode or sslrootcert of the DSN, or the server's certificate."
+MEND_BINDING = (
+    "The DSN requires channel binding. The driver cannot do it, so taskd verifies the server's "
+    "certificate instead. Name the authority that signed it with sslrootcert=FILE. To connect "
+    "without any check of the server, write sslmode=require and remove channel_binding=require."
+)
 # Part of asyncpg's error if the server does not support SSL, or is not PostgreSQL.
 NO_SSL = "rejected SSL upgrade"
-ASKS_FOR_SSL = re.compile(r"sslmode=(require|verify-ca|verify-full)")
 NAME_UNKNOWN = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
@@ -45,62 +49,38 @@ class Target(NamedTuple):
         where: the host and port, or those of all hosts.
         database: the name of the database.
         wants_ssl: whether the DSN requires SSL.
+        binds_channel: whether the DSN requires channel binding.
     """
 
     where: str
     database: str
     wants_ssl: bool = False
+    binds_channel: bool = False
 
     def __str__(self) -> str:
         return f"{self.where}, database {self.database}"
 
 
-def target_of(connect_args: Mapping[str, Any]) -> Target:
-    """Return the target of these arguments of the driver.
-
-    Missing arguments have the values of libpq's environment variables, or libpq's defaults.
-    """
-    dsn = str(connect_args.get("dsn") or "postgresql://")
-    parts = urlsplit(dsn)
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    env = os.environ
-    user, at, hosts = parts.netloc.rpartition("@")
-    login = query.get("user") or unquote(user.partition(":")[0]) if at else query.get("user")
-    given = str(
-        connect_args.get("host") or unquote(hosts) or query.get("host") or env.get("PGHOST") or ""
+def target_of(words: Mapping[str, str]) -> Target:
+    """Return the target of these words of libpq."""
+    return Target(
+        _hosts(words),
+        words.get("dbname", ""),
+        words.get("sslmode") in VERIFIED,
+        words.get("channel_binding") == "require",
     )
-    ports = str(connect_args.get("port") or query.get("port") or env.get("PGPORT") or DEFAULT_PORT)
-    name = (
-        connect_args.get("database")
-        or unquote(parts.path.lstrip("/"))
-        or query.get("dbname")
-        or query.get("database")
-        or env.get("PGDATABASE")
-        or connect_args.get("user")
-        or login
-        or env.get("PGUSER")
-        or "named like the user"
-    )
-    service = query.get("service") or env.get("PGSERVICE")
-    if service and not given:
-        return Target(f"the service {service}", str(name))
-    return Target(_hosts(given, ports), str(name), bool(ASKS_FOR_SSL.search(dsn)))
 
 
-def _hosts(given: str, ports: str) -> str:
-    if not given:
-        return f"the local socket or localhost, port {ports}"
-    hosts, each = given.split(","), ports.split(",")
-    fill = each[0] if len(each) == 1 else DEFAULT_PORT
-    each += [fill] * (len(hosts) - len(each))
+def _hosts(words: Mapping[str, str]) -> str:
     named = []
-    for host, port in zip(hosts, each, strict=False):
-        if host.startswith(("/", "@")):
+    for address in addresses(words):
+        host, port = address.get("host"), address.get("port", DEFAULT_PORT)
+        if host is None:
+            named.append(f"the local socket or localhost, port {port}")
+        elif host.startswith("/"):
             named.append(f"the socket in {host}, port {port}")
-            continue
-        found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(\d+))?", host)
-        name, own = (found[1], found[2]) if found else (host, None)
-        named.append(f"host {name or 'localhost'}, port {own or port}")
+        else:
+            named.append(f"host {f'[{host}]' if ':' in host else host}, port {port}")
     return " or ".join(named)
 
 
@@ -137,6 +117,12 @@ def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError 
     elif isinstance(cause, asyncpg.InvalidAuthorizationSpecificationError):
         made = PermissionDenied(f"PostgreSQL at {target} refuses the login: {first_line(cause)}")
         made.add_note(_login_remedy(cause))
+    elif _is_refused_parameter(cause):
+        made = ConfigError(f"PostgreSQL at {target} refuses a parameter: {first_line(cause)}")
+        made.add_note(
+            "taskd sends parameters of the DSN that are not libpq's to the server, as settings of "
+            "the session. Correct or remove it, in the DSN, its service or PGOPTIONS."
+        )
     elif isinstance(error, StoreUnavailable):
         why, remedy = _why(error, cause, target, limit_s)
         # The database has ALLOW_CONNECTIONS false.
@@ -146,6 +132,17 @@ def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError 
     else:
         return None
     return made
+
+
+def _is_refused_parameter(cause: BaseException) -> bool:
+    refusals = (
+        asyncpg.UndefinedObjectError,
+        asyncpg.CantChangeRuntimeParamError,
+        asyncpg.InvalidParameterValueError,
+    )
+    # Poolers refuse parameters that they do not know.
+    pooler = isinstance(cause, asyncpg.ProtocolViolationError) and "startup param" in str(cause)
+    return isinstance(cause, refusals) or pooler
 
 
 async def why_read_only(connection: asyncpg.Connection, target: Target) -> Down:
@@ -206,8 +203,9 @@ def _why_not_connected(cause: BaseException, target: Target) -> tuple[str, str]:
     if isinstance(cause, ConnectionResetError):
         return CLOSED, MEND_CLOSED
     if isinstance(cause, ssl.SSLError):
-        remedy = "Correct sslmode or sslrootcert of the DSN, or the server's certificate."
-        return f"SSL: {getattr(cause, 'verify_message', '') or cause.reason or cause}", remedy
+        why = f"SSL: {getattr(cause, 'verify_message', '') or cause.reason or cause}"
+        unverified = isinstance(cause, ssl.SSLCertVerificationError)
+        return why, MEND_BINDING if target.binds_channel and unverified else MEND_SSL
     if isinstance(cause, socket.gaierror):
         if cause.errno in NAME_UNKNOWN:
             return (

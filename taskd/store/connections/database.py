@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 
 from taskd.errors import ConfigError, StoreUnavailable, TaskdError
-from taskd.store.connections import dsn_hosts
+from taskd.store.connections import driver_args
 from taskd.store.connections.connect_errors import reaching, target_of, why_read_only
 from taskd.store.connections.error_translation import (
     STRAYED,
@@ -36,10 +36,6 @@ CONNECT_TIMEOUT_S = 5.0
 # The client waits this much longer than the server's timeout, so that the server's error usually
 # arrives first.
 SILENCE_AFTER_S = 2.0
-# TCP keepalive finds a dead peer within 10 + 3 * 5 s. With the kernel's defaults, this would take
-# over two hours.
-TCP_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-TCP_USER_TIMEOUT_MS = 20_000
 # An outage has ended if no error was noted for this long. Every service of a worker retries within
 # this time.
 QUIET_S = 12.0
@@ -125,9 +121,11 @@ class Database:
         self._use_args(connect_args)
 
     def _use_args(self, connect_args: Mapping[str, Any]) -> None:
+        words = driver_args.words_of(connect_args)
         self.connect_args = dict(connect_args)
-        self._addresses = dsn_hosts.addresses(connect_args)
-        self._target = target_of(connect_args)
+        self._words = words
+        self._addresses = driver_args.addresses(words)
+        self._target = target_of(words)
 
     def with_timeout(self, statement_timeout_s: float) -> Database:
         """Return a copy with another statement timeout."""
@@ -152,6 +150,11 @@ class Database:
         return made
 
     @property
+    def binds_channel(self) -> bool:
+        """Return whether the DSN requires channel binding, which taskd replaces by verification."""
+        return self._target.binds_channel
+
+    @property
     def silence_s(self) -> float:
         """Seconds without a reply after which the client gives up."""
         return self.statement_timeout_s + SILENCE_AFTER_S
@@ -172,7 +175,7 @@ class Database:
             ConfigError: the DSN cannot be used, or the server has no such database.
         """
         self._read_args_again()
-        with self._outages(), reaching(self._target, CONNECT_TIMEOUT_S):
+        with self._outages(), reaching(self._target, self._connect_timeout_s()):
             try:
                 connection = await self._connect_directly_or_not(purpose, settings, watched)
             except (ConnectionRefusedError, FileNotFoundError):
@@ -180,7 +183,7 @@ class Database:
                     raise
                 await asyncio.to_thread(self._revive)
                 connection = await self._connect_directly_or_not(purpose, settings, watched)
-        _keep_alive(connection)
+        _keep_alive(connection, self._words)
         return connection
 
     async def connect_plain(self, purpose: str) -> asyncpg.Connection:
@@ -194,13 +197,13 @@ class Database:
         # As in _connect_directly_or_not: prepare nothing, and do not ask the host for its role.
         pooled: dict[str, Any] = {"statement_cache_size": 0, "target_session_attrs": "any"}
         self._read_args_again()
-        with self._outages(), reaching(self._target, CONNECT_TIMEOUT_S):
+        with self._outages(), reaching(self._target, self._connect_timeout_s()):
             connection = await self._connect(
                 {"application_name": f"taskd {purpose}"},
                 command_timeout=None,
                 **(pooled if self.pooled else {}),
             )
-        _keep_alive(connection)
+        _keep_alive(connection, self._words)
         return connection
 
     @contextlib.contextmanager
@@ -212,6 +215,20 @@ class Database:
             if found is error:
                 raise
             raise found from error.__cause__
+
+    def _connect_timeout_s(self) -> float:
+        """Return the seconds within which each host must answer."""
+        return driver_args.connect_timeout_s(self._words) or CONNECT_TIMEOUT_S
+
+    def _driver_args(self, address: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of asyncpg.connect for a host, without settings of the server."""
+        any_host = self.connect_args.get("target_session_attrs") == "any"
+        return {
+            "target_session_attrs": "any" if any_host else "read-write",
+            "timeout": self._connect_timeout_s(),
+            **driver_args.arguments(self._words),
+            **address,
+        }
 
     def _read_args_again(self) -> None:
         if self._read_args is None:
@@ -321,12 +338,12 @@ class Database:
         """Connect to the first suitable host; try the host of the last connect first."""
         addresses = self._addresses
         args = {"command_timeout": self.silence_s} | args
+        server_settings = driver_args.server_settings(self._words) | server_settings
         unsure: Exception | None = None
         for number, address in enumerate(addresses, 1):
             try:
                 connection = await asyncpg.connect(
-                    **({"target_session_attrs": "read-write"} | self.connect_args | address | args),
-                    timeout=CONNECT_TIMEOUT_S,
+                    **(self._driver_args(address) | args),
                     server_settings=server_settings,
                     connection_class=Connection,
                 )
@@ -354,10 +371,12 @@ class Database:
         not_matched: type[Exception] = asyncpg.exceptions.TargetServerAttributeNotMatched
         if not isinstance(error, not_matched):
             return error
-        args = self.connect_args | dict(address) | {"target_session_attrs": "any"}
+        args = self._driver_args(address) | {"target_session_attrs": "any"}
         try:
             connection = await asyncpg.connect(
-                **args, timeout=CONNECT_TIMEOUT_S, command_timeout=self.silence_s
+                **args,
+                server_settings=driver_args.server_settings(self._words),
+                command_timeout=self.silence_s,
             )
             try:
                 return await why_read_only(connection, self._target)
@@ -397,18 +416,17 @@ async def close(connection: asyncpg.Connection) -> None:
         connection.terminate()
 
 
-def _keep_alive(connection: asyncpg.Connection) -> None:
+def _keep_alive(connection: asyncpg.Connection, words: Mapping[str, str]) -> None:
     # asyncpg sets only TCP_NODELAY. `_transport` is private; a test checks that it still exists.
     transport = getattr(connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in TCP_KEEPALIVE:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(words.get("keepalives") != "0"))
+    for name, value in driver_args.keepalive(words).items():
+        # No operating system has all of these options.
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
 
 
 class Lane:

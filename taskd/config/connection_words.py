@@ -1,0 +1,133 @@
+"""The words of libpq that a connection uses: those of the DSN, of a service, of the environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from taskd.config.dsn import dsn_words
+from taskd.config.libpq_words import OF_OTHER_CLIENTS, VARIABLES, check_words
+from taskd.errors import ConfigError
+
+
+def connection_words(dsn: str) -> dict[str, str]:
+    """Return what a checked DSN says, and what it leaves to a service or to PG* variables.
+
+    As in libpq, a word of the DSN overrides that of its service, and this one the variable.
+
+    Raises:
+        ConfigError: a service cannot be found, or taskd cannot honour a word.
+    """
+    words = dsn_words(dsn)
+    given = _variables(os.environ)
+    service = words.pop("service", None) or given.get("service")
+    file = words.pop("servicefile", None) or given.get("servicefile")
+    of_service = {} if service is None else _service(service, file)
+    used = {
+        word: value
+        for word, value in given.items()
+        if word not in words and word not in of_service and not word.startswith("service")
+    }
+    for word, value in used.items():
+        _check({word: value} if word != "port" else {}, VARIABLES[word])
+    found = used | of_service | words
+    _check(found, "the DSN with its service and PG* variables")
+    return _verified(found)
+
+
+def _check(words: Mapping[str, str], source: str) -> None:
+    try:
+        check_words(words)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    # An empty variable counts as not set, as in libpq.
+    return {word: environ[name] for word, name in VARIABLES.items() if environ.get(name)}
+
+
+def _service(name: str, file: str | None) -> dict[str, str]:
+    """Return the words of a service of libpq's service file."""
+    import configparser
+
+    searched = [Path(file)] if file else list(_service_files())
+    for path in searched:
+        # No interpolation: a password can contain `%`.
+        parser = configparser.RawConfigParser(
+            delimiters=("=",), comment_prefixes=("#",), strict=False, default_section=""
+        )
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        try:
+            parser.read_string(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, configparser.Error) as error:
+            raise ConfigError(f"the service file {path} cannot be read: {_why(error)}") from None
+        if parser.has_section(name):
+            words = {"dbname" if word == "database" else word: v for word, v in parser.items(name)}
+            _check(words, f"the service {name!r} of {path}")
+            return {w: v for w, v in words.items() if v and w not in OF_OTHER_CLIENTS}
+    places = " or ".join(map(str, searched)) or "a service file, as this user has no home directory"
+    raise ConfigError(
+        f"there is no service {name!r} in {places}. Correct PGSERVICE or `service` of the DSN, or "
+        "name the file with PGSERVICEFILE."
+    )
+
+
+def _why(error: Exception) -> str:
+    # The text of a parser's error quotes the line, which can contain a password.
+    return error.strerror or "" if isinstance(error, OSError) else type(error).__name__
+
+
+def _service_files() -> Iterator[Path]:
+    with contextlib.suppress(RuntimeError, KeyError):  # this user has no home directory
+        yield Path.home() / ".pg_service.conf"
+    if os.environ.get("PGSYSCONFDIR"):
+        yield Path(os.environ["PGSYSCONFDIR"]) / "pg_service.conf"
+
+
+def _verified(words: dict[str, str]) -> dict[str, str]:
+    """Return the words with the verification of the certificate that they ask for."""
+    mode = words.get("sslmode")
+    if words.get("channel_binding") == "require" and mode != "verify-full":
+        # The driver has no channel binding, which protects from a server in the middle. The
+        # verification of the server's certificate does the same.
+        hosts = words.get("host", words.get("hostaddr", "/")).split(",")
+        if mode == "disable" or any(host.startswith("/") for host in hosts):
+            raise ConfigError(
+                "channel_binding=require needs TLS, and this connection has none (sslmode=disable, "
+                "a socket, or no host). Remove channel_binding from the DSN."
+            )
+        return words | {
+            "sslmode": "verify-full",
+            "sslrootcert": words.get("sslrootcert", "system"),
+        }
+    if words.get("sslrootcert") == "system":
+        if mode not in (None, "verify-full"):
+            raise ConfigError(
+                f"sslrootcert=system needs sslmode=verify-full, and sslmode is {mode}: anybody can "
+                "have a certificate of a public authority, so the host name must be verified."
+            )
+        return words | {"sslmode": "verify-full"}
+    return words
+
+
+def user_of_process() -> str:
+    """Return the name of the user of this process, which libpq's user is by default.
+
+    Raises:
+        ConfigError: the user has no name, as in a container with `--user 54321`.
+    """
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        uid = os.getuid() if hasattr(os, "getuid") else "unknown"
+        raise ConfigError(
+            f"the DSN names no user, and the user of this process (uid {uid}) has no name. Name "
+            "the user in the DSN, postgresql://user@host/database, or set PGUSER."
+        ) from None

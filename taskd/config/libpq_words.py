@@ -1,0 +1,115 @@
+"""The words of libpq's connection strings: which of them taskd honours, ignores or refuses.
+
+The driver, asyncpg, would pass a word that it does not know to the server as a setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+TLS_VERSIONS = ("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3")
+
+# Parameters that other clients read from a URI, and that no server knows: those of Prisma,
+# Supabase's integrations and node-postgres.
+OF_OTHER_CLIENTS = frozenset(
+    {"connection_limit", "pgbouncer", "pool_timeout", "schema", "supa", "uselibpqcompat"}
+)
+# taskd names its connections itself, always talks UTF-8, and uses version 3.0 of the protocol.
+WITHOUT_EFFECT = frozenset(
+    {
+        "application_name",
+        "client_encoding",
+        "fallback_application_name",
+        "max_protocol_version",
+        "sslcompression",
+    }
+)
+# The values that taskd honours; any other value would change what the connection guarantees.
+VALUES: Mapping[str, tuple[str, ...]] = {
+    "channel_binding": ("disable", "prefer", "require"),
+    "gssdelegation": ("0",),
+    "gssencmode": ("disable", "prefer"),
+    "load_balance_hosts": ("disable", "random"),
+    "min_protocol_version": ("3.0",),
+    "replication": ("false", "off", "no", "0"),
+    "ssl_max_protocol_version": TLS_VERSIONS,
+    "ssl_min_protocol_version": TLS_VERSIONS,
+    "sslcertmode": ("allow",),
+    "sslmode": SSL_MODES,
+    "sslnegotiation": ("postgres", "direct"),
+    "sslsni": ("1",),
+    # taskd writes, so it always connects to a host that accepts writes.
+    "target_session_attrs": ("any", "read-write", "primary"),
+}
+NUMBERS = frozenset(
+    {
+        "connect_timeout",
+        "keepalives",
+        "keepalives_count",
+        "keepalives_idle",
+        "keepalives_interval",
+        "tcp_user_timeout",
+    }
+)
+DRIVER = "the driver cannot do this"
+REFUSED: Mapping[str, str] = {
+    "oauth_client_id": DRIVER,
+    "oauth_client_secret": DRIVER,
+    "oauth_issuer": DRIVER,
+    "oauth_scope": DRIVER,
+    "require_auth": "the driver does not tell how the server authenticates",
+    "requirepeer": "the driver does not check the user of a socket",
+    "scram_client_key": DRIVER,
+    "scram_server_key": DRIVER,
+    "sslcrldir": "name one file with sslcrl",
+    "sslkeylogfile": "set the variable SSLKEYLOGFILE instead",
+}
+# The words that are settings of the connection and not of the server's session.
+OF_CONNECTION = (
+    frozenset(
+        {
+            "dbname", "gsslib", "host", "hostaddr", "krbsrvname", "passfile", "password", "port",
+            "service", "servicefile", "sslcert", "sslcrl", "sslkey", "sslpassword", "sslrootcert",
+            "user",
+        }
+    )
+    | WITHOUT_EFFECT | frozenset(VALUES) | NUMBERS | frozenset(REFUSED)
+)  # fmt: skip
+
+# The variables of libpq whose name is not PG and the word.
+_VARIABLES = {"connect_timeout": "PGCONNECT_TIMEOUT", "dbname": "PGDATABASE"}
+_WITHOUT_VARIABLE = {
+    "fallback_application_name", "keepalives", "keepalives_count", "keepalives_idle",
+    "keepalives_interval", "oauth_client_id", "oauth_client_secret", "oauth_issuer", "oauth_scope",
+    "replication", "scram_client_key", "scram_server_key", "sslkeylogfile", "sslpassword",
+    "tcp_user_timeout",
+}  # fmt: skip
+VARIABLES: Mapping[str, str] = {
+    word: _VARIABLES.get(word, "PG" + word.replace("_", "").upper())
+    for word in (OF_CONNECTION | {"options"}) - WITHOUT_EFFECT - _WITHOUT_VARIABLE
+}
+
+
+def check_words(words: Mapping[str, str]) -> None:
+    """Check that taskd can honour these words of libpq.
+
+    Raises:
+        ValueError: it cannot; the message names the word.
+    """
+    for word, value in words.items():
+        if word in REFUSED:
+            raise ValueError(f"taskd cannot honour its parameter {word}: {REFUSED[word]}")
+        if word in VALUES and value not in VALUES[word]:
+            raise ValueError(
+                f"its parameter {word} is {value!r}; taskd supports only {', '.join(VALUES[word])}"
+            )
+        if word in NUMBERS and not value.strip().isdecimal():
+            raise ValueError(f"its parameter {word} is {value!r}, and not a whole number")
+    ports = words.get("port", "").split(",")
+    if not all(port.isdecimal() and int(port) <= 65535 for port in ports if port):
+        raise ValueError("its parameter port is not a number up to 65535")
+    if len(ports) not in (1, words.get("host", "").count(",") + 1):
+        raise ValueError("it has several ports, and not one for each host")
+    if "hostaddr" in words and "host" in words:
+        raise ValueError("taskd cannot honour host and hostaddr together: give one of them")
