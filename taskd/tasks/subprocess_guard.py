@@ -8,6 +8,9 @@ of the command and, GRACE_S later, SIGKILL. When the command has ended, the guar
 processes that the command has left, also those in other process groups: as their subreaper, the
 guard is their parent now. Then it ends like the command, with the same exit code or signal. It
 imports nothing of taskd.
+
+Only Linux has subreapers and parent-death signals. On other systems, processes that have left the
+process group of the command survive it, and so does the command if the guard itself is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import time
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 STRAYS_S = 2.0
-_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", lambda *_: None)
 
 
 def start(argv: list[str], signal_pipe: int) -> int:
@@ -35,7 +38,7 @@ def start(argv: list[str], signal_pipe: int) -> int:
         return pid
     try:
         os.setpgid(0, 0)
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:
             os._exit(1)
         os.close(signal_pipe)
@@ -125,7 +128,7 @@ def main() -> None:
     """Guard one command."""
     worker_pipe, grace_s, argv = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     os.set_inheritable(worker_pipe, False)
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     signals_read, signal_pipe = os.pipe()
     os.set_blocking(signal_pipe, False)
     signal.set_wakeup_fd(signal_pipe, warn_on_full_buffer=False)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -31,6 +33,10 @@ REPORT_TRY_EVERY_S = 0.05
 # Larger than any message of a child.
 DATAGRAM_BYTES_MAX = 65536
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+# The kind of control message with the sender's credentials; None: not on Linux.
+CREDENTIALS_KIND: int | None = getattr(socket, "SCM_CREDENTIALS", None)
+# The sender's pid in a message without such a control message.
+PID = "X_TASKD_PID"
 
 
 @dataclass(slots=True)
@@ -108,8 +114,7 @@ class Notify:
             self._address = b"\0" + address[1:].encode()
         self._socket: socket.socket | None = None
         if address[:1] in ("/", "@"):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
+            self._socket = _datagram_socket()
         self._unsent: dict[str, object] = {}
         self._status: Status | None = None
         self._status_at = 0.0
@@ -198,6 +203,8 @@ class Notify:
         if self._socket is None:
             return False
         self._unsent |= fields
+        if self.to_parent and CREDENTIALS_KIND is None:
+            self._unsent[PID] = os.getpid()
         lines = [f"{name}={value}\n" for name, value in self._unsent.items()]
         try:
             self._socket.sendto("".join(lines).encode(errors="replace"), self._address)
@@ -246,34 +253,54 @@ class Notifier(Loop):
 
 
 class NotifySocket:
-    """The socket of a parent, at an abstract address, for which no file exists.
+    """The socket of a parent.
 
-    Any process on the host can send to the socket; the kernel adds the sender's pid.
+    On Linux, its address is abstract: there is no file, and any process on the host can send to the
+    socket, but the kernel adds the sender's pid. Elsewhere, the socket is a file in a directory
+    that only this user can enter, and a message says the pid itself.
 
     Attributes:
         address: the value of NOTIFY_SOCKET for children.
     """
 
     def __init__(self) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.setblocking(False)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.socket = _datagram_socket()
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        if CREDENTIALS_KIND is None:
+            self._directory = tempfile.TemporaryDirectory(prefix="taskd-")
+            self.address = f"{self._directory.name}/notify"
+            self.socket.bind(self.address)
+            return
+        self.socket.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_PASSCRED"), 1)  # noqa: B009
         self.socket.bind("")
         self.address = "@" + self.socket.getsockname()[1:].decode()
 
     def received(self) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield each message that has arrived: the sender's pid, and its values by name."""
+        space = 0 if CREDENTIALS_KIND is None else socket.CMSG_SPACE(CREDENTIALS.size)
         with suppress(BlockingIOError):
             while True:
-                data, extra, _, _ = self.socket.recvmsg(
-                    DATAGRAM_BYTES_MAX, socket.CMSG_SPACE(CREDENTIALS.size)
-                )
+                data, extra, _, _ = self.socket.recvmsg(DATAGRAM_BYTES_MAX, space)
+                lines = data.decode(errors="replace").splitlines()
+                fields = dict(line.split("=", 1) for line in lines if "=" in line)
+                if CREDENTIALS_KIND is None and fields.get(PID, "").isdecimal():
+                    yield int(fields[PID]), fields
                 for _, kind, credentials in extra:
-                    if kind == socket.SCM_CREDENTIALS:
-                        lines = data.decode(errors="replace").splitlines()
-                        fields = dict(line.split("=", 1) for line in lines if "=" in line)
+                    if kind == CREDENTIALS_KIND:
                         yield CREDENTIALS.unpack(credentials)[0], fields
 
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+
+def _datagram_socket() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    if CREDENTIALS_KIND is None:
+        # On macOS, a datagram can have 2 KB by default.
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            made.setsockopt(socket.SOL_SOCKET, option, DATAGRAM_BYTES_MAX)
+    return made

@@ -18,11 +18,33 @@ BIN = Path(sys.executable).parent
     [
         [str(BIN / "lint-imports"), "--no-cache"],
         [sys.executable, "-m", "mypy"],
+        [sys.executable, "-m", "mypy", "--platform", "darwin"],
         [sys.executable, "-m", "ruff", "check", "--no-cache", "taskd", "tests"],
         [sys.executable, "-m", "ruff", "format", "--check", "--no-cache", "taskd", "tests"],
     ],
-    ids=["floors", "types", "lint", "form"],
+    ids=["floors", "types", "types on macOS", "lint", "form"],
 )
 def test_the_tool_has_nothing_to_say(command: list[str]) -> None:
     ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
+
+
+# What only workers and the embedded server import, which do not run on Windows.
+NOT_ON_WINDOWS = (
+    "taskd/cli/run/",
+    "taskd/cli/shared/terminal.py",
+    "taskd/embedded/",
+    "taskd/tasks/subprocess_guard.py",
+    "taskd/worker/",
+)
+
+
+@pytest.mark.timeout(300)
+def test_the_types_of_producers_hold_on_windows() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "mypy", "--platform", "win32", "--no-pretty"],
+        cwd=CHECKOUT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = [line for line in ended.stdout.splitlines() if ": error:" in line]
+    assert found, "the list of exceptions is checked, too"
+    assert [line for line in found if not line.startswith(NOT_ON_WINDOWS)] == []

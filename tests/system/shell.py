@@ -84,6 +84,8 @@ async def computes() -> None:
 class Shell:
     """`taskd run` as a process, and the database that it works on."""
 
+    python_path = str(ROOT)
+
     def __init__(self, home: Path, dsn: str, sql: Any) -> None:
         self.home, self.dsn, self.sql = home, dsn, sql
         self.lane = Lane(Database({"dsn": dsn}), "shell")
@@ -115,7 +117,7 @@ class Shell:
             "--app",
             "stop_app",
             cwd=self.home,
-            env=kept | environ | {"PYTHONPATH": str(ROOT)},
+            env=kept | environ | {"PYTHONPATH": self.python_path},
             stderr=stderr or asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
         )

@@ -53,7 +53,7 @@ class Family(Shell):
             cwd=self.home,
             env={k: v for k, v in os.environ.items() if not k.startswith(("TASKD_", "PG"))}
             | {f"TASKD_{name.upper()}": str(value) for name, value in given.items()}
-            | {"PYTHONPATH": str(ROOT)},
+            | {"PYTHONPATH": self.python_path},
             stdin=terminal,
             stderr=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,

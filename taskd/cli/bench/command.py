@@ -18,6 +18,7 @@ from taskd.cli.bench.measures import STEPS, Measures, Plan, Report, Stopped
 from taskd.cli.health import EXIT_CHECK_FAILED
 from taskd.cli.shared.output import count, print_json, print_rows
 from taskd.cli.shared.session import DURATION, REPORT_TIMEOUT_S, Session, json_option, pass_session
+from taskd.cli.shared.windows import refuse_windows
 from taskd.errors import PermissionDenied, TaskdError
 from taskd.store.reading import bench as stored
 
@@ -89,6 +90,7 @@ def bench(
     database has live jobs, the benchmark ends with exit code 4: these jobs and the benchmark would
     slow each other down.
     """
+    refuse_windows("bench")
     import uvloop
 
     plan = Plan(jobs, wake_ups, each_s)

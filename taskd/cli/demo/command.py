@@ -21,6 +21,7 @@ from taskd import events
 from taskd.cli import typed
 from taskd.cli.demo.mail_sink import HOST, MARKER, Folder, serving
 from taskd.cli.shared.session import Session, pass_session
+from taskd.cli.shared.windows import refuse_windows
 from taskd.core.jobs.backoff import Fixed
 from taskd.core.jobs.job import NewJob
 from taskd.core.tasks.registry import Registry
@@ -80,6 +81,7 @@ def demo(session: Session, /, **options: Any) -> None:
     enqueues mails to fictional people, and delivers the mails into a folder. No mail leaves this
     machine. Kill the demo half-way and run it again: it delivers the rest.
     """
+    refuse_windows("demo")
     import uvloop
 
     raise SystemExit(uvloop.run(_demo(session, **options)))

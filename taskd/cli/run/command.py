@@ -16,6 +16,7 @@ import click
 from taskd.cli import EXIT_CODES, EXIT_INTERRUPTED
 from taskd.cli.shared.output import count
 from taskd.cli.shared.session import QUEUE, OfSetting, Session, pass_session
+from taskd.cli.shared.windows import refuse_windows
 
 if TYPE_CHECKING:
     from taskd.client import Target
@@ -129,6 +130,7 @@ def run(
     SIGQUIT dumps the stacks and abandons the running attempts immediately. SIGHUP reads the
     settings again. SIGTSTP and SIGCONT pause and resume claiming. SIGUSR2 dumps the stacks.
     """
+    refuse_windows("run")
     flags["queues"] = queues or None
     if reload:
         from taskd.cli.run.reload import anew_on_changes

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +23,16 @@ from taskd.config import Settings
 from taskd.errors import ConfigError
 
 LOOK_EVERY_S = 0.5
+# How often signals are polled where there is no sigtimedwait(), as on macOS.
+SIGNALS_EVERY_S = 0.05
 ENTRIES_MAX = 100_000
 # Folders that are not the user's code; hidden folders and virtual environments are skipped, too.
 SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 STOPPING = {signal.SIGTERM, signal.SIGINT}
 AWAITED = STOPPING | {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGCHLD}
+
+# Signals that a terminal sends to all processes in its foreground.
+TYPED = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 
 # The modification time in ns and the size of each file, by its path.
 Seen = dict[str, tuple[int, int]]
@@ -49,11 +55,14 @@ def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
     # edits within one second.
     sys.dont_write_bytecode = True
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    # Without a handler, BSD and macOS discard a SIGCHLD that is blocked.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     parent_pipe, held = os.pipe()
     parent = _Parent(watched(settings.app), echo)
     while not parent.forks():
         parent.waits_for_a_change()
     os.close(held)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     # Imported in the child only: modules that the parent has imported are not read again.
@@ -94,16 +103,14 @@ class _Parent:
 
     def _hear(self, within_s: float = 86400.0) -> None:
         """Wait for a signal, and handle it."""
-        signalled = signal.sigtimedwait(AWAITED, within_s)
-        if signalled is None:
+        number, to_both = _wait_for_signal(within_s)
+        if number is None:
             return
-        if signalled.si_signo == signal.SIGCHLD:
+        if number == signal.SIGCHLD:
             self._reap()
-        elif self._worker is not None and signalled.si_code <= 0:
-            # A process has sent the signal, to the parent alone: pass it on. The kernel sends
-            # Ctrl-C of a terminal (si_code above zero) to the worker as well.
-            os.kill(self._worker, signalled.si_signo)
-        if signalled.si_signo in STOPPING and not self._stopping:
+        elif self._worker is not None and not to_both:
+            os.kill(self._worker, number)
+        if number in STOPPING and not self._stopping:
             self._stopping = True
             while self._worker is not None:
                 self._hear()
@@ -122,6 +129,34 @@ class _Parent:
         if not self._draining and not self._stopping:
             self._code = 0  # a later stop must not end with this exit code
             self._echo(f"taskd: the worker has ended ({code}); the next starts after a change")
+
+
+def _wait_for_signal(within_s: float) -> tuple[int | None, bool]:
+    """Wait for a blocked signal of AWAITED.
+
+    Returns:
+        The number of the signal, or None after `within_s`; and whether the kernel has sent the
+        signal to the worker as well, as Ctrl-C of a terminal.
+    """
+    if hasattr(signal, "sigtimedwait"):
+        signalled = signal.sigtimedwait(AWAITED, within_s)
+        # A process that sends a signal sends it to the parent alone (si_code up to zero).
+        return (signalled.si_signo, signalled.si_code > 0) if signalled else (None, False)
+    ends = time.monotonic() + within_s
+    while not (pending := signal.sigpending() & AWAITED):
+        if time.monotonic() >= ends:
+            return None, False
+        time.sleep(SIGNALS_EVERY_S)
+    number = signal.sigwait(pending)
+    # The sender is unknown. In the foreground of a terminal, it usually is the terminal.
+    return number, number in TYPED and _in_foreground()
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):  # stdin is no terminal, or closed
+        return False
 
 
 def watched(app: str | None) -> list[Path]:

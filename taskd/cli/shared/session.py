@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
@@ -299,5 +300,7 @@ def version_line() -> str:
     from taskd.store.schema.migrations import all_migrations
 
     parts = [f"taskd {__version__}", f"Python {platform.python_version()}"]
-    parts += [f"{name} {version(name)}" for name in ("asyncpg", "uvloop")]
+    # Windows has no uvloop.
+    libraries = ("asyncpg",) if sys.platform == "win32" else ("asyncpg", "uvloop")
+    parts += [f"{name} {version(name)}" for name in libraries]
     return ", ".join([*parts, f"schema {all_migrations()[-1].number:04d}"])

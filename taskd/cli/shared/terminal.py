@@ -12,12 +12,14 @@ import os
 import shutil
 import signal
 import sys
-import termios
-import tty
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
+
+if sys.platform != "win32":  # where can_show() is False
+    import termios
+    import tty
 
 # A text and its style: a name of STYLES, or an empty text.
 Span = tuple[str, str]
@@ -74,7 +76,11 @@ def cut(text: str, width: int) -> str:
 
 def can_show() -> bool:
     """Return whether stdout is a terminal with a movable cursor."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    return (
+        sys.platform != "win32"
+        and sys.stdout.isatty()
+        and os.environ.get("TERM", "") not in ("", "dumb")
+    )
 
 
 def painted(line: Line, width: int, *, colours: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -212,4 +213,5 @@ def _after_fork_in_child() -> None:
         client._leave_to_parent()  # noqa: SLF001
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_after_fork_in_child)

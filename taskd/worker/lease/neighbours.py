@@ -49,7 +49,7 @@ class Neighbours:
 
     def _open(self, other: workers.Other) -> None:
         try:
-            descriptor = os.pidfd_open(other.pid)
+            descriptor: int = getattr(os, "pidfd_open")(other.pid)  # noqa: B009 - not on macOS
         except (AttributeError, OSError):
             return
         # The worker may have ended before, and the descriptor may be of a later process.

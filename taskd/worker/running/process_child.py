@@ -4,7 +4,7 @@ process_pool.py starts the program with one end of a socket; each message is a l
 first reads a Boot and answers `ready`, or a Failure. Then it reads Requests. For each, it writes
 `begun` when the handler starts, and an Answer when the attempt has ended. The process ends when the
 worker closes the socket. If the worker exits without that, or is killed, the kernel kills the
-process.
+process; where the kernel cannot do this, a thread does so within PARENT_CHECK_S.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -39,6 +41,7 @@ from taskd.worker.running.returned_awaitables import refuse_unfinished
 from taskd.worker.running.traces import restore_trace_context
 
 PR_SET_PDEATHSIG = 1
+PARENT_CHECK_S = 1.0
 READY, BEGUN = b"ready\n", b"begun\n"
 
 
@@ -212,10 +215,21 @@ def _path(kind: type, value: Any) -> Any:
 
 
 def _end_with(worker: int) -> None:
-    """Let the kernel kill this process when the worker ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Let the kernel, or a thread, kill this process when the worker ends."""
+    prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+    if prctl is None:  # macOS, BSD
+        thread = threading.Thread(target=_kill_after, args=(worker,), daemon=True)
+        thread.start()
+    else:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != worker:  # the worker had ended before the call
         os._exit(1)
+
+
+def _kill_after(worker: int) -> None:
+    while os.getppid() == worker:
+        time.sleep(PARENT_CHECK_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:

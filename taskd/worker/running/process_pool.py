@@ -399,7 +399,11 @@ class ProcessCall(HandlerCall):
 
 def process_slots(settings: Settings) -> int:
     """Return the largest number of processes; by default one per core that the worker can use."""
-    return settings.process_slots or len(os.sched_getaffinity(0))
+    if settings.process_slots:
+        return settings.process_slots
+    # Without an affinity, as on macOS, a process can use all cores.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def check_found(registry: Registry) -> None:
