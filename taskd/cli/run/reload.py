@@ -138,8 +138,9 @@ def _wait_for_signal(within_s: float) -> tuple[int | None, bool]:
         The number of the signal, or None after `within_s`; and whether the kernel has sent the
         signal to the worker as well, as Ctrl-C of a terminal.
     """
-    if hasattr(signal, "sigtimedwait"):
-        signalled = signal.sigtimedwait(AWAITED, within_s)
+    wait = getattr(signal, "sigtimedwait", None)
+    if wait is not None:
+        signalled = wait(AWAITED, within_s)
         # A process that sends a signal sends it to the parent alone (si_code up to zero).
         return (signalled.si_signo, signalled.si_code > 0) if signalled else (None, False)
     ends = time.monotonic() + within_s
