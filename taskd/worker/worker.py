@@ -19,6 +19,7 @@ from taskd.errors import ConfigError
 from taskd.store.connections.database import Database
 from taskd.store.schema import migrations
 from taskd.worker.assembly import Assembly
+from taskd.worker.attempt_variables import copier
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import Condition
 from taskd.worker.lease.registration import Registration
@@ -212,6 +213,7 @@ class Worker:
         self.parts.begin_lines()
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
+        self.parts.shared.new_variables = copier()
         if self._last:
             # Objects that exist now live until the end. Without freeze(), the garbage collector
             # would search them, and block all handlers for up to 30 ms each time.

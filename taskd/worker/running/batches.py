@@ -99,11 +99,11 @@ class Batch:
             self.cancelled = True
             self.running.cancel()
 
-    async def run(self, pulse: Pulse) -> None:
-        """Run the handler, and set the end of each job."""
+    async def run(self, pulse: Pulse, own: ContextVars) -> None:
+        """Run the handler with the context variables `own`, and set the end of each job."""
         members = list(self.members)
-        job, own = members[0].job, ContextVars()
-        coroutine = finished(self.task.handler([member.item for member in members]))
+        job = members[0].job
+        coroutine = _called(self.task.handler, [member.item for member in members])
         pulse.together[job.id] = [member.job for member in members]
         pulse.job = job
         try:
@@ -133,10 +133,15 @@ class Batch:
                 member.ended.set_result(Raised(asyncio.CancelledError()))
 
 
+async def _called(handler: Callable[..., Any], items: list[Item[Any]]) -> Any:
+    return await finished(handler(items))
+
+
 class Batches:
     """The batches of one runner.
 
     Args:
+        new_variables: makes the context variables of a call of a handler.
         dispatch: called when a batch that is not full is to start, because its first job has waited
             for `max_wait_s`.
         leave_slot: called when a job joins a batch and no longer needs a slot of its own.
@@ -148,9 +153,14 @@ class Batches:
     """
 
     def __init__(
-        self, pulse: Pulse, dispatch: Callable[[], None], leave_slot: Callable[[], None]
+        self,
+        pulse: Pulse,
+        new_variables: Callable[[], ContextVars],
+        dispatch: Callable[[], None],
+        leave_slot: Callable[[], None],
     ) -> None:
-        self._pulse, self._dispatch, self._leave_slot = pulse, dispatch, leave_slot
+        self._pulse, self._new_variables = pulse, new_variables
+        self._dispatch, self._leave_slot = dispatch, leave_slot
         self._open: dict[str, Batch] = {}
         self.ready: deque[Batch] = deque()
         self.begun: set[Batch] = set()
@@ -233,7 +243,7 @@ class Batches:
             member.attempt.begin(now)
         # Not through the loop's task factory, which records tasks as those of handlers.
         batch.running = asyncio.Task(
-            batch.run(self._pulse),
+            batch.run(self._pulse, self._new_variables()),
             loop=asyncio.get_running_loop(),
             name=f"batch:{batch.task.name}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextvars import Context as ContextVars
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ class Shared:
         paused: names of the paused tasks (see operator_settings.py).
         elsewhere: the jobs that another live worker can run and this worker cannot.
         progress: called with the job and its progress when a handler reports progress.
+        new_variables: makes the context variables of an attempt.
     """
 
     registry: Registry
@@ -60,6 +62,7 @@ class Shared:
     paused: frozenset[str] = frozenset()
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
+    new_variables: Callable[[], ContextVars] = ContextVars
 
 
 # A coroutine before its first step, and its parts. A plain tuple is the cheapest type, and one is

@@ -33,6 +33,7 @@ from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import Raised, Returned
 from taskd.core.outcomes.process_reports import Answer, MustEnd
 from taskd.core.tasks.task import Task
+from taskd.worker.attempt_variables import copier
 from taskd.worker.observing.log_buffer import hider
 from taskd.worker.observing.log_capture import LogCapture
 from taskd.worker.running.returned_awaitables import refuse_unfinished
@@ -134,20 +135,26 @@ class JobProcess:
             task = find_task(request.module, request.name)
             if task is None:
                 raise LookupError(f"module {request.module} has no task {request.name}")  # noqa: TRY301
-            arguments = task.decode(request.job.args, request.job.args_version)
-            self._hide = hider([request.job], task) if task.redact or request.keep else None
-            self._kept.begin(self._hide if request.keep else None)
-            self._job = request.job
-            restore_trace_context(request.job)
-            self._running = True
-            self._send(BEGUN)
-            value = task.handler(**arguments)
-            refuse_unfinished(value)
-            self._running = False
+            # The import above can set variables, so the copy is made anew for each attempt.
+            value = copier()().run(self._run, task, request)
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
             self._running = False
             return self._with_lines(_answer(request.job, task, Raised(error)))
         return self._with_lines(_answer(request.job, task, Returned(value)))
+
+    def _run(self, task: Task[..., Any], request: Request) -> Any:
+        """Run the handler, and return its result."""
+        arguments = task.decode(request.job.args, request.job.args_version)
+        self._hide = hider([request.job], task) if task.redact or request.keep else None
+        self._kept.begin(self._hide if request.keep else None)
+        self._job = request.job
+        restore_trace_context(request.job)
+        self._running = True
+        self._send(BEGUN)
+        value = task.handler(**arguments)
+        refuse_unfinished(value)
+        self._running = False
+        return value
 
     def _with_lines(self, answer: Answer) -> Answer:
         self._job = None

@@ -91,7 +91,9 @@ class Runner:
         self.attempts = AttemptTable()
         self._starting: set[asyncio.Task[None]] = set()
         self._running = 0
-        self._batches = Batches(shared.pulse, self._dispatch, self._leave_slot)
+        self._batches = Batches(
+            shared.pulse, self._new_variables, self._dispatch, self._leave_slot
+        )
         self._jobs_per_slot = _jobs_per_slot(queue, shared.registry)
         self._taking, self._starting_max = 0, 1
         self._closed = False
@@ -214,7 +216,7 @@ class Runner:
         if prepared is None:
             return None
         task, coro, context, call = prepared
-        own = ContextVars()
+        own = self._shared.new_variables()
         self._shared.pulse.job = job
         try:
             try:
@@ -275,6 +277,9 @@ class Runner:
             self._running -= 1
         else:
             attempt.leave_slot()
+
+    def _new_variables(self) -> ContextVars:
+        return self._shared.new_variables()
 
     def _leave_slot(self) -> None:
         """Free the own slot of a job that has joined a batch."""

@@ -14,7 +14,7 @@ from typing import Any
 from taskd.core.outcomes.attempt_ends import Raised, Returned
 from taskd.core.worker_status import ThreadsTaken
 from taskd.worker.running.handler_call import HandlerCall
-from taskd.worker.running.returned_awaitables import finished
+from taskd.worker.running.returned_awaitables import finished, is_unfinished
 
 
 class ThreadSlots(asyncio.Semaphore):
@@ -78,9 +78,9 @@ class ThreadCall(HandlerCall):
             try:
                 # In a copy of the contextvars of the attempt: values that the function sets do not
                 # reach the next job in the thread.
-                inside = copy_context().run
+                inside = copy_context()
                 future = asyncio.get_running_loop().run_in_executor(
-                    self._pool, inside, self._guarded
+                    self._pool, inside.run, self._guarded
                 )
                 while not future.done():
                     with suppress(asyncio.CancelledError):
@@ -90,8 +90,14 @@ class ThreadCall(HandlerCall):
         happened = future.result()
         if isinstance(happened, Raised):
             raise happened.error
-        # A plain decorator around an `async def` returns its coroutine, which needs no thread.
-        return await finished(happened.value)
+        value = happened.value
+        if is_unfinished(value):
+            # A plain decorator around an `async def` returned its coroutine, which needs no thread,
+            # but sees the context variables that the decorator has set.
+            for variable, found in inside.items():
+                variable.set(found)
+            value = await finished(value)
+        return value
 
     def _guarded(self) -> Returned | Raised:
         try:
