@@ -35,6 +35,7 @@ from taskd.worker.sd_notify import Notify
 from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.starting.app_import import queue_limits
+from taskd.worker.starting.django_connections import with_django
 from taskd.worker.starting.resources import Resources
 from taskd.worker.starting.startup import check_connections, publish_app, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
@@ -87,7 +88,7 @@ class Worker:
         last: bool = False,
     ) -> None:
         self.settings = settings
-        self.registry = registry = with_middleware(registry)
+        self.registry = registry = with_middleware(with_django(registry))
         self.database = database
         self.report = DrainReport()
         self.limits = queue_limits(settings, registry)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextvars
 import decimal
 import sys
+import time
+from collections.abc import Iterator
 
 from taskd import task
 from taskd.core.tasks.registry import Registry
+from taskd.middleware import in_thread
 
 REGISTRY = Registry()
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
@@ -27,3 +30,33 @@ def seen_and_changed() -> list[object]:
 @task(process=True, registry=REGISTRY, max_attempts=1)
 def in_process() -> list[object]:
     return seen_and_changed()
+
+
+story: list[str] = []
+
+
+@in_thread(tasks=["in_hook"], registry=REGISTRY)
+def hook() -> Iterator[None]:
+    tenant.set("before the handler")
+    error = yield
+    story.append(repr(error))
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def in_hook() -> str:
+    return tenant.get()
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def after_hook() -> list[str]:
+    return story
+
+
+@in_thread(tasks=["slow_hook"], registry=REGISTRY)
+def slow() -> Iterator[None]:
+    time.sleep(30)
+    yield
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1, timeout_s=0.5)
+def slow_hook() -> None: ...

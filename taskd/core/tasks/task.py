@@ -30,6 +30,7 @@ from taskd.core.jobs.verdicts import Snooze, Verdict
 from taskd.core.tasks import batch as batches
 from taskd.core.tasks.argument_versions import ArgsVersions, Upgrade, check_aliases, check_redact
 from taskd.core.tasks.handler_kind import HandlerKind, isolation_of, kind_of
+from taskd.core.tasks.hooks import Hook
 from taskd.core.tasks.signature import (
     args_fields,
     args_schema_of,
@@ -85,6 +86,7 @@ class Task(Generic[P, R]):
 
     Attributes:
         around: in a worker, the middleware of the task's attempts; see with_middleware().
+        hooks: in a worker, the hooks around the handler in its thread or process.
         limit_defaults: the default values of the arguments that make the key of the limit.
         unique_defaults: the default values of the arguments that make the unique key or its
             version.
@@ -99,6 +101,7 @@ class Task(Generic[P, R]):
     """
 
     around: Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
+    hooks: Sequence[Hook] = ()
 
     def __init__(
         self,

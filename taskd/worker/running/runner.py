@@ -91,9 +91,7 @@ class Runner:
         self.attempts = AttemptTable()
         self._starting: set[asyncio.Task[None]] = set()
         self._running = 0
-        self._batches = Batches(
-            shared.pulse, self._new_variables, self._dispatch, self._leave_slot
-        )
+        self._batches = Batches(shared.pulse, self._new_variables, self._dispatch, self._leave_slot)
         self._jobs_per_slot = _jobs_per_slot(queue, shared.registry)
         self._taking, self._starting_max = 0, 1
         self._closed = False
