@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import decimal
+import gc
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 
 from taskd import task
@@ -60,3 +62,27 @@ def slow() -> Iterator[None]:
 
 @task(process=True, registry=REGISTRY, max_attempts=1, timeout_s=0.5)
 def slow_hook() -> None: ...
+
+
+class Large:
+    """An object whose end can be observed."""
+
+
+held: list[weakref.ref[Large]] = []
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def fails_in_a_cycle() -> None:
+    gc.disable()
+    large = Large()
+    held.append(weakref.ref(large))
+    try:
+        raise ValueError("it failed")
+    except ValueError as error:
+        seen = error
+        raise LookupError("because of that") from seen
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def still_held() -> list[int]:
+    return [len(held), sum(each() is not None for each in held)]

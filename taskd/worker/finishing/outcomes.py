@@ -19,10 +19,12 @@ from taskd.core.outcomes.attempt_ends import (
     RunsElsewhere,
     TaskPaused,
     TaskUnknown,
+    error_of,
 )
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.finishing.acker import Acker
+from taskd.worker.finishing.tracebacks import forget_locals
 from taskd.worker.observing.failure_streaks import FailureStreaks
 
 COUNTED = (
@@ -95,6 +97,7 @@ class OutcomeRecorder:
             context.committed or (context.completed and isinstance(happened, Returned))
         ):
             self._completed(job, task, context, time.monotonic() - began)
+            forget_locals(error_of(happened))
             return
         try:
             ack = policy.decide(job, task, happened)
@@ -108,6 +111,7 @@ class OutcomeRecorder:
         else:
             why = happened.why if isinstance(happened, Interrupted) else "stop"
             self._report(job, ack, time.monotonic() - began, why)
+        forget_locals(error_of(happened))
 
     def _completed(
         self, job: Job, task: Task[..., Any] | None, context: AttemptContext, duration_s: float

@@ -35,6 +35,7 @@ from taskd.core.outcomes.process_reports import Answer, MustEnd
 from taskd.core.tasks.hooks import Hook, call_inside
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_variables import copier
+from taskd.worker.finishing.tracebacks import forget_locals
 from taskd.worker.observing.log_buffer import hider
 from taskd.worker.observing.log_capture import LogCapture
 from taskd.worker.running.returned_awaitables import refuse_unfinished
@@ -148,7 +149,9 @@ class JobProcess:
             value = copier()().run(self._run, task, hooks, request)
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
             self._running = False
-            return self._with_lines(_answer(request.job, task, Raised(error)))
+            answer = _answer(request.job, task, Raised(error))
+            forget_locals(error)
+            return self._with_lines(answer)
         return self._with_lines(_answer(request.job, task, Returned(value)))
 
     def _run(self, task: Task[..., Any], hooks: list[Hook], request: Request) -> Any:

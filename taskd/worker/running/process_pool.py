@@ -405,7 +405,10 @@ class ProcessCall(HandlerCall):
                     running.cancel()
                 else:
                     self._process.request_end((self.attempt and self.attempt.why) or "stop")
-        return running.result()
+        try:
+            return running.result()
+        finally:
+            del running  # it refers to its error, whose traceback refers to this frame
 
 
 def process_slots(settings: Settings) -> int:

@@ -31,12 +31,14 @@ from taskd.core.outcomes.attempt_ends import (
     Raised,
     Returned,
     TaskPaused,
+    error_of,
 )
 from taskd.core.outcomes.process_reports import HandlerRaised
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
+from taskd.worker.finishing.tracebacks import forget_locals
 from taskd.worker.running.attempt import Attempt, drive, reach
 from taskd.worker.running.attempt_table import AttemptTable
 from taskd.worker.running.batches import Batches
@@ -334,6 +336,7 @@ class Runner:
         job = attempt.job
         if attempt.abandoned:
             self.attempts.abandoned.pop(job.id, None)
+            forget_locals(error_of(happened))
             return
         del self.attempts.running[job.id]
         self.slot_s += time.monotonic() - attempt.began
@@ -342,13 +345,16 @@ class Runner:
             return
         if isinstance(happened, Returned) and type(happened.value) is DecidedElsewhere:
             happened = happened.value
-        elif isinstance(happened, Raised) and type(happened.error) is HandlerRaised:
-            happened = happened.error.outcome
+        error = error_of(happened)
+        if type(error) is HandlerRaised:
+            happened = error.outcome
         happened = attempt.end(happened)
         if isinstance(happened, Returned):
             self._succeed(job, attempt.task, attempt.context, attempt.began, happened.value)
         else:
             self._record(job, attempt.task, attempt.context, happened, attempt.began)
+        if error is not None and error_of(happened) is not error:
+            forget_locals(error)
 
     def _succeed(
         self,
