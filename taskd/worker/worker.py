@@ -223,6 +223,7 @@ class Worker:
         self._traces = traces.begin()
         if self._traces is not None:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
+        self.parts.errors.begin()
         self.parts.handler_tasks.watch()
         await self._registration.register(self.parts.upkeep, **connections)
         self.database.begin_use(events.store_unusable)
@@ -350,6 +351,7 @@ class Worker:
             await self._traces.close()
         await self.parts.processes.close()
         await self.parts.transactions.close()
+        await self.parts.errors.close()
         await self._resources.close()
         for close in self._on_close:
             with contextlib.suppress(Exception):

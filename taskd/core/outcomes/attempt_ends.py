@@ -74,6 +74,13 @@ class StillRuns:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptsSpent:
+    """The job was claimed, but has no attempt left: it fails."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class IdTaken:
     """The job was claimed and is released: another job with the same id runs in this process.
 
@@ -132,7 +139,16 @@ class Expired:
 
 
 # Ends of claimed jobs whose handler was not started.
-NeverStarted = NotStarted | RunsElsewhere | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken
+NeverStarted = (
+    NotStarted
+    | RunsElsewhere
+    | TaskUnknown
+    | ArgsNewer
+    | TaskPaused
+    | Expired
+    | IdTaken
+    | AttemptsSpent
+)
 # Ends that the worker caused, not the handler.
 EndedByWorker = TimedOut | Interrupted | CancelRequested | StillRuns | NeverStarted
 AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker

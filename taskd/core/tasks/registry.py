@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskd.core.schedule import Schedule
-from taskd.core.tasks.hooks import ThreadHook
 from taskd.core.tasks.middleware import Middleware
 from taskd.core.tasks.task import Task
+
+if TYPE_CHECKING:
+    from taskd.core.tasks.hooks import ThreadHook
+    from taskd.core.tasks.reporter import Reporter
 
 # The name of the app under which a worker without --app publishes the built-in tasks.
 BUILT_IN_APP = "taskd"
@@ -25,6 +28,7 @@ class Registry:
         resources: generator functions by name; see taskd.core.tasks.resource.
         schedules: the schedules that the app declares, by name.
         middleware: functions around attempts, outermost first; see taskd.core.tasks.middleware.
+        reporters: functions that receive error reports; see taskd.core.tasks.reporter.
         hooks: functions in the threads of handlers, outermost first; see taskd.core.tasks.hooks.
     """
 
@@ -34,6 +38,7 @@ class Registry:
         self.schedules: dict[str, Schedule] = {}
         self.middleware: list[Middleware] = []
         self.hooks: list[ThreadHook] = []
+        self.reporters: list[Reporter] = []
 
     def add(self, task: Task[..., Any]) -> None:
         """Register a task.
@@ -84,6 +89,10 @@ class Registry:
         """Register a hook; if its module was reloaded, replace the function's older version."""
         _add(self.hooks, hook)
 
+    def add_reporter(self, reporter: Reporter) -> None:
+        """Register a reporter; if its module was reloaded, replace the function's older version."""
+        _add(self.reporters, reporter)
+
     def with_tasks(self, tasks: Iterable[Task[..., Any]]) -> Registry:
         """Return a copy of this registry that has these tasks in place of its own."""
         made = copy.copy(self)
@@ -114,7 +123,7 @@ class Registry:
         return name in self._tasks
 
 
-def _add(those: list[Any], new: tuple[Callable[..., Any], frozenset[str]]) -> None:
+def _add(those: list[Any], new: tuple[Callable[..., Any], Any]) -> None:
     for index, existing in enumerate(those):
         if _defined_at(existing[0]) == _defined_at(new[0]):
             those[index] = new

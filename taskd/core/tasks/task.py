@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
@@ -30,7 +30,6 @@ from taskd.core.jobs.verdicts import Snooze, Verdict
 from taskd.core.tasks import batch as batches
 from taskd.core.tasks.argument_versions import ArgsVersions, Upgrade, check_aliases, check_redact
 from taskd.core.tasks.handler_kind import HandlerKind, isolation_of, kind_of
-from taskd.core.tasks.hooks import Hook
 from taskd.core.tasks.signature import (
     args_fields,
     args_schema_of,
@@ -40,6 +39,9 @@ from taskd.core.tasks.signature import (
     signature_of,
 )
 from taskd.errors import InvalidArgs
+
+if TYPE_CHECKING:
+    from taskd.core.tasks.hooks import Hook
 
 P = ParamSpec("P")
 R = TypeVar("R")

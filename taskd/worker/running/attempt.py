@@ -48,6 +48,7 @@ class Attempt(msgspec.Struct, eq=False):
     """An attempt that did not end in the first step of its coroutine.
 
     Attributes:
+        variables: the context variables of the attempt.
         began: when the present phase of the attempt began (time.monotonic): middleware, the wait
             for a slot, or the handler after that wait.
         stood_still_s: how many of the seconds since `began` do not count, because the process or
@@ -72,6 +73,7 @@ class Attempt(msgspec.Struct, eq=False):
     began: float
     timeout_s: float | None
     asyncio_task: asyncio.Task[Any]
+    variables: ContextVars
     stood_still_s: float = 0.0
     why: str | None = None
     cancel_reason: str = ""

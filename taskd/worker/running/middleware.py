@@ -20,8 +20,11 @@ def with_middleware(registry: Registry) -> Registry:
     tasks = []
     for task in registry:
         chain = [each.around for each in registry.middleware if each.fits(task.name)]
-        made = inside(task, partial(through, chain)) if chain else copy.copy(task)
-        made.hooks = [each.hook for each in registry.hooks if each.fits(task.name)]
+        hooks = [each.hook for each in registry.hooks if each.fits(task.name)]
+        made = inside(task, partial(through, chain)) if chain else task
+        if hooks:
+            made = copy.copy(made)
+            made.hooks = hooks
         tasks.append(made)
     return registry.with_tasks(tasks)
 

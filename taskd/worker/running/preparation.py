@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from taskd import events
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.verdicts import Fail
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
     AttemptEnd,
+    AttemptsSpent,
     Expired,
     Raised,
     RunsElsewhere,
@@ -118,8 +118,7 @@ class Preparation:
     def start(self, job: Job, task: Task[..., Any], began: float) -> Prepared | Refused:
         """Return the coroutine before its first step, or the end if it cannot be created."""
         if policy.attempts_spent(job, task):
-            limit = policy.attempts_limit(job, task)
-            return Refused(None, Raised(Fail(f"no attempt is left: the limit is {limit}")))
+            return Refused(None, AttemptsSpent(policy.attempts_limit(job, task)))
         context: AttemptContext | None = None
         try:
             if task.takes_context:

@@ -229,9 +229,9 @@ class Runner:
         except StopIteration as stop:
             self._succeed(job, task, context, began, stop.value)
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
-            self._record(job, task, context, Raised(error), began)
+            self._record(job, task, context, Raised(error), began, own)
         else:
-            attempt = self._suspended(job, task, coro, context, call, began, me)
+            attempt = self._suspended(job, task, coro, context, call, began, me, own)
             return attempt, drive(coro, own, waits_for, job, self._shared.pulse)
         return None
 
@@ -315,11 +315,12 @@ class Runner:
         call: Call | None,
         began: float,
         me: asyncio.Task[Any],
+        own: ContextVars,
     ) -> Attempt:
         """Create the attempt of a handler that waits; start other jobs if there are free slots."""
         self._shared.pulse.job = None
         timeout_s = timeout_s_of(job, task)
-        attempt = Attempt(job, task, coro, context, began, timeout_s, me)
+        attempt = Attempt(job, task, coro, context, began, timeout_s, me, own)
         self.attempts.running[job.id] = attempt
         if call is not None:
             call.belongs_to(attempt)
@@ -352,7 +353,7 @@ class Runner:
         if isinstance(happened, Returned):
             self._succeed(job, attempt.task, attempt.context, attempt.began, happened.value)
         else:
-            self._record(job, attempt.task, attempt.context, happened, attempt.began)
+            self._record_end(attempt, happened)
         if error is not None and error_of(happened) is not error:
             forget_locals(error)
 
@@ -376,11 +377,17 @@ class Runner:
         context: AttemptContext | None,
         happened: AttemptEnd,
         began: float,
+        own: ContextVars | None = None,
     ) -> None:
         self.ended += 1
-        self._recorder.record(job, task, context, happened, began)
+        self._recorder.record(job, task, context, happened, began, own)
         if job.crashes:
             self._shared.suspect_ended()
+
+    def _record_end(self, attempt: Attempt, happened: AttemptEnd) -> None:
+        self._record(
+            attempt.job, attempt.task, attempt.context, happened, attempt.began, attempt.variables
+        )
 
     def release(self, job: Job) -> None:
         """Release a claimed job that has not started."""
@@ -432,9 +439,7 @@ class Runner:
             self.attempts.abandoned[attempt.job.id] = attempt
             self._recorder.counts["abandoned"] += 1
             events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
-        self._record(
-            attempt.job, attempt.task, attempt.context, attempt.abandonment(), attempt.began
-        )
+        self._record_end(attempt, attempt.abandonment())
         self._dispatch()
         self.freed.set()
 
