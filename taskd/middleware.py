@@ -1,16 +1,19 @@
-"""`@middleware`: functions that an app runs around the attempts of its tasks."""
+"""`@middleware` and `@in_thread`: functions that an app runs around the attempts of its tasks."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, overload
 
+from taskd.core.tasks.hooks import Hook, ThreadHook
 from taskd.core.tasks.middleware import Around, CallNext, Middleware
 from taskd.core.tasks.registry import DEFAULT, Registry
 
-__all__ = ["CallNext", "middleware"]
+__all__ = ["CallNext", "in_thread", "middleware"]
+
+GeneratorFunction = TypeVar("GeneratorFunction", bound=Hook)
 
 
 def middleware(
@@ -32,13 +35,59 @@ def middleware(
     Raises:
         TypeError: `around` is not an `async def` with two parameters.
     """
-    if isinstance(tasks, str):
-        raise TypeError(f"middleware: tasks {tasks!r} is a text; write tasks=[{tasks!r}]")
+    names = _names("middleware", tasks)
     if around is None:
-        return partial(middleware, tasks=tuple(tasks), registry=registry)
+        return partial(middleware, tasks=names, registry=registry)
     _check(around)
-    registry.add_middleware(Middleware(around, frozenset(tasks)))
+    registry.add_middleware(Middleware(around, names))
     return around
+
+
+@overload
+def in_thread(hook: GeneratorFunction) -> GeneratorFunction: ...
+@overload
+def in_thread(
+    *, tasks: Iterable[str] = (), registry: Registry = DEFAULT
+) -> Callable[[GeneratorFunction], GeneratorFunction]: ...
+def in_thread(
+    hook: Hook | None = None, *, tasks: Iterable[str] = (), registry: Registry = DEFAULT
+) -> Any:
+    """Register a hook for handlers that are plain functions, in all tasks or in some.
+
+    A hook is a generator function that yields once. It runs in the thread or the process of the
+    handler: the code before the `yield` before the handler, and the code after it when the handler
+    has ended. The `yield` returns the exception that the handler has raised, or None. An exception
+    of the hook fails the attempt, unless the handler has raised one itself. The hook that was
+    registered first is the outermost. The timeout of the attempt includes its hooks. Hooks do not
+    run around `async def` handlers.
+
+    Args:
+        hook: the generator function; it takes no arguments. For tasks with process=True, it must be
+            defined at the top level of a module.
+        tasks: names of the tasks; empty: all tasks.
+        registry: where the hook is registered.
+
+    Raises:
+        TypeError: `hook` is not a plain generator function without arguments.
+    """
+    names = _names("in_thread", tasks)
+    if hook is None:
+        return partial(_registered, names=names, registry=registry)
+    return _registered(hook, names=names, registry=registry)
+
+
+def _registered(hook: Any, *, names: frozenset[str], registry: Registry) -> Any:
+    name = getattr(hook, "__name__", repr(hook))
+    if not inspect.isgeneratorfunction(hook) or inspect.signature(hook).parameters:
+        raise TypeError(f"hook {name}: write `def {name}():` with one `yield`")
+    registry.add_hook(ThreadHook(hook, names))
+    return hook
+
+
+def _names(decorator: str, tasks: Iterable[str]) -> frozenset[str]:
+    if isinstance(tasks, str):
+        raise TypeError(f"{decorator}: tasks {tasks!r} is a text; write tasks=[{tasks!r}]")
+    return frozenset(tasks)
 
 
 def _check(around: Any) -> None:

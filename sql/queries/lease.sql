@@ -242,7 +242,7 @@ WITH RECURSIVE owner AS (
     FROM owner
     WHERE owner.id IS NOT NULL
 ), found AS MATERIALIZED (
-    SELECT job.id, job.workflow_id, blame.crashed, blame.charged, blame.crashes, blame.isolated,
+    SELECT job.id, job.task::text, job.queue::text, job.attempt, job.workflow_id, blame.crashed, blame.charged, blame.crashes, blame.isolated,
            CASE WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN blame.charged AND (blame.crashes >= $3 OR blame.crashes >= $2 AND job.isolated AND blame.alone)
                 THEN 'failed'
@@ -348,7 +348,7 @@ WITH RECURSIVE owner AS (
     WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
-SELECT held.id, held.state
+SELECT held.id, held.state, held.task, held.queue, held.attempt, held.crashed
 FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM followers) AS f,
      (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;

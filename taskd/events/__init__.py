@@ -5,6 +5,7 @@ and config; the store, the client, the worker, the command line and the dashboar
 """
 
 from taskd.events.attempts import (
+    errors_not_reported,
     job_abandoned,
     job_cancelled,
     job_change_refused,
@@ -96,6 +97,7 @@ from taskd.events.workers import (
     login_refused,
     loop_blocked,
     loop_unblocked,
+    on_service_error,
     request_failed,
     service_crashed,
     service_failing,
@@ -129,6 +131,7 @@ __all__ = [
     "connections_none",
     "connections_short",
     "embedded_started",
+    "errors_not_reported",
     "figures_delayed",
     "http_listening",
     "is_written",
@@ -170,6 +173,7 @@ __all__ = [
     "migration_delayed",
     "migration_postponed",
     "migration_waits",
+    "on_service_error",
     "partition_dropped",
     "partitions_made",
     "process_killed",

@@ -128,6 +128,11 @@ def logs_dropped(count: int, error: str) -> None:
     emit("logs.dropped", "warning", count=count, error=error)
 
 
+def errors_not_reported(count: int, why: str) -> None:
+    """`count` errors did not reach a function with @report_errors; logged once a minute."""
+    emit("errors.not_reported", "warning", count=count, why=why)
+
+
 def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
     """Handlers of a task left `count` asyncio tasks running; `stack` shows one of these."""
     emit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from taskd.core.jobs.job import Job
@@ -90,6 +90,20 @@ def worker_stuck(job: Job | None, running: int, released: int, stack: str) -> No
     )
 
 
+ServiceError = Callable[[str, BaseException | str], object]
+_on_service_error: list[ServiceError] = []
+
+
+def on_service_error(callback: ServiceError) -> Callable[[], None]:
+    """Call `callback(service, error)` for each later service.crashed and service.failing.
+
+    Unlike the fields of an event, the error of a crash is the exception itself. The callback can be
+    called in any thread. Return a function that ends this.
+    """
+    _on_service_error.append(callback)
+    return lambda: _on_service_error.remove(callback)
+
+
 def service_crashed(service: str, error: BaseException, crashes: int, delay_s: float) -> None:
     """A service of the worker raised an error, and is restarted."""
     emit(
@@ -100,6 +114,8 @@ def service_crashed(service: str, error: BaseException, crashes: int, delay_s: f
         delay_s=round(delay_s, 2),
         error=f"{type(error).__name__}: {error}",
     )
+    for callback in tuple(_on_service_error):
+        callback(service, error)
 
 
 def service_failing(service: str, error: str, failures: int, for_s: float) -> None:
@@ -115,6 +131,8 @@ def service_failing(service: str, error: str, failures: int, for_s: float) -> No
         failures=failures,
         for_s=round(for_s, 1),
     )
+    for callback in tuple(_on_service_error):
+        callback(service, error)
 
 
 def service_recovered(service: str, for_s: float) -> None:

@@ -21,6 +21,7 @@ from taskd.worker.claiming.listener import Listener
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.claiming.quarantine import Quarantine
 from taskd.worker.finishing.acker import Acker
+from taskd.worker.finishing.error_queue import ErrorQueue
 from taskd.worker.finishing.outcomes import OutcomeRecorder
 from taskd.worker.health import Health
 from taskd.worker.lease.registration import Registration
@@ -114,7 +115,8 @@ class Assembly:
         self.transactions = Transactions(database, settings.transaction_connections)
         self._pulse, self._loop = pulse, asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        recorder = OutcomeRecorder(self.acker)
+        self.errors = ErrorQueue(registry.reporters)
+        recorder = OutcomeRecorder(self.acker, self.errors)
         self._streaks, self._thread_slots = recorder.streaks, ThreadSlots(settings.threads)
         self.counts = recorder.counts
         self.shared = Shared(
@@ -153,6 +155,7 @@ class Assembly:
             [each.expect for each in self.schedule_runners],
             self.consumers.values(),
             self.controls,
+            self.errors,
         )
         self.pruner = Pruner(database)
         self._add_listening(settings, database)

@@ -19,6 +19,7 @@ from taskd.errors import ConfigError
 from taskd.store.connections.database import Database
 from taskd.store.schema import migrations
 from taskd.worker.assembly import Assembly
+from taskd.worker.attempt_variables import copier
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import Condition
 from taskd.worker.lease.registration import Registration
@@ -34,6 +35,7 @@ from taskd.worker.sd_notify import Notify
 from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.starting.app_import import queue_limits
+from taskd.worker.starting.django_connections import with_django
 from taskd.worker.starting.resources import Resources
 from taskd.worker.starting.startup import check_connections, publish_app, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
@@ -86,7 +88,7 @@ class Worker:
         last: bool = False,
     ) -> None:
         self.settings = settings
-        self.registry = registry = with_middleware(registry)
+        self.registry = registry = with_middleware(with_django(registry))
         self.database = database
         self.report = DrainReport()
         self.limits = queue_limits(settings, registry)
@@ -214,6 +216,7 @@ class Worker:
         self.parts.begin_lines()
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
+        self.parts.shared.new_variables = copier()
         if self._last:
             # Objects that exist now live until the end. Without freeze(), the garbage collector
             # would search them, and block all handlers for up to 30 ms each time.
@@ -222,6 +225,7 @@ class Worker:
         self._traces = traces.begin()
         if self._traces is not None:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
+        self.parts.errors.begin()
         self.parts.handler_tasks.watch()
         await self._registration.register(self.parts.upkeep, **connections)
         self.database.begin_use(events.store_unusable)
@@ -349,6 +353,7 @@ class Worker:
             await self._traces.close()
         await self.parts.processes.close()
         await self.parts.transactions.close()
+        await self.parts.errors.close()
         await self._resources.close()
         for close in self._on_close:
             with contextlib.suppress(Exception):

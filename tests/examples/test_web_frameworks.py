@@ -127,12 +127,36 @@ async def test_the_django_example_takes_orders_and_its_worker_confirms_them(
     assert [tuple(order) for order in orders] == [(1, True), (2, True)]
 
 
-async def test_a_django_worker_outlives_its_threads_connections(
-    environ: dict[str, str], sql: Any
+@pytest.mark.parametrize("health_checks", [True, False])
+@pytest.mark.parametrize("task", ["confirm", "confirm_in_process", "confirm_async"])
+async def test_a_django_worker_outlives_its_connections(
+    environ: dict[str, str], sql: Any, tmp_path: Path, task: str, health_checks: bool
 ) -> None:
+    """Without health checks, each connection that is lost costs one attempt, and no second one."""
+    costs_one = not health_checks or task == "confirm_async"
     await asyncio.to_thread(run, "-c", VISIT, cwd=DJANGO, environ=environ)
+    (tmp_path / "own_settings.py").write_text(
+        "from shop.settings import *\n"
+        f"DATABASES['default']['CONN_HEALTH_CHECKS'] = {health_checks}\n"
+    )
+    (tmp_path / "own_worker.py").write_text(
+        "from shop import worker\n"
+        "from shop.models import Order\n"
+        "from taskd import task\n"
+        "@task(queue='orders', process=True)\n"
+        "def confirm_in_process(order_id: int) -> None:\n"
+        "    Order.objects.filter(pk=order_id).update(confirmed=True)\n"
+        "@task(queue='orders')\n"
+        "async def confirm_async(order_id: int) -> None:\n"
+        "    await Order.objects.filter(pk=order_id).aupdate(confirmed=True)\n"
+    )
+    environ["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    environ["DJANGO_SETTINGS_MODULE"] = "own_settings"
+    environ["TASKD_PROCESS_SLOTS"] = "1"
+    # The views enqueued two jobs of `confirm`.
+    await sql.execute("UPDATE taskd.job SET task = $1", task)
     worker = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "taskd", "run", "--app", "shop.worker", "--threads", "1"),
+        *(sys.executable, "-m", "taskd", "run", "--app", "own_worker", "--threads", "1"),
         cwd=DJANGO,
         env=environ,
         stderr=asyncio.subprocess.DEVNULL,
@@ -145,12 +169,20 @@ async def test_a_django_worker_outlives_its_threads_connections(
             assert [row[0] for row in await sql.fetch(killed)] == [True]
             while await sql.fetchval(f"SELECT count(*) {MINE} AND application_name = ''"):
                 await asyncio.sleep(0.01)
-            await sql.execute("SELECT taskd.enqueue('confirm', '{\"order_id\": 1}')")
-            await done(sql, 3)
+            enqueue = "SELECT taskd.enqueue($1, '{\"order_id\": 1}', queue => 'orders')"
+            attempts = "SELECT count(*) FROM taskd.jobs WHERE attempt = 1 AND errors <> '[]'"
+            if costs_one:
+                await sql.execute(enqueue, task)
+                while not await sql.fetchval(attempts):
+                    await asyncio.sleep(0.01)
+            for _ in range(3):
+                await sql.execute(enqueue, task)
+            await done(sql, 5)
     finally:
         worker.terminate()
         await worker.wait()
-    assert await sql.fetchval("SELECT max(attempt) FROM taskd.jobs") == 1
+    failed = "SELECT count(*) FROM taskd.jobs WHERE errors <> '[]'"
+    assert await sql.fetchval(failed) == costs_one
 
 
 async def done(sql: asyncpg.Connection, count: int) -> None:

@@ -121,7 +121,8 @@ async def bury(on: Fetches, worker_id: int) -> None:
 
 
 async def rescue(on: Fetches) -> dict[int, JobState]:
-    return await jobs.rescue(on, 1000, MAX_CRASHES, MAX_CRASHES)
+    rescued = await jobs.rescue(on, 1000, MAX_CRASHES, MAX_CRASHES)
+    return {job_id: each.state for job_id, each in rescued.items()}
 
 
 async def take_over(on: Fetches, job: Job) -> None:

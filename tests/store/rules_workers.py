@@ -85,7 +85,7 @@ class Workers(Attempts):
         went = await jobs.rescue(self.on, batch, MAX_CRASHES, MAX_CRASHES_UNPROVED)
         # Later rescues delay the job by seconds, which must not depend on the speed of the machine.
         await self.stage.sql(PUT_OFF)
-        return went
+        return {job_id: each.state for job_id, each in went.items()}
 
     @rule(pick=PICK, proved=st.booleans())
     @precondition(lambda self: self.oracle.live("running"))

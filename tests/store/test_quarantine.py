@@ -133,7 +133,7 @@ async def test_a_crash_is_charged_to_the_last_group(
     await sql.execute("UPDATE taskd.worker SET suspects = $1", [ids[each] for each in group])
     await bury(lane, worker)
     went = await jobs.rescue(lane, 1000, 3, 10)
-    assert went[it.id] is goes
+    assert went[it.id].state is goes
     after = await row(sql, it.id)
     assert after["crashes"] == charges
     live = await sql.fetchval("SELECT isolated FROM taskd.job WHERE id = $1", it.id)

@@ -153,7 +153,8 @@ class Scene:
         )
 
     async def rescue(self, max_crashes: int = 3) -> dict[int, JobState]:
-        return await jobs.rescue(self.house, 100, max_crashes, max_crashes)
+        rescued = await jobs.rescue(self.house, 100, max_crashes, max_crashes)
+        return {job_id: each.state for job_id, each in rescued.items()}
 
     async def promote(self) -> None:
         """Promote what is scheduled, however short its delay may be."""

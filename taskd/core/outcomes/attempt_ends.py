@@ -34,11 +34,13 @@ class TimedOut:
     Attributes:
         abandoned: the handler ignored the cancellation and possibly still runs.
         killed: the handler ignored the cancellation, and the worker killed its process.
+        error: the exception with which the cancelled handler ended; None: there was none.
     """
 
     timeout_s: float
     abandoned: bool = False
     killed: bool = False
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,13 @@ class NotStarted:
 @dataclass(frozen=True, slots=True)
 class StillRuns:
     """The job was claimed, but an abandoned earlier attempt still runs in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsSpent:
+    """The job was claimed, but has no attempt left: it fails."""
+
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +139,24 @@ class Expired:
 
 
 # Ends of claimed jobs whose handler was not started.
-NeverStarted = NotStarted | RunsElsewhere | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken
+NeverStarted = (
+    NotStarted
+    | RunsElsewhere
+    | TaskUnknown
+    | ArgsNewer
+    | TaskPaused
+    | Expired
+    | IdTaken
+    | AttemptsSpent
+)
 # Ends that the worker caused, not the handler.
 EndedByWorker = TimedOut | Interrupted | CancelRequested | StillRuns | NeverStarted
 AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker
+
+
+def error_of(happened: AttemptEnd) -> BaseException | None:
+    """Return the exception of the handler; None: it has raised none in this process."""
+    return happened.error if isinstance(happened, Raised | TimedOut) else None
 
 
 def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:

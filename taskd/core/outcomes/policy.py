@@ -25,6 +25,7 @@ from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
     AttemptEnd,
+    AttemptsSpent,
     CancelRequested,
     DecidedElsewhere,
     EndedByWorker,
@@ -98,12 +99,16 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
 
 
 def _never_started(job: Job, happened: NeverStarted) -> Ack:
-    """Decide the outcome of a claimed job that was not started. The attempt does not count."""
+    """Decide the outcome of a claimed job that was not started."""
     match happened:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, parked=True)
         case TaskPaused():
             return _ack(job, JobState.SCHEDULED, delay_s=PARKED_S, refund=True, parked=True)
+        case AttemptsSpent(limit):
+            text = f"no attempt is left: the limit is {limit}"
+            error = failure.Failure("Fail", text).to_json()
+            return _ack(job, JobState.FAILED, reason=text, error=error)
         case Expired():
             return _ack(job, JobState.FAILED, reason="expired", refund=True)
         case IdTaken():

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskd.core.schedule import Schedule
 from taskd.core.tasks.middleware import Middleware
 from taskd.core.tasks.task import Task
+
+if TYPE_CHECKING:
+    from taskd.core.tasks.hooks import ThreadHook
+    from taskd.core.tasks.reporter import Reporter
 
 # The name of the app under which a worker without --app publishes the built-in tasks.
 BUILT_IN_APP = "taskd"
@@ -24,6 +28,8 @@ class Registry:
         resources: generator functions by name; see taskd.core.tasks.resource.
         schedules: the schedules that the app declares, by name.
         middleware: functions around attempts, outermost first; see taskd.core.tasks.middleware.
+        reporters: functions that receive error reports; see taskd.core.tasks.reporter.
+        hooks: functions in the threads of handlers, outermost first; see taskd.core.tasks.hooks.
     """
 
     def __init__(self) -> None:
@@ -31,6 +37,8 @@ class Registry:
         self.resources: dict[str, Callable[[], Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.middleware: list[Middleware] = []
+        self.hooks: list[ThreadHook] = []
+        self.reporters: list[Reporter] = []
 
     def add(self, task: Task[..., Any]) -> None:
         """Register a task.
@@ -75,11 +83,15 @@ class Registry:
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Register middleware; if its module was reloaded, replace the function's older version."""
-        for index, existing in enumerate(self.middleware):
-            if _defined_at(existing.around) == _defined_at(middleware.around):
-                self.middleware[index] = middleware
-                return
-        self.middleware.append(middleware)
+        _add(self.middleware, middleware)
+
+    def add_hook(self, hook: ThreadHook) -> None:
+        """Register a hook; if its module was reloaded, replace the function's older version."""
+        _add(self.hooks, hook)
+
+    def add_reporter(self, reporter: Reporter) -> None:
+        """Register a reporter; if its module was reloaded, replace the function's older version."""
+        _add(self.reporters, reporter)
 
     def with_tasks(self, tasks: Iterable[Task[..., Any]]) -> Registry:
         """Return a copy of this registry that has these tasks in place of its own."""
@@ -109,6 +121,14 @@ class Registry:
 
     def __contains__(self, name: str) -> bool:
         return name in self._tasks
+
+
+def _add(those: list[Any], new: tuple[Callable[..., Any], Any]) -> None:
+    for index, existing in enumerate(those):
+        if _defined_at(existing[0]) == _defined_at(new[0]):
+            those[index] = new
+            return
+    those.append(new)
 
 
 def _same(one: Task[..., Any], other: Task[..., Any]) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
@@ -39,6 +39,9 @@ from taskd.core.tasks.signature import (
     signature_of,
 )
 from taskd.errors import InvalidArgs
+
+if TYPE_CHECKING:
+    from taskd.core.tasks.hooks import Hook
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,6 +88,7 @@ class Task(Generic[P, R]):
 
     Attributes:
         around: in a worker, the middleware of the task's attempts; see with_middleware().
+        hooks: in a worker, the hooks around the handler in its thread or process.
         limit_defaults: the default values of the arguments that make the key of the limit.
         unique_defaults: the default values of the arguments that make the unique key or its
             version.
@@ -99,6 +103,7 @@ class Task(Generic[P, R]):
     """
 
     around: Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
+    hooks: Sequence[Hook] = ()
 
     def __init__(
         self,

@@ -371,21 +371,36 @@ async def next_due(on: Fetches) -> DueIn:
     return DueIn(*(await on.fetch("next_due"))[0])
 
 
+class Rescued(NamedTuple):
+    """A job that was taken back from a dead worker.
+
+    Attributes:
+        attempt: the number of the attempt that ended with its worker.
+        crashed: whether the worker crashed, or else lost its lease or was stopped.
+    """
+
+    state: JobState
+    task: str
+    queue: str
+    attempt: int
+    crashed: bool
+
+
 async def rescue(
     on: Fetches,
     batch: int,
     max_crashes: int,
     max_crashes_unproved: int,
     among: Among = ANY_JOB,
-) -> dict[int, JobState]:
-    """Rescue at most `batch` running jobs without a live worker; return the new state of each.
+) -> dict[int, Rescued]:
+    """Rescue at most `batch` running jobs without a live worker; return them by id.
 
     Args:
         max_crashes: an isolated suspect that was alone in its group fails after this many crashes.
         max_crashes_unproved: any job fails after this many crashes.
     """
     rows = await on.fetch("rescue_jobs", batch, max_crashes, max_crashes_unproved, *among)
-    return {row[0]: JobState(row[1]) for row in rows}
+    return {row[0]: Rescued(JobState(row[1]), *row[2:]) for row in rows}
 
 
 async def cancel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextvars import Context as ContextVars
 from typing import Any
 
 from taskd import events
@@ -19,10 +20,14 @@ from taskd.core.outcomes.attempt_ends import (
     RunsElsewhere,
     TaskPaused,
     TaskUnknown,
+    error_of,
 )
+from taskd.core.outcomes.error_reports import of_attempt
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.finishing.acker import Acker
+from taskd.worker.finishing.error_queue import ErrorQueue
+from taskd.worker.finishing.tracebacks import forget_locals
 from taskd.worker.observing.failure_streaks import FailureStreaks
 
 COUNTED = (
@@ -47,6 +52,9 @@ class NotCommitted(Exception):
 class OutcomeRecorder:
     """Records the end of every attempt of this worker.
 
+    Args:
+        errors: receives a report of each failed attempt.
+
     Attributes:
         counts: the number of attempts by how they ended, with the keys of COUNTED. `lost`: the
             outcome would have ended the job, but was not written, because the job belongs to
@@ -54,8 +62,8 @@ class OutcomeRecorder:
         streaks: counts the failures of each task since its last success.
     """
 
-    def __init__(self, acker: Acker) -> None:
-        self._acker = acker
+    def __init__(self, acker: Acker, errors: ErrorQueue) -> None:
+        self._acker, self._errors = acker, errors
         acker.on_lost.append(self._lost)
         self.counts = dict.fromkeys(COUNTED, 0)
         self.streaks = FailureStreaks()
@@ -88,13 +96,19 @@ class OutcomeRecorder:
         context: AttemptContext | None,
         happened: AttemptEnd,
         began: float,
+        variables: ContextVars | None = None,
     ) -> None:
-        """Decide the outcome of an attempt, queue its ack, count it, and log it."""
+        """Decide the outcome of an attempt, queue its ack, count it, log it, and report its error.
+
+        Args:
+            variables: the context variables of the attempt, if its handler has started.
+        """
         if context is not None and (
             # After the commit, an error of middleware does not change the outcome.
             context.committed or (context.completed and isinstance(happened, Returned))
         ):
-            self._completed(job, task, context, time.monotonic() - began)
+            self._completed(job, task, context, time.monotonic() - began, variables)
+            forget_locals(error_of(happened))
             return
         try:
             ack = policy.decide(job, task, happened)
@@ -108,9 +122,16 @@ class OutcomeRecorder:
         else:
             why = happened.why if isinstance(happened, Interrupted) else "stop"
             self._report(job, ack, time.monotonic() - began, why)
+        if not (self._errors.begun and self._errors.add(of_attempt(job, happened, ack), variables)):
+            forget_locals(error_of(happened))
 
     def _completed(
-        self, job: Job, task: Task[..., Any] | None, context: AttemptContext, duration_s: float
+        self,
+        job: Job,
+        task: Task[..., Any] | None,
+        context: AttemptContext,
+        duration_s: float,
+        variables: ContextVars | None,
     ) -> None:
         """Record the outcome of a job that was completed in a transaction.
 
@@ -121,13 +142,16 @@ class OutcomeRecorder:
         if context.committed:
             self._report(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
             return
-        ack = policy.decide(job, task, Raised(NotCommitted(context.NOT_COMMITTED)))
+        happened = Raised(NotCommitted(context.NOT_COMMITTED))
+        ack = policy.decide(job, task, happened)
 
         def on_written(took: bool | None) -> None:
             if took is None:
                 self.counts["lost"] += 1
             else:
                 self._report(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
+            if took:
+                self._errors.add(of_attempt(job, happened, ack), variables)
 
         self._acker.outcome(ack, on_written)
 

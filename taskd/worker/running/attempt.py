@@ -33,6 +33,7 @@ from taskd.core.outcomes.attempt_ends import (
     Raised,
     Returned,
     TimedOut,
+    error_of,
 )
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.task import Task
@@ -47,6 +48,7 @@ class Attempt(msgspec.Struct, eq=False):
     """An attempt that did not end in the first step of its coroutine.
 
     Attributes:
+        variables: the context variables of the attempt.
         began: when the present phase of the attempt began (time.monotonic): middleware, the wait
             for a slot, or the handler after that wait.
         stood_still_s: how many of the seconds since `began` do not count, because the process or
@@ -71,6 +73,7 @@ class Attempt(msgspec.Struct, eq=False):
     began: float
     timeout_s: float | None
     asyncio_task: asyncio.Task[Any]
+    variables: ContextVars
     stood_still_s: float = 0.0
     why: str | None = None
     cancel_reason: str = ""
@@ -146,7 +149,7 @@ class Attempt(msgspec.Struct, eq=False):
         if _decided(happened) and not outlived:
             return happened
         if self.why == "timeout":
-            return TimedOut(self.timeout_s or 0.0)
+            return TimedOut(self.timeout_s or 0.0, error=error_of(happened))
         return CancelRequested(self.cancel_reason) if self.why == "cancel" else self._interrupted()
 
     def abandonment(self) -> AttemptEnd:
@@ -245,6 +248,8 @@ def drive(
             coro = finished(stop.value)
             waits_for = None  # its first step is taken in the next iteration of the loop
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
+            # Both can refer to the error, whose traceback refers to this frame.
+            waits_for = sent = None
             return Raised(error)
         finally:
             pulse.job = None

@@ -64,7 +64,13 @@ class Member(HandlerCall):
         if isinstance(happened, Raised):
             # Several jobs can raise the same exception, and each raise adds to its traceback: drop
             # what other jobs have added.
-            raise happened.error.with_traceback(self.traceback)
+            error = happened.error.with_traceback(self.traceback)
+            # The traceback refers to this frame, and so to this object.
+            del happened, self.ended, self.traceback
+            try:
+                raise error
+            finally:
+                del error
         assert isinstance(happened, Returned)
         return happened.value
 
@@ -99,32 +105,32 @@ class Batch:
             self.cancelled = True
             self.running.cancel()
 
-    async def run(self, pulse: Pulse) -> None:
-        """Run the handler, and set the end of each job."""
-        members = list(self.members)
-        job, own = members[0].job, ContextVars()
-        coroutine = finished(self.task.handler([member.item for member in members]))
-        pulse.together[job.id] = [member.job for member in members]
-        pulse.job = job
-        try:
-            waits_for = own.run(coroutine.send, None)
-        except StopIteration as stop:
-            happened: AttemptEnd = Returned(stop.value)
-        except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this batch
-            happened = Raised(error)
-        else:
-            pulse.job = None
-            try:
-                happened = await drive(coroutine, own, waits_for, job, pulse)
-            except BaseException as error:  # noqa: BLE001 - as in Runner._take_jobs
-                happened = Raised(error)
-        finally:
-            pulse.job = None
-            pulse.together.pop(job.id, None)
+    async def run(self, pulse: Pulse, own: ContextVars) -> None:
+        """Run the handler with the context variables `own`, and set the end of each job."""
+        happened = await self._call(pulse, own)
+        members, self.members = self.members, []
         for member, became in zip(members, outcomes(len(members), happened), strict=True):
             if isinstance(became, Raised):
                 member.traceback = became.error.__traceback__
             member.ended.set_result(became)
+
+    async def _call(self, pulse: Pulse, own: ContextVars) -> AttemptEnd:
+        """Run the handler, and return how it ended."""
+        job = self.members[0].job
+        coroutine = _called(self.task.handler, [member.item for member in self.members])
+        pulse.together[job.id] = [member.job for member in self.members]
+        pulse.job = job
+        try:
+            waits_for = own.run(coroutine.send, None)
+            pulse.job = None
+            return await drive(coroutine, own, waits_for, job, pulse)
+        except StopIteration as stop:
+            return Returned(stop.value)
+        except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this batch
+            return Raised(error)
+        finally:
+            pulse.job = None
+            pulse.together.pop(job.id, None)
 
     def not_run(self, _running: asyncio.Task[None]) -> None:
         """End the jobs of a batch whose asyncio task was cancelled before its first step."""
@@ -133,10 +139,15 @@ class Batch:
                 member.ended.set_result(Raised(asyncio.CancelledError()))
 
 
+async def _called(handler: Callable[..., Any], items: list[Item[Any]]) -> Any:
+    return await finished(handler(items))
+
+
 class Batches:
     """The batches of one runner.
 
     Args:
+        new_variables: makes the context variables of a call of a handler.
         dispatch: called when a batch that is not full is to start, because its first job has waited
             for `max_wait_s`.
         leave_slot: called when a job joins a batch and no longer needs a slot of its own.
@@ -148,9 +159,14 @@ class Batches:
     """
 
     def __init__(
-        self, pulse: Pulse, dispatch: Callable[[], None], leave_slot: Callable[[], None]
+        self,
+        pulse: Pulse,
+        new_variables: Callable[[], ContextVars],
+        dispatch: Callable[[], None],
+        leave_slot: Callable[[], None],
     ) -> None:
-        self._pulse, self._dispatch, self._leave_slot = pulse, dispatch, leave_slot
+        self._pulse, self._new_variables = pulse, new_variables
+        self._dispatch, self._leave_slot = dispatch, leave_slot
         self._open: dict[str, Batch] = {}
         self.ready: deque[Batch] = deque()
         self.begun: set[Batch] = set()
@@ -233,7 +249,7 @@ class Batches:
             member.attempt.begin(now)
         # Not through the loop's task factory, which records tasks as those of handlers.
         batch.running = asyncio.Task(
-            batch.run(self._pulse),
+            batch.run(self._pulse, self._new_variables()),
             loop=asyncio.get_running_loop(),
             name=f"batch:{batch.task.name}",
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from taskd.core.jobs.job import Job
 from taskd.core.tasks.batch import Item
 from taskd.core.tasks.handler_kind import HandlerKind
+from taskd.core.tasks.hooks import call_inside
 from taskd.core.tasks.task import Task
 from taskd.store.connections.transactions import Transactions
 from taskd.worker.attempt_context import AttemptContext
@@ -69,4 +70,6 @@ def call_of(
     if task.kind is HandlerKind.TRANSACTION:
         assert isinstance(context, TransactionAttemptContext)
         return TransactionCall(executors.transactions, task, context, handle)
+    if task.hooks:
+        handle = partial(call_inside, task.hooks, handle)
     return ThreadCall(task.name, handle, executors.threads, executors.thread_slots)

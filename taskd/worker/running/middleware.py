@@ -1,4 +1,4 @@
-"""Middleware in a worker: each task with middleware is replaced by a copy that runs inside it."""
+"""Middleware and hooks in a worker: tasks that have some are replaced by copies that use them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from taskd.worker.running.returned_awaitables import finished
 
 
 def with_middleware(registry: Registry) -> Registry:
-    """Return a registry in which the attempts of each task run inside the middleware for it."""
-    if not registry.middleware:
+    """Return a registry in which each task runs inside the middleware and the hooks for it."""
+    if not registry.middleware and not registry.hooks:
         return registry
     tasks = []
     for task in registry:
         chain = [each.around for each in registry.middleware if each.fits(task.name)]
-        tasks.append(inside(task, partial(through, chain)) if chain else task)
+        hooks = [each.hook for each in registry.hooks if each.fits(task.name)]
+        made = inside(task, partial(through, chain)) if chain else task
+        if hooks:
+            made = copy.copy(made)
+            made.hooks = hooks
+        tasks.append(made)
     return registry.with_tasks(tasks)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextvars import Context as ContextVars
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from taskd import events
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.verdicts import Fail
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
     AttemptEnd,
+    AttemptsSpent,
     Expired,
     Raised,
     RunsElsewhere,
@@ -45,6 +46,7 @@ class Shared:
         paused: names of the paused tasks (see operator_settings.py).
         elsewhere: the jobs that another live worker can run and this worker cannot.
         progress: called with the job and its progress when a handler reports progress.
+        new_variables: makes the context variables of an attempt.
     """
 
     registry: Registry
@@ -60,6 +62,7 @@ class Shared:
     paused: frozenset[str] = frozenset()
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
+    new_variables: Callable[[], ContextVars] = ContextVars
 
 
 # A coroutine before its first step, and its parts. A plain tuple is the cheapest type, and one is
@@ -115,8 +118,7 @@ class Preparation:
     def start(self, job: Job, task: Task[..., Any], began: float) -> Prepared | Refused:
         """Return the coroutine before its first step, or the end if it cannot be created."""
         if policy.attempts_spent(job, task):
-            limit = policy.attempts_limit(job, task)
-            return Refused(None, Raised(Fail(f"no attempt is left: the limit is {limit}")))
+            return Refused(None, AttemptsSpent(policy.attempts_limit(job, task)))
         context: AttemptContext | None = None
         try:
             if task.takes_context:

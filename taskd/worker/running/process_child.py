@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,10 @@ from taskd.core.outcomes import policy
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import Raised, Returned
 from taskd.core.outcomes.process_reports import Answer, MustEnd
+from taskd.core.tasks.hooks import Hook, call_inside
 from taskd.core.tasks.task import Task
+from taskd.worker.attempt_variables import copier
+from taskd.worker.finishing.tracebacks import forget_locals
 from taskd.worker.observing.log_buffer import hider
 from taskd.worker.observing.log_capture import LogCapture
 from taskd.worker.running.returned_awaitables import refuse_unfinished
@@ -65,12 +68,14 @@ class Request(msgspec.Struct, gc=False):
     Attributes:
         module: the module in which the handler is defined.
         name: the qualified name of the handler in this module.
+        hooks: the module and the qualified name of each hook around the handler.
         keep: whether the answer must include the log lines of the handler.
     """
 
     module: str
     name: str
     job: Job
+    hooks: list[tuple[str, str]]
     keep: bool = False
 
 
@@ -79,12 +84,17 @@ def to_builtins(value: Any) -> str:
     return str(value)
 
 
-def find_task(module: str, name: str) -> Task[..., Any] | None:
-    """Return the task with this qualified name in an imported module; None if there is none."""
+def find(module: str, name: str) -> Any:
+    """Return the object with this qualified name in an imported module; None if there is none."""
     try:
-        found = reduce(getattr, name.split("."), sys.modules[module])
+        return reduce(getattr, name.split("."), sys.modules[module])
     except (AttributeError, KeyError):
         return None
+
+
+def find_task(module: str, name: str) -> Task[..., Any] | None:
+    """Return the task with this qualified name in an imported module; None if there is none."""
+    found = find(module, name)
     return found if isinstance(found, Task) else None
 
 
@@ -137,20 +147,29 @@ class JobProcess:
             task = find_task(request.module, request.name)
             if task is None:
                 raise LookupError(f"module {request.module} has no task {request.name}")  # noqa: TRY301
-            arguments = task.decode(request.job.args, request.job.args_version)
-            self._hide = hider([request.job], task) if task.redact or request.keep else None
-            self._kept.begin(self._hide if request.keep else None)
-            self._job = request.job
-            restore_trace_context(request.job)
-            self._running = True
-            self._send(BEGUN)
-            value = task.handler(**arguments)
-            refuse_unfinished(value)
-            self._running = False
+            hooks = [_hook(module, name) for module, name in request.hooks]
+            # The imports above can set variables, so the copy is made anew for each attempt.
+            value = copier()().run(self._run, task, hooks, request)
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
             self._running = False
-            return self._with_lines(_answer(request.job, task, Raised(error)))
+            answer = _answer(request.job, task, Raised(error))
+            forget_locals(error)
+            return self._with_lines(answer)
         return self._with_lines(_answer(request.job, task, Returned(value)))
+
+    def _run(self, task: Task[..., Any], hooks: list[Hook], request: Request) -> Any:
+        """Run the handler inside the hooks, and return its result."""
+        arguments = task.decode(request.job.args, request.job.args_version)
+        self._hide = hider([request.job], task) if task.redact or request.keep else None
+        self._kept.begin(self._hide if request.keep else None)
+        self._job = request.job
+        restore_trace_context(request.job)
+        self._running = True
+        self._send(BEGUN)
+        value = call_inside(hooks, partial(task.handler, **arguments))
+        refuse_unfinished(value)
+        self._running = False
+        return value
 
     def _with_lines(self, answer: Answer) -> Answer:
         self._job = None
@@ -182,6 +201,14 @@ class Kept:
         """End the attempt; return the kept lines as JSON, and the number of omitted lines."""
         kept, self._kept, self._hide = self._kept, Lines(), None
         return kept.each(), kept.left_out
+
+
+def _hook(module: str, name: str) -> Hook:
+    importlib.import_module(module)
+    hook: Hook | None = find(module, name)
+    if hook is None:
+        raise LookupError(f"module {module} has no hook {name}")
+    return hook
 
 
 def _answer(job: Job, task: Task[..., Any] | None, happened: Raised | Returned) -> Answer:

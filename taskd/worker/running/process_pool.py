@@ -40,7 +40,15 @@ from taskd.core.tasks.task import Task
 from taskd.errors import ConfigError
 from taskd.worker.observing.log_writer import LogWriter
 from taskd.worker.running.handler_call import HandlerCall
-from taskd.worker.running.process_child import BEGUN, READY, Boot, Request, find_task, to_builtins
+from taskd.worker.running.process_child import (
+    BEGUN,
+    READY,
+    Boot,
+    Request,
+    find,
+    find_task,
+    to_builtins,
+)
 from taskd.worker.running.traces import with_trace_context
 
 # Not `python -m`, which would load the module twice and warn about that.
@@ -198,7 +206,10 @@ class JobProcesses:
         """
         writer, handler = self._log_writer, task.handler
         keep = writer is not None and writer.keeps(task.name) is not KeepLogs.OFF
-        request = Request(handler.__module__, handler.__qualname__, with_trace_context(job), keep)
+        hooks = [(each.__module__, each.__qualname__) for each in task.hooks]
+        request = Request(
+            handler.__module__, handler.__qualname__, with_trace_context(job), hooks, keep
+        )
         line = msgspec.json.encode(request)
         for start in range(1, STARTS_MAX + 1):
             process = await self._acquire()
@@ -394,7 +405,10 @@ class ProcessCall(HandlerCall):
                     running.cancel()
                 else:
                     self._process.request_end((self.attempt and self.attempt.why) or "stop")
-        return running.result()
+        try:
+            return running.result()
+        finally:
+            del running  # it refers to its error, whose traceback refers to this frame
 
 
 def process_slots(settings: Settings) -> int:
@@ -407,10 +421,11 @@ def process_slots(settings: Settings) -> int:
 
 
 def check_found(registry: Registry) -> None:
-    """Check that other processes will find the handlers with process=True.
+    """Check that other processes will find the handlers with process=True, and their hooks.
 
     Raises:
-        ConfigError: the module of such a handler does not have the task under the handler's name.
+        ConfigError: the module of such a handler does not have the task under the handler's name,
+            or the module of a hook does not have the hook.
     """
     for task in registry:
         if task.kind is not HandlerKind.PROCESS:
@@ -423,3 +438,11 @@ def check_found(registry: Registry) -> None:
                 f"{name} in the module {module}, but cannot. Decorate the function where it is "
                 "defined, in a module that can be imported"
             )
+        for hook in task.hooks:
+            module, name = hook.__module__, hook.__qualname__
+            if module == "__main__" or find(module, name) is not hook:
+                raise ConfigError(
+                    f"hook {name}: the process of task {task.name} must find the hook in the "
+                    f"module {module}, but cannot. Define the function at the top level of a "
+                    "module that can be imported, or name its tasks with @in_thread(tasks=[...])"
+                )

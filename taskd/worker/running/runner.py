@@ -31,12 +31,14 @@ from taskd.core.outcomes.attempt_ends import (
     Raised,
     Returned,
     TaskPaused,
+    error_of,
 )
 from taskd.core.outcomes.process_reports import HandlerRaised
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
+from taskd.worker.finishing.tracebacks import forget_locals
 from taskd.worker.running.attempt import Attempt, drive, reach
 from taskd.worker.running.attempt_table import AttemptTable
 from taskd.worker.running.batches import Batches
@@ -91,7 +93,7 @@ class Runner:
         self.attempts = AttemptTable()
         self._starting: set[asyncio.Task[None]] = set()
         self._running = 0
-        self._batches = Batches(shared.pulse, self._dispatch, self._leave_slot)
+        self._batches = Batches(shared.pulse, self._new_variables, self._dispatch, self._leave_slot)
         self._jobs_per_slot = _jobs_per_slot(queue, shared.registry)
         self._taking, self._starting_max = 0, 1
         self._closed = False
@@ -214,7 +216,7 @@ class Runner:
         if prepared is None:
             return None
         task, coro, context, call = prepared
-        own = ContextVars()
+        own = self._shared.new_variables()
         self._shared.pulse.job = job
         try:
             try:
@@ -227,9 +229,9 @@ class Runner:
         except StopIteration as stop:
             self._succeed(job, task, context, began, stop.value)
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
-            self._record(job, task, context, Raised(error), began)
+            self._record(job, task, context, Raised(error), began, own)
         else:
-            attempt = self._suspended(job, task, coro, context, call, began, me)
+            attempt = self._suspended(job, task, coro, context, call, began, me, own)
             return attempt, drive(coro, own, waits_for, job, self._shared.pulse)
         return None
 
@@ -276,6 +278,9 @@ class Runner:
         else:
             attempt.leave_slot()
 
+    def _new_variables(self) -> ContextVars:
+        return self._shared.new_variables()
+
     def _leave_slot(self) -> None:
         """Free the own slot of a job that has joined a batch."""
         self._running -= 1
@@ -310,11 +315,12 @@ class Runner:
         call: Call | None,
         began: float,
         me: asyncio.Task[Any],
+        own: ContextVars,
     ) -> Attempt:
         """Create the attempt of a handler that waits; start other jobs if there are free slots."""
         self._shared.pulse.job = None
         timeout_s = timeout_s_of(job, task)
-        attempt = Attempt(job, task, coro, context, began, timeout_s, me)
+        attempt = Attempt(job, task, coro, context, began, timeout_s, me, own)
         self.attempts.running[job.id] = attempt
         if call is not None:
             call.belongs_to(attempt)
@@ -331,6 +337,7 @@ class Runner:
         job = attempt.job
         if attempt.abandoned:
             self.attempts.abandoned.pop(job.id, None)
+            forget_locals(error_of(happened))
             return
         del self.attempts.running[job.id]
         self.slot_s += time.monotonic() - attempt.began
@@ -339,13 +346,16 @@ class Runner:
             return
         if isinstance(happened, Returned) and type(happened.value) is DecidedElsewhere:
             happened = happened.value
-        elif isinstance(happened, Raised) and type(happened.error) is HandlerRaised:
-            happened = happened.error.outcome
+        error = error_of(happened)
+        if type(error) is HandlerRaised:
+            happened = error.outcome
         happened = attempt.end(happened)
         if isinstance(happened, Returned):
             self._succeed(job, attempt.task, attempt.context, attempt.began, happened.value)
         else:
-            self._record(job, attempt.task, attempt.context, happened, attempt.began)
+            self._record_end(attempt, happened)
+        if error is not None and error_of(happened) is not error:
+            forget_locals(error)
 
     def _succeed(
         self,
@@ -367,11 +377,17 @@ class Runner:
         context: AttemptContext | None,
         happened: AttemptEnd,
         began: float,
+        own: ContextVars | None = None,
     ) -> None:
         self.ended += 1
-        self._recorder.record(job, task, context, happened, began)
+        self._recorder.record(job, task, context, happened, began, own)
         if job.crashes:
             self._shared.suspect_ended()
+
+    def _record_end(self, attempt: Attempt, happened: AttemptEnd) -> None:
+        self._record(
+            attempt.job, attempt.task, attempt.context, happened, attempt.began, attempt.variables
+        )
 
     def release(self, job: Job) -> None:
         """Release a claimed job that has not started."""
@@ -423,9 +439,7 @@ class Runner:
             self.attempts.abandoned[attempt.job.id] = attempt
             self._recorder.counts["abandoned"] += 1
             events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
-        self._record(
-            attempt.job, attempt.task, attempt.context, attempt.abandonment(), attempt.began
-        )
+        self._record_end(attempt, attempt.abandonment())
         self._dispatch()
         self.freed.set()
 

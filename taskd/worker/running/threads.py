@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
+from contextvars import Context as ContextVars
 from contextvars import copy_context
 from typing import Any
 
-from taskd.core.outcomes.attempt_ends import Raised, Returned
+from taskd.core.outcomes.attempt_ends import RETURNED_NONE, Raised, Returned
 from taskd.core.worker_status import ThreadsTaken
 from taskd.worker.running.handler_call import HandlerCall
-from taskd.worker.running.returned_awaitables import finished
+from taskd.worker.running.returned_awaitables import finished, is_unfinished
 
 
 class ThreadSlots(asyncio.Semaphore):
@@ -63,6 +64,7 @@ class ThreadCall(HandlerCall):
     ) -> None:
         super().__init__()
         self._task, self._call, self._pool, self._slots = task, call, pool, slots
+        self._ended: Returned | Raised = RETURNED_NONE
 
     async def run(self) -> Any:
         """Run the function in a thread, and return its result.
@@ -71,6 +73,25 @@ class ThreadCall(HandlerCall):
         attempt is cancelled: otherwise the job could run elsewhere while the function still runs
         here. If that takes too long, the runner abandons the attempt.
         """
+        inside = await self._in_thread()
+        happened, self._ended = self._ended, RETURNED_NONE
+        if isinstance(happened, Raised):
+            try:
+                raise happened.error
+            finally:
+                # The traceback of the error refers to this frame.
+                del happened
+        value = happened.value
+        if is_unfinished(value):
+            # A plain decorator around an `async def` returned its coroutine, which needs no thread,
+            # but sees the context variables that the decorator has set.
+            for variable, found in inside.items():
+                variable.set(found)
+            value = await finished(value)
+        return value
+
+    async def _in_thread(self) -> ContextVars:
+        """Run the function, set `_ended`, and return the context variables that it had."""
         self.wait()
         async with self._slots:
             self.begin()
@@ -78,23 +99,22 @@ class ThreadCall(HandlerCall):
             try:
                 # In a copy of the contextvars of the attempt: values that the function sets do not
                 # reach the next job in the thread.
-                inside = copy_context().run
+                inside = copy_context()
                 future = asyncio.get_running_loop().run_in_executor(
-                    self._pool, inside, self._guarded
+                    self._pool, inside.run, self._guarded
                 )
                 while not future.done():
                     with suppress(asyncio.CancelledError):
                         await asyncio.wait({future})
+                future.result()
             finally:
                 self._slots.end(self._task)
-        happened = future.result()
-        if isinstance(happened, Raised):
-            raise happened.error
-        # A plain decorator around an `async def` returns its coroutine, which needs no thread.
-        return await finished(happened.value)
+        return inside
 
-    def _guarded(self) -> Returned | Raised:
+    def _guarded(self) -> None:
+        # Not as the result of the future, whose callbacks refer to the future: only the garbage
+        # collector would free it.
         try:
-            return Returned(self._call())
+            self._ended = Returned(self._call())
         except BaseException as error:  # noqa: BLE001 - a future cannot raise StopIteration
-            return Raised(error)
+            self._ended = Raised(error)

@@ -112,6 +112,8 @@ class TransactionCall(HandlerCall):
         except Exception as error:
             self._raise_conflict(error)
             raise
+        finally:
+            del ending  # it refers to the error, whose traceback refers to this frame
         return value
 
     async def _begun(self) -> Transaction:

@@ -10,6 +10,7 @@ from functools import partial
 
 from taskd import events
 from taskd.core.jobs.job import JobState
+from taskd.core.outcomes.error_reports import of_lost_worker, of_rescued_job
 from taskd.errors import TaskdError
 from taskd.store import workers
 from taskd.store.connections.database import Lane
@@ -18,6 +19,7 @@ from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.refused_jobs import RefusedJobs
+from taskd.worker.finishing.error_queue import ErrorQueue
 from taskd.worker.lease.neighbours import Neighbours
 from taskd.worker.lease.process_identity import is_gone
 from taskd.worker.lease.state import Lease
@@ -54,6 +56,7 @@ class Rescuer(Loop):
         consumers: poll their queues after a worker was declared dead, because a dead worker that
             had marked a queue as polled has kept producers from notifying.
         controls: applies the settings of operators.
+        errors: receives a report of each dead worker, and of its jobs.
     """
 
     name = "rescuer"
@@ -68,11 +71,12 @@ class Rescuer(Loop):
         on_ticks: Sequence[Callable[[TicksIn], None]],
         consumers: Collection[Consumer],
         controls: Controls,
+        errors: ErrorQueue,
     ) -> None:
         super().__init__(min(lease.lease_s / 6, SWEEP_EVERY_S_MAX))
         self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
         self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
-        self._controls = controls
+        self._controls, self._errors = controls, errors
         self._neighbours = Neighbours(self.wakeup.set)
         self._stored: tuple[int, list[Lasting]] | None = None
         # The database's time at the last check, and when this worker received it (time.monotonic).
@@ -181,12 +185,14 @@ class Rescuer(Loop):
 
     async def _rescue(self) -> None:
         rescue = partial(jobs.rescue, self._lane, RESCUE_BATCH, MAX_CRASHES, MAX_CRASHES_UNPROVED)
-        async for states in self._unrescued.batches(
+        async for rescued in self._unrescued.batches(
             rescue, lambda moved: len(moved) == RESCUE_BATCH
         ):
-            if states:
-                events.jobs_rescued(states)
-                self._counts["failed"] += list(states.values()).count(JobState.FAILED)
+            if rescued:
+                events.jobs_rescued({job_id: each.state for job_id, each in rescued.items()})
+                for job_id, each in rescued.items():
+                    self._counts["failed"] += each.state is JobState.FAILED
+                    self._errors.add(of_rescued_job(job_id, *each))
                 self._on_due(DueIn(0.0, 0.0))  # rescued jobs are due now, suspects too
 
     async def _declare_dead(self, others: Sequence[workers.Other]) -> bool:
@@ -200,6 +206,8 @@ class Rescuer(Loop):
                 dead = await workers.declare_dead(self._lane, ids, proved=ids is gone)
                 if dead:
                     events.workers_declared_dead(dead, proof)
+                    for worker in dead:
+                        self._errors.add(of_lost_worker(worker, proof))
                     for consumer in self._consumers:
                         consumer.notifications_missed()
         return bool(gone or silent)

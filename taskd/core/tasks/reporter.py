@@ -1,0 +1,50 @@
+"""Reporters: functions of the app that receive a report of each error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error that taskd reports to the app: see report_errors.
+
+    Attributes:
+        exception: the exception of the handler, with its traceback; otherwise one that describes
+            what happened: TimedOut, ProcessDied, HandlerRaised (raised in another process),
+            WorkerLost, or the exception of a service of the worker.
+        type: the type of the error, as it is stored with the job; for HandlerRaised, that of the
+            original exception.
+        message: the message of the exception, without the values of redacted arguments.
+        final: whether the job has failed; False: there will be another attempt. True if the error
+            is of no job.
+        task: the name of the job's task; None: the error is of no job.
+        queue: the queue of the job, or None.
+        job_id: the id of the job, or None.
+        attempt: the number of the attempt, from 1, or None.
+        service: the name of the service of the worker that has failed; None: it is another error.
+    """
+
+    exception: BaseException
+    type: str
+    message: str
+    final: bool = True
+    task: str | None = None
+    queue: str | None = None
+    job_id: int | None = None
+    attempt: int | None = None
+    service: str | None = None
+
+
+class Reporter(NamedTuple):
+    """A function of the app that receives error reports.
+
+    Attributes:
+        callback: the function.
+        each_attempt: whether it also receives errors after which there is another attempt.
+    """
+
+    callback: Callable[[ErrorReport], object]
+    each_attempt: bool = False
