@@ -75,8 +75,8 @@ FROM ended;
 -- arrays once for each running row.
 --
 -- `nexts`: the choice of a pipeline's handler, which is the next stage, or the end of the run. It is checked before any row is
--- moved. If the stage does not exist, or does not accept the result, the job fails, so that a retry after a fix continues the
--- run.
+-- moved. If the stage does not exist, does not accept the result, or needs a result that was not stored, the job fails, so that a
+-- retry after a fix continues the run.
 
 -- name: ack_outcomes(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
@@ -116,7 +116,7 @@ WITH held AS MATERIALIZED (
     ) AS ack
     CROSS JOIN LATERAL (
         SELECT CASE WHEN ack.state = 'done' AND (ack.next IS NOT NULL OR job.workflow_id IS NOT NULL)
-                    THEN taskd.next_stage(job.workflow_id, job.node, ack.result::jsonb, ack.next::jsonb) END AS step
+                    THEN taskd.next_stage(job.workflow_id, job.node, ack.result::jsonb, ack.next::jsonb, ack.reason) END AS step
     ) AS stage
 ), ended AS (
     DELETE FROM taskd.job AS job
@@ -250,9 +250,9 @@ LEFT JOIN (
 -- Complete a job inside the handler's own transaction: the writes of the handler and the completion commit together, or not
 -- at all. If no row is returned, the worker no longer owns the job, and the caller must roll back. `next` is as `nexts` in
 -- ack_outcomes, but if the stage does not exist or does not accept the result, the statement fails, so that the handler's
--- writes are rolled back.
+-- writes are rolled back. `unstored`: why the result was not stored.
 
--- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text)
+-- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text, unstored text)
 -- roles: worker
 -- moves: running -> done, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH ended AS (
@@ -262,7 +262,7 @@ WITH ended AS (
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
-        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors, result,
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors, result,
         key_scope, unique_key, version,
         deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
@@ -270,7 +270,7 @@ WITH ended AS (
            now() + make_interval(secs => greatest(coalesce(queue.keep_done_s, 604800),
                                                   CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, 'done', ended.priority, ended.attempt, ended.max_attempts, ended.crashes,
-           ended.interrupts, ended.queue, ended.task, ended.args, ended.errors, $4::text::jsonb,
+           ended.interrupts, ended.queue, ended.task, ended.args, $6::text, ended.errors, $4::text::jsonb,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key, ended.metadata
@@ -284,7 +284,7 @@ WITH ended AS (
 ), next_stages AS (
     SELECT taskd.enqueue_next_stage(
                id, workflow_id,
-               taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb)
+               taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb, $6::text)
                || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END
            )
     FROM ended

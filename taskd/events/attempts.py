@@ -27,6 +27,11 @@ def job_retried(job: Job, ack: Ack, duration_s: float) -> None:
     )
 
 
+def job_result_unstored(job: Job, reason: str) -> None:
+    """The job is done, but its result could not be stored; `reason` says why."""
+    emit("job.result_unstored", "warning", **job_fields(job), reason=reason)
+
+
 def job_failed(job: Job, ack: Ack, duration_s: float) -> None:
     """A job failed, and has no further attempt."""
     emit("job.failed", "error", **job_fields(job, duration_s), reason=ack.reason, error=_error(ack))

@@ -23,7 +23,7 @@ class JobRow:
         crashes: number of crashes of workers that were charged to the job.
         error: type and message of the error of its last failed attempt; empty: no attempt failed.
         traceback: the traceback of that error.
-        reason: why it was cancelled or failed.
+        reason: why it was cancelled or failed, or why its result was not stored.
         result: the value that its handler returned.
     """
 

@@ -52,7 +52,8 @@ def _finished(facts: Facts) -> Words:
     show, retry = f"taskd jobs show {facts.id}", f"taskd jobs retry {facts.id}"
     match facts.state:
         case JobState.DONE:
-            return f"It was done {ago}, by attempt {facts.attempt}.", []
+            but = f" But {facts.reason}." if facts.reason else ""
+            return f"It was done {ago}, by attempt {facts.attempt}.{but}", []
         case JobState.CANCELLED:
             return f"It was cancelled {ago}{_because(facts.reason)}", [retry]
     cause = facts.reason or (_error(facts) if facts.error_type else None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from taskd.core.jobs.unique import to_json_type
+from taskd.core.jobs.json_values import to_json_type
 from taskd.core.tasks import batch as batches
 from taskd.core.tasks.handler_kind import HandlerKind
 

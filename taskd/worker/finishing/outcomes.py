@@ -119,7 +119,7 @@ class OutcomeRecorder:
         back, and changes nothing if the transaction was committed.
         """
         if context.committed:
-            self._report(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
+            self._report(job, _completion(job, context), duration_s)
             return
         ack = policy.decide(job, task, Raised(NotCommitted(context.NOT_COMMITTED)))
 
@@ -127,7 +127,7 @@ class OutcomeRecorder:
             if took is None:
                 self.counts["lost"] += 1
             else:
-                self._report(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
+                self._report(job, ack if took else _completion(job, context), duration_s)
 
         self._acker.outcome(ack, on_written)
 
@@ -149,6 +149,8 @@ class OutcomeRecorder:
                 counts["done"] += 1
                 self.streaks.succeeded(job.task)
                 events.job_done(job, duration_s)
+                if ack.reason is not None:
+                    events.job_result_unstored(job, ack.reason)
             case JobState.FAILED:
                 counts["failed"] += 1
                 self.streaks.failed(job.task, ack.error)
@@ -166,3 +168,8 @@ class OutcomeRecorder:
                 counts["retried"] += 1
                 self.streaks.failed(job.task, ack.error)
                 events.job_retried(job, ack, duration_s)
+
+
+def _completion(job: Job, context: AttemptContext) -> Ack:
+    """Return the outcome that a transaction has written."""
+    return Ack(job.id, job.worker_id, job.fence, JobState.DONE, reason=context.unstored)

@@ -1,0 +1,115 @@
+"""The JSON forms of arguments and results.
+
+msgspec encodes JSON's own types, dates, enums, dataclasses, attrs classes and Structs. This module
+adds numbers of NumPy, models of Pydantic and the like. It recognizes them by their methods, so that
+taskd imports none of these libraries.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import numbers
+import os
+from collections.abc import Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import msgspec
+
+# An object of more items takes over 256 KiB as JSON, which neither arguments nor results can have.
+ITEMS_MAX = 128 * 1024
+_SCALARS = (bool, int, float, str, dt.date, dt.time, dt.timedelta)
+
+
+class NoJsonForm(TypeError):
+    """A value has no JSON form. The message names its type, and does not quote the value."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__(f"{kind.__qualname__} has no JSON form: {instead_of(kind)}")
+
+
+def to_json_type(value: Any) -> Any:
+    """Return an equivalent value that msgspec can encode: the `enc_hook` of all values of users.
+
+    msgspec calls this only for types that it does not know, which include all subclasses of `str`,
+    `int`, `float` and the types of `datetime`.
+
+    Raises:
+        NoJsonForm: there is no such value.
+    """
+    kind = type(value)
+    if is_model(kind):
+        return value.model_dump(mode="json", by_alias=True)
+    if issubclass(kind, str):
+        return str.__str__(value)
+    if hasattr(kind, "item") and getattr(value, "shape", None) == ():
+        return _of_scalar(value)
+    # pandas.NaT, which is no date, differs from itself.
+    if issubclass(kind, dt.date | dt.time) and value == value:  # noqa: PLR0124
+        return value.isoformat()
+    if issubclass(kind, dt.timedelta):
+        return dt.timedelta(value.days, value.seconds, value.microseconds)
+    if issubclass(kind, numbers.Integral):
+        return int(value)
+    if issubclass(kind, numbers.Real):
+        return float(value)
+    if issubclass(kind, Mapping) and len(value) <= ITEMS_MAX:
+        return dict(value)
+    if issubclass(kind, Sequence | AbstractSet | ValuesView) and len(value) <= ITEMS_MAX:
+        return list(value)
+    raise NoJsonForm(kind)
+
+
+def _of_scalar(value: Any) -> Any:
+    """Return a number, text or date of NumPy, or of an array without dimensions, as Python has it.
+
+    Raises:
+        NoJsonForm: there is no such value. A date or duration in nanoseconds is none: `item()`
+            returns a number, of which nobody could tell the unit.
+    """
+    plain = value.item()
+    is_date = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")
+    if type(plain) in _SCALARS and not (is_date and type(plain) is int):
+        return plain
+    if isinstance(plain, numbers.Real) and not is_date:
+        return float(plain)
+    raise NoJsonForm(type(value))
+
+
+def is_model(kind: Any) -> bool:
+    """Return whether a type is a model of Pydantic (version 2), or has the methods of one."""
+    return isinstance(kind, type) and all(
+        hasattr(kind, name) for name in ("model_validate_json", "model_dump", "model_json_schema")
+    )
+
+
+def instead_of(kind: type) -> str:
+    """Say what to use instead of a type without a JSON form."""
+    if issubclass(kind, os.PathLike):
+        return "use str, with the text of the path"
+    if hasattr(kind, "__array__") or hasattr(kind, "to_dict"):
+        return "use a list of numbers (.tolist()), or store the data and use a reference to it"
+    if hasattr(kind, "_sa_class_manager") or hasattr(kind, "_meta"):
+        return "use the id of the row, because the row can change before it is read"
+    return "use JSON's types, a dataclass, a msgspec.Struct or a Pydantic model"
+
+
+def has_odd_float(value: Any, payload: bytes) -> bool:
+    """Return whether a value contains NaN or an infinity, which msgspec has encoded as null.
+
+    Args:
+        payload: the JSON of the value.
+    """
+    # Only values with a null are searched, which costs more than the encoding.
+    return b"null" in payload and _is_odd(msgspec.to_builtins(value, enc_hook=to_json_type))
+
+
+def _is_odd(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_is_odd, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(_is_odd, value))
+    return False
