@@ -257,7 +257,7 @@ class Frame:
         ({"a": [np.array([1])]}, "ndarray has no JSON form"),
         (np.datetime64("2026-01-02", "ns"), "datetime64 has no JSON form"),
         (np.timedelta64(1, "ns"), "timedelta64 has no JSON form"),
-        (np.complex64(1), "complex64 has no JSON form"),
+        (np.complex64(1), "complex64 has no JSON form: use int, float, or a list of these"),
         (range(10**12), "range has no JSON form"),
         (iter([1]), "list_iterator has no JSON form"),
         ("\ud800", "it contains a lone surrogate"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from taskd.core.jobs.json_values import has_odd_float, to_json_type
+from taskd.core.jobs.json_values import has_odd_float, to_argument_type
 from taskd.errors import InvalidArgs
 
 
@@ -18,7 +18,7 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
         InvalidArgs: the arguments are not a mapping by name, or have no JSON form.
     """
     try:
-        payload = msgspec.json.encode(args, enc_hook=to_json_type)
+        payload = msgspec.json.encode(args, enc_hook=to_argument_type)
         # An optional argument would accept the null of a NaN.
         odd = has_odd_float(args, payload)
     except (TypeError, ValueError, RecursionError) as error:

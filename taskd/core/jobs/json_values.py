@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime as dt
 import math
 import numbers
-import os
 from collections.abc import Mapping, Sequence, ValuesView
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -23,9 +22,14 @@ _SCALARS = (bool, int, float, str, dt.date, dt.time, dt.timedelta)
 
 
 class NoJsonForm(TypeError):
-    """A value has no JSON form. The message names its type, and does not quote the value."""
+    """A value has no JSON form. The message names its type, and does not quote the value.
+
+    Attributes:
+        kind: its type.
+    """
 
     def __init__(self, kind: type) -> None:
+        self.kind = kind
         super().__init__(f"{kind.__qualname__} has no JSON form: {instead_of(kind)}")
 
 
@@ -61,6 +65,17 @@ def to_json_type(value: Any) -> Any:
     raise NoJsonForm(kind)
 
 
+def to_argument_type(value: Any) -> Any:
+    """Return a value as to_json_type() does, for an argument: the same model can read it again.
+
+    Raises:
+        NoJsonForm: there is no such value.
+    """
+    if is_model(type(value)):
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    return to_json_type(value)
+
+
 def _of_scalar(value: Any) -> Any:
     """Return a number, text or date of NumPy, or of an array without dimensions, as Python has it.
 
@@ -86,8 +101,14 @@ def is_model(kind: Any) -> bool:
 
 def instead_of(kind: type) -> str:
     """Say what to use instead of a type without a JSON form."""
-    if issubclass(kind, os.PathLike):
+    if hasattr(kind, "__fspath__"):
         return "use str, with the text of the path"
+    if issubclass(kind, numbers.Number):
+        return "use int, float, or a list of these"
+    if hasattr(kind, "__get_pydantic_core_schema__"):
+        return "use a Pydantic model with a field of this type"
+    if hasattr(kind, "parse_obj"):
+        return "use a model of Pydantic 2"
     if hasattr(kind, "__array__") or hasattr(kind, "to_dict"):
         return "use a list of numbers (.tolist()), or store the data and use a reference to it"
     if hasattr(kind, "_sa_class_manager") or hasattr(kind, "_meta"):

@@ -42,7 +42,7 @@ from taskd.core.tasks import argument_versions
 from taskd.errors import InvalidArgs, ResultNotStored
 
 if TYPE_CHECKING:
-    from taskd.core.tasks.task import Task
+    from taskd.core.tasks.task import Rule, Task
 
 # The delay of a job whose task is paused. The first worker that notices the end of the pause makes
 # such jobs due immediately; without such a worker, they are due after this delay.
@@ -182,7 +182,7 @@ def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdic
     A backoff becomes a Retry with its delay. Without a rule, a job that needs a result that was not
     stored fails: no retry can store the result.
     """
-    rules: Mapping[type[BaseException], Any] = {ResultNotStored: Fail}
+    rules: Mapping[type[BaseException], Rule] = {ResultNotStored: Fail}
     if task is not None:
         rules = {**rules, **task.on_error}
     for kind in type(error).__mro__:
