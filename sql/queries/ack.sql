@@ -69,10 +69,11 @@ FROM ended;
 -- Outcomes other than a completion without a result. `states` are the new states of the jobs. The locked rows can override
 -- these states: a job whose cancellation was requested meanwhile does not run again; a suspect becomes `scheduled`, because
 -- quarantine claims only scheduled jobs; a job with a limit becomes `blocked` instead of `queued`. `refunds`: the attempt does
--- not count. `parked`: the task is paused, or no worker can run the job (control.sql). `interrupts`: the worker ended the
--- attempt, for example because it stops; only ten of these attempts are refunded, so that a job that runs for longer than each
--- worker finally fails. The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the
--- arrays once for each running row.
+-- not count; its error, if any, says why the job could not start, and is not appended again while it stays the same. `parked`:
+-- the task is paused, or no worker can run the job (control.sql). `interrupts`: the worker ended the attempt, for example
+-- because it stops; only ten of these attempts are refunded, so that a job that runs for longer than each worker finally fails.
+-- The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the arrays once for each
+-- running row.
 --
 -- `nexts`: the choice of a pipeline's handler, which is the next stage, or the end of the run. It is checked before any row is
 -- moved. If the stage does not exist, does not accept the result, or needs a result that was not stored, the job fails, so that a
@@ -92,7 +93,8 @@ WITH held AS MATERIALIZED (
            CASE WHEN stage.step ? 'fault' THEN left(stage.step ->> 'fault', 500)
                 WHEN ack.state IN ('scheduled', 'queued') THEN job.cancel_reason
                 ELSE ack.reason END AS reason,
-           CASE WHEN ack.error IS NULL THEN job.errors
+           CASE WHEN ack.error IS NULL OR ack.refund AND job.errors #>> '{-1,message}' = ack.error::jsonb ->> 'message'
+                THEN job.errors
                 ELSE (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
                      || (jsonb_build_object('attempt', job.attempt, 'worker', job.worker_id::text,
                                             'started', job.started_at, 'ended', clock_timestamp())

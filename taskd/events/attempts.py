@@ -107,6 +107,14 @@ def task_outdated(task: str, queue: str, args_version: int) -> None:
     emit("task.outdated", "warning", task=task, queue=queue, args_version=args_version)
 
 
+def task_args_unfit(job: Job, error: str) -> None:
+    """The arguments of a claimed job do not fit the code of its task; no attempt counts.
+
+    Logged once for each task and version of its arguments; `taskd doctor` counts the jobs.
+    """
+    emit("task.args_unfit", "warning", **job_fields(job), error=error)
+
+
 def tasks_paused(tasks: Sequence[str]) -> None:
     """The set of paused tasks has changed to `tasks`; workers start no jobs of these tasks."""
     emit("tasks.paused", "info", tasks=list(tasks))

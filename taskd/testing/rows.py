@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import msgspec
 
+from taskd.core.jobs.failure import ARGS_UNFIT
+
 VALUE_CHARACTERS = 200
 
 
@@ -60,6 +62,11 @@ class JobRow:
     def waits(self) -> bool:
         """Return whether it waits for a worker, its due time, its limit or other jobs."""
         return self.state in {"queued", "scheduled", "blocked"}
+
+    @property
+    def unfit(self) -> bool:
+        """Return whether it waits because its arguments do not fit the code of its task."""
+        return self.waits and self.error.startswith(f"{ARGS_UNFIT}: ")
 
     def __str__(self) -> str:
         text = f"job {self.id} {called(self.task, self.args)}: {self.state}"

@@ -238,7 +238,7 @@ def raise_failures(rows: Collection[JobRow], run: Run) -> None:
         AttemptFailed: the message lists each such job; the cause is the first error.
     """
     __tracebackhide__ = True
-    failed = [row for row in rows if row.id in run.failed]
+    failed = [row for row in rows if row.id in run.failed or row.unfit]
     if not failed:
         return
     lines = [f"{len(failed)} of {len(rows)} jobs failed:"]

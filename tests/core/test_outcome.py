@@ -22,6 +22,7 @@ from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
+    ArgsUnfit,
     AttemptEnd,
     CancelRequested,
     Interrupted,
@@ -82,6 +83,7 @@ ERROR = ValueError("wrong")
         (StillRuns(), SCHEDULED, 60, False, True),
         (TaskUnknown(25), SCHEDULED, 25, True, False),
         (ArgsNewer(25), SCHEDULED, 25, True, False),
+        (ArgsUnfit("{}", 25), SCHEDULED, 25, True, True),
     ],
 )
 def test_each_end_of_an_attempt(
@@ -103,7 +105,7 @@ def test_the_last_attempt_fails_the_job(happened: AttemptEnd) -> None:
 
 
 @pytest.mark.parametrize(
-    "happened", [Raised(Snooze(5)), Interrupted(), NotStarted(), TaskUnknown()]
+    "happened", [Raised(Snooze(5)), Interrupted(), NotStarted(), TaskUnknown(), ArgsUnfit("{}")]
 )
 def test_what_is_refunded_never_fails_a_job(happened: AttemptEnd) -> None:
     assert settled(happened, attempt=3).state in (SCHEDULED, QUEUED)
@@ -258,6 +260,7 @@ class Frame:
         (np.datetime64("2026-01-02", "ns"), "datetime64 has no JSON form"),
         (np.timedelta64(1, "ns"), "timedelta64 has no JSON form"),
         (np.complex64(1), "complex64 has no JSON form: use int, float, or a list of these"),
+        (np.ma.masked, "MaskedConstant has no JSON form"),
         (range(10**12), "range has no JSON form"),
         (iter([1]), "list_iterator has no JSON form"),
         ("\ud800", "it contains a lone surrogate"),

@@ -127,7 +127,7 @@ async def test_a_job_that_does_not_fit_its_task_is_reported_by_check(
     async def work(number: int) -> None: ...
 
     await client.enqueue_named("work", {"number": "x"}, queue="default")
-    with pytest.raises(AttemptFailed, match="InvalidArgs"):
+    with pytest.raises(AttemptFailed, match="ArgsDoNotFit: task work: Expected `int`"):
         await db.run_all(check=True)
 
 

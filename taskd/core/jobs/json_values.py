@@ -47,7 +47,8 @@ def to_json_type(value: Any) -> Any:
         return value.model_dump(mode="json", by_alias=True)
     if issubclass(kind, str):
         return str.__str__(value)
-    if hasattr(kind, "item") and getattr(value, "shape", None) == ():
+    # The item of a masked array is a number that stands for no value.
+    if hasattr(kind, "item") and getattr(value, "shape", None) == () and not hasattr(kind, "mask"):
         return _of_scalar(value)
     # pandas.NaT, which is no date, differs from itself.
     if issubclass(kind, dt.date | dt.time) and value == value:  # noqa: PLR0124

@@ -120,6 +120,19 @@ class ArgsNewer:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgsUnfit:
+    """The arguments do not fit the code of this worker: the job waits for other code.
+
+    Attributes:
+        error: JSON of the Failure that says why.
+        delay_s: seconds until the job is due again (unknown_tasks.py).
+    """
+
+    error: str
+    delay_s: float = unknown_tasks.DELAY_S
+
+
+@dataclass(frozen=True, slots=True)
 class TaskPaused:
     """The task is paused: the job is parked until the pause ends."""
 
@@ -130,7 +143,16 @@ class Expired:
 
 
 # Ends of claimed jobs whose handler was not started.
-NeverStarted = NotStarted | RunsElsewhere | TaskUnknown | ArgsNewer | TaskPaused | Expired | IdTaken
+NeverStarted = (
+    NotStarted
+    | RunsElsewhere
+    | TaskUnknown
+    | ArgsNewer
+    | ArgsUnfit
+    | TaskPaused
+    | Expired
+    | IdTaken
+)
 # Ends that the worker caused, not the handler.
 EndedByWorker = TimedOut | Interrupted | CancelRequested | StillRuns | NeverStarted
 AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker

@@ -22,6 +22,7 @@ from taskd.core.outcomes import unknown_tasks
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
+    ArgsUnfit,
     AttemptEnd,
     CancelRequested,
     DecidedElsewhere,
@@ -100,6 +101,9 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
     match happened:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, parked=True)
+        case ArgsUnfit(error=error, delay_s=delay_s):
+            # Not parked: a worker with the same code would bring a parked job back at once.
+            return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, error=error)
         case TaskPaused():
             return _ack(job, JobState.SCHEDULED, delay_s=PARKED_S, refund=True, parked=True)
         case Expired():

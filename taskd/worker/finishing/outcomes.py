@@ -11,6 +11,7 @@ from taskd.core.outcomes import policy
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
+    ArgsUnfit,
     AttemptEnd,
     IdTaken,
     Interrupted,
@@ -37,7 +38,7 @@ COUNTED = (
     "lost",
 )
 
-GIVEN_BACK = RunsElsewhere | TaskUnknown | IdTaken | ArgsNewer | TaskPaused
+GIVEN_BACK = RunsElsewhere | TaskUnknown | IdTaken | ArgsNewer | ArgsUnfit | TaskPaused
 
 
 class NotCommitted(Exception):
