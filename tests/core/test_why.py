@@ -120,9 +120,8 @@ def test_arguments_that_do_not_fit_need_action_and_are_no_failed_attempt() -> No
         Reason(Why.SCHEDULED),
     ]
     assert words(**unfit) == ["args_unfit", "queued"]
-    [why_not, when] = [
-        each.text for each in explain(msgspec.convert(NOTHING | QUEUED | LATER | unfit, Facts))
-    ]
+    known = msgspec.convert(NOTHING | QUEUED | LATER | unfit, Facts)
+    [why_not, when] = [each.text for each in explain(known)]
     assert "do not fit the code that has claimed it last: task t: odd. No attempt counts" in why_not
     assert "its handler asked" not in when
 
