@@ -21,9 +21,11 @@ from pydantic import v1
 from sqlalchemy import orm
 
 from taskd.client.enqueueing import check_args
+from taskd.core.jobs.job import NewJob
 from taskd.core.tasks.context import Context
 from taskd.core.tasks.task import Task
-from taskd.errors import InvalidArgs
+from taskd.errors import InvalidArgs, InvalidJob
+from taskd.store.jobs.jobs import metadata_text
 
 T = TypeVar("T")
 
@@ -294,3 +296,21 @@ def test_numbers_of_numpy_are_accepted_as_numbers() -> None:
     assert takes(int).encode(np.int64(3)) == '{"x":3}'
     assert takes(list[float]).encode([np.float32(0.5)]) == '{"x":[0.5]}'
     assert takes(bool).encode(np.bool_(True)) == '{"x":true}'
+
+
+def test_an_upgrade_may_return_models_and_refuses_nan() -> None:
+    def make(args: dict[str, Any]) -> dict[str, Any]:
+        return {"x": Line(sku="a", qty=np.int64(args["qty"]))}
+
+    task = takes(Line, args_version=2, upgrade={1: make})
+    assert task.decode('{"qty": 2}', 1) == {"x": Line(sku="a", qty=2)}
+    task = takes(float | None, args_version=2, upgrade={1: lambda _: {"x": float("nan")}})
+    with pytest.raises(InvalidArgs, match="NaN and infinities have no JSON form"):
+        task.decode("{}", 1)
+
+
+def test_metadata_may_contain_numbers_of_numpy_and_no_nan() -> None:
+    assert metadata_text(NewJob("work", metadata={"n": np.int64(3)})) == '{"n":3}'
+    for value, message in ((float("nan"), "NaN and inf"), (np.array([1]), "ndarray has no JSON")):
+        with pytest.raises(InvalidJob, match=f"metadata: {message}"):
+            NewJob("work", metadata={"n": value})
