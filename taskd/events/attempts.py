@@ -32,6 +32,14 @@ def job_result_unstored(job: Job, reason: str) -> None:
     emit("job.result_unstored", "warning", **job_fields(job), reason=reason)
 
 
+def job_result_refused(job_id: int) -> None:
+    """The job failed after `job.done`: the next stage of its pipeline cannot have its result.
+
+    The reason of the job, which `taskd why` shows, says why not.
+    """
+    emit("job.result_refused", "error", job_id=job_id)
+
+
 def job_failed(job: Job, ack: Ack, duration_s: float) -> None:
     """A job failed, and has no further attempt."""
     emit("job.failed", "error", **job_fields(job, duration_s), reason=ack.reason, error=_error(ack))

@@ -74,7 +74,8 @@ class JobRow:
             text += f", due in {self.due_in_s:.1f} s"
         if self.attempt:
             text += f", attempt {self.attempt}"
-        return f"{text}: {self.error}" if self.error else text
+        note = self.error or self.reason
+        return f"{text}: {note}" if note else text
 
 
 def called(task: str, args: Mapping[str, Any]) -> str:

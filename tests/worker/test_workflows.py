@@ -273,11 +273,14 @@ async def test_what_does_not_fit_fails_the_job_and_the_run_goes_on_when_it_is_re
     desk: Desk, ingest: Ingest, said: Any, reason: str
 ) -> None:
     ingest.says["fetch"] = said
-    run_id, _ = await begin(desk, ingest)
+    run_id, worker = await begin(desk, ingest)
     [row] = await ran(desk, run_id)
     assert (row[1], row[3]) == ("failed", reason)
     del ingest.says["fetch"]
     [job] = await desk.sql.fetch("SELECT id FROM taskd.jobs")
+    await desk.emitted.wait("job.result_refused", job_id=job[0])
+    counts = worker.worker.parts.shared.recorder.counts
+    assert (counts["done"], counts["failed"]) == (0, 1)
     await desk.sql.execute("SELECT taskd.retry(ARRAY[$1::bigint], NULL)", job[0])
     assert [row[:2] for row in await ran(desk, run_id)] == [
         ("fetch", "done"), ("parse", "done"), ("save", "done")

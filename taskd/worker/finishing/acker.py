@@ -66,6 +66,8 @@ class Acker:
         on_written: functions to call after each batch, even if all its outcomes were set aside.
         on_lost: functions to call with each lost outcome: the job was rescued, claimed again or
             deleted. If the outcome was added with a callback, only that callback is called.
+        on_refused_result: functions to call with each success that failed its job, because the next
+            stage of the pipeline does not accept the result.
         tried_at: when the acker last sent a statement (time.monotonic).
     """
 
@@ -92,6 +94,7 @@ class Acker:
         self.tried_at = 0.0
         self.on_written: list[Callable[[], None]] = []
         self.on_lost: list[Callable[[Job | Ack], None]] = []
+        self.on_refused_result: list[Callable[[Ack], None]] = []
 
     def done(self, job: Job) -> None:
         """Add a success without a result. This is the hot path."""
@@ -289,6 +292,10 @@ class Acker:
         ended = {ack.id for ack in group} - {ack.id for ack in resent}
         for job_id in self._callbacks.keys() & ended:
             self._callbacks.pop(job_id)(job_id in moved)
+        for ack in group:
+            if ack.state is JobState.DONE and moved.get(ack.id) is JobState.FAILED:
+                for callback in self.on_refused_result:
+                    callback(ack)
 
     async def _unexplained(self, worker_id: int, group: list[Any]) -> list[Any]:
         """Find out why outcomes of this group changed no row.

@@ -58,6 +58,7 @@ class OutcomeRecorder:
     def __init__(self, acker: Acker) -> None:
         self._acker = acker
         acker.on_lost.append(self._lost)
+        acker.on_refused_result.append(self._result_refused)
         self.counts = dict.fromkeys(COUNTED, 0)
         self.streaks = FailureStreaks()
 
@@ -138,6 +139,12 @@ class OutcomeRecorder:
         if state in FINISHED:
             self.counts[state.value] -= 1
             self.counts["lost"] += 1
+
+    def _result_refused(self, ack: Ack) -> None:
+        """Count a success as a failure, because PostgreSQL failed the job."""
+        self.counts["done"] -= 1
+        self.counts["failed"] += 1
+        events.job_result_refused(ack.id)
 
     def _report(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
         """Count the outcome, and log it; `why` is the reason if the attempt was interrupted."""
