@@ -65,7 +65,7 @@ def test_options_cannot_make_keys_of_arguments_that_the_task_has_not() -> None:
 def test_an_answer_is_a_number_in_arguments_and_results() -> None:
     events = Enqueued.instead(7, "skipped")
     assert encode_args("sync", {"parent": events, "x": None}) == '{"parent":7,"x":null}'
-    assert result_of({"child": events}).text == '{"child":7}'
+    assert result_of({"child": events})[0] == '{"child":7}'
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> str:
     """
     try:
         payload = msgspec.json.encode(metadata, enc_hook=to_json_type)
-        odd = has_odd_float(metadata, payload)
+        odd = b"null" in payload and has_odd_float(metadata)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidJob(f"metadata: {error}") from None
     if odd:

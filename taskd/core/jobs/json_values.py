@@ -117,14 +117,12 @@ def instead_of(kind: type) -> str:
     return "use JSON's types, a dataclass, a msgspec.Struct or a Pydantic model"
 
 
-def has_odd_float(value: Any, payload: bytes) -> bool:
-    """Return whether a value contains NaN or an infinity, which msgspec has encoded as null.
+def has_odd_float(value: Any) -> bool:
+    """Return whether a value contains NaN or an infinity, which msgspec encodes as null.
 
-    Args:
-        payload: the JSON of the value.
+    The search costs more than the encoding, so search only values whose JSON contains `null`.
     """
-    # Only values with a null are searched, which costs more than the encoding.
-    return b"null" in payload and _is_odd(msgspec.to_builtins(value, enc_hook=to_json_type))
+    return _is_odd(msgspec.to_builtins(value, enc_hook=to_json_type))
 
 
 def _is_odd(value: Any) -> bool:

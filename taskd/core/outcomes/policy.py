@@ -136,8 +136,8 @@ def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
         return _raised(job, task, value)
     if issubclass(type(value), Next | Stop):
         return _stepped(job, task, value)
-    result = result_of(value)
-    return _ack(job, JobState.DONE, result=result.text, reason=result.unstored)
+    result, unstored = result_of(value)
+    return _ack(job, JobState.DONE, result=result, reason=unstored)
 
 
 def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
@@ -145,8 +145,8 @@ def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
         following = step.to_json()
     except InvalidArgs as error:
         return _raised(job, task, error)
-    result = result_of(step.result if isinstance(step, Stop) else None)
-    return _ack(job, JobState.DONE, result=result.text, reason=result.unstored, next=following)
+    result, unstored = result_of(step.result if isinstance(step, Stop) else None)
+    return _ack(job, JobState.DONE, result=result, reason=unstored, next=following)
 
 
 def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:

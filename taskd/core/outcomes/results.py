@@ -7,8 +7,7 @@ stored does not make the job run again: the job is done without a result, and it
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -19,32 +18,39 @@ RESULT_BYTES_MAX = 256 * 1024
 _ESCAPED_NUL = re.compile(r"((?<!\\)(?:\\\\)*)\\u0000")
 
 
-@dataclass(frozen=True, slots=True)
 class Unstored:
-    """The return value of a built-in handler whose result cannot be stored; `why` is a sentence."""
-
-    why: str
-
-
-class Result(NamedTuple):
-    """The result of a job.
+    """The return value of a built-in handler whose result cannot be stored.
 
     Attributes:
-        text: its JSON; None: there is none.
-        unstored: why it was not stored, for the `reason` of the job; None: it was.
+        why: a sentence.
     """
 
-    text: str | None
-    unstored: str | None = None
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+# The JSON of a result, or None if there is none; and why it was not stored, for the `reason` of the
+# job, or None if it was. A plain tuple is the cheapest type, and one is made for most results.
+Result = tuple[str | None, str | None]
+
+
+class _Refused(Exception):
+    """A result cannot be stored; the message says why."""
 
 
 def result_of(value: Any) -> Result:
     """Return the result of a handler that returned `value`; it never raises an error."""
     if value is None:
-        return Result(None)
+        return None, None
     try:
-        return _encoded(value)
-    except NoJsonForm as error:
+        payload = _ENCODER.encode(value)
+        if len(payload) > RESULT_BYTES_MAX or (b"null" in payload and has_odd_float(value)):
+            return _unstored(_why(payload))
+        text = payload.decode()
+        if "\\u0000" in text:
+            # PostgreSQL cannot store U+0000. After an odd number of backslashes, `\u0000` is text.
+            text = _ESCAPED_NUL.sub(r"\1\\u2400", text)
+    except (NoJsonForm, _Refused) as error:
         return _unstored(str(error))
     except RecursionError:
         return _unstored("it is nested too deeply, or contains itself")
@@ -52,25 +58,26 @@ def result_of(value: Any) -> Result:
         return _unstored("it contains a lone surrogate, which is not a character")
     except BaseException as error:  # noqa: BLE001 - methods of the value can raise anything
         return _unstored(f"encoding {kind_of(value)} raised {kind_of(error)}")
+    return text, None
 
 
-def _encoded(value: Any) -> Result:
-    if isinstance(value, Unstored):
-        return _unstored(value.why)
-    payload = msgspec.json.encode(value, enc_hook=to_json_type)
+def _in_json(value: Any) -> Any:
+    if type(value) is Unstored:
+        raise _Refused(value.why)
+    return to_json_type(value)
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_in_json)
+
+
+def _why(payload: bytes) -> str:
     if len(payload) > RESULT_BYTES_MAX:
-        return _unstored(
+        return (
             f"it takes {len(payload):,} bytes, and the limit is {RESULT_BYTES_MAX:,}: "
             "store the data elsewhere and return a reference to it"
         )
-    if has_odd_float(value, payload):
-        return _unstored("it contains NaN or an infinity, which have no JSON form: return None")
-    text = payload.decode()
-    if "\\u0000" in text:
-        # PostgreSQL cannot store U+0000. After an odd number of backslashes, `\u0000` is text.
-        text = _ESCAPED_NUL.sub(r"\1\\u2400", text)
-    return Result(text)
+    return "it contains NaN or an infinity, which have no JSON form: return None"
 
 
 def _unstored(why: str) -> Result:
-    return Result(None, clean_reason(f"its result was not stored: {why}"))
+    return None, clean_reason(f"its result was not stored: {why}")
