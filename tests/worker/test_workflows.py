@@ -236,7 +236,8 @@ async def test_a_refused_result_does_not_fail_the_handler_that_ends_the_run(
     run_id, _ = await begin(desk, ingest)
     [row] = await ran(desk, run_id)
     assert row[:2] == ("fetch", "done")
-    assert "unstored" in row[2]
+    assert row[2] is None
+    assert row[3].startswith("its result was not stored: ")
 
 
 async def test_no_stage_starts_without_the_result_that_was_refused(desk: Desk) -> None:
@@ -252,7 +253,7 @@ async def test_no_stage_starts_without_the_result_that_was_refused(desk: Desk) -
     await desk.start()
     [row] = await ran(desk, run.id)
     assert (row[0], row[1]) == ("first", "failed")
-    assert row[3].startswith('the stage "second" cannot have its result: ')
+    assert row[3].startswith('the stage "second" needs its result, but its result was not stored: ')
 
 
 @pytest.mark.parametrize(

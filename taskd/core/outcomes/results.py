@@ -45,19 +45,19 @@ def result_of(value: Any) -> Result:
     try:
         payload = _ENCODER.encode(value)
         if len(payload) > RESULT_BYTES_MAX or (b"null" in payload and has_odd_float(value)):
-            return _unstored(_why(payload))
+            return None, not_stored(_why(payload))
         text = payload.decode()
         if "\\u0000" in text:
             # PostgreSQL cannot store U+0000. After an odd number of backslashes, `\u0000` is text.
             text = _ESCAPED_NUL.sub(r"\1\\u2400", text)
     except (NoJsonForm, _Refused) as error:
-        return _unstored(str(error))
+        return None, not_stored(str(error))
     except RecursionError:
-        return _unstored("it is nested too deeply, or contains itself")
+        return None, not_stored("it is nested too deeply, or contains itself")
     except UnicodeEncodeError:
-        return _unstored("it contains a lone surrogate, which is not a character")
+        return None, not_stored("it contains a lone surrogate, which is not a character")
     except BaseException as error:  # noqa: BLE001 - methods of the value can raise anything
-        return _unstored(f"encoding {kind_of(value)} raised {kind_of(error)}")
+        return None, not_stored(f"encoding {kind_of(value)} raised {kind_of(error)}")
     return text, None
 
 
@@ -79,5 +79,6 @@ def _why(payload: bytes) -> str:
     return "it contains NaN or an infinity, which have no JSON form: return None"
 
 
-def _unstored(why: str) -> Result:
-    return None, clean_reason(f"its result was not stored: {why}")
+def not_stored(why: str) -> str:
+    """Return the `reason` of a job whose result was not stored."""
+    return clean_reason(f"its result was not stored: {why}")

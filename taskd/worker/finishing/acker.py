@@ -27,6 +27,7 @@ from taskd.core.jobs.failure import Failure
 from taskd.core.jobs.job import Job, JobState
 from taskd.core.jobs.pipeline_steps import Stop
 from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.results import not_stored
 from taskd.errors import StoreUnavailable, TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import (
@@ -394,7 +395,7 @@ def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
     """Return the outcome with an error in place of its values, one of which was refused.
 
     If the handler has chosen the next stage of a pipeline, this choice is lost, and the job fails.
-    Otherwise the state stays. A note replaces a result: a stage that needs the result refuses it.
+    Otherwise the state stays. If there was a result, the reason of the job says why it is missing.
     """
     why = first_line(error)
     events.job_outcome_refused(refused.id, why)
@@ -402,12 +403,15 @@ def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
         refused = Ack(refused.id, refused.worker_id, refused.fence, JobState.DONE)
     stops = refused.next == Stop().to_json()
     lost = refused.next is not None and not stops
+    reason = None if refused.reason is None and not lost else "the outcome could not be stored"
+    if refused.result is not None and not lost:
+        reason = not_stored(why)
     return msgspec.structs.replace(
         refused,
         state=JobState.FAILED if lost else refused.state,
         next=refused.next if stops else None,
-        result=None if refused.result is None else msgspec.json.encode({"unstored": why}).decode(),
-        reason="the outcome could not be stored" if lost or refused.reason is not None else None,
+        result=None,
+        reason=reason,
         error=Failure("UnstorableOutcome", why).to_json(),
     )
 
