@@ -53,7 +53,7 @@ def _finished(facts: Facts) -> Words:
     show, retry = f"taskd jobs show {facts.id}", f"taskd jobs retry {facts.id}"
     match facts.state:
         case JobState.DONE:
-            but = f" But {facts.reason}." if facts.reason else ""
+            but = f" But {first_line(facts.reason)}." if facts.reason else ""
             return f"It was done {ago}, by attempt {facts.attempt}.{but}", []
         case JobState.CANCELLED:
             return f"It was cancelled {ago}{_because(facts.reason)}", [retry]
@@ -168,9 +168,9 @@ def _args_newer(facts: Facts) -> Words:
 
 def _args_unfit(facts: Facts) -> Words:
     text = (
-        f"Its arguments do not fit the code that has claimed it last: {facts.error_message}. No "
-        "attempt counts. It is tried again at intervals of up to five minutes, until a worker "
-        "has other code, or its arguments are changed."
+        "Its arguments do not fit the code that has claimed it last: "
+        f"{first_line(facts.error_message)}. No attempt counts. It is tried again at intervals of "
+        "up to five minutes, until a worker has other code, or its arguments are changed."
     )
     return text, [f"taskd jobs show {facts.id}", f"taskd jobs set {facts.id} --arg NAME=VALUE"]
 
