@@ -92,7 +92,7 @@ GRANT EXECUTE ON FUNCTION
     TO taskd_producer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]), taskd.jobs_with_locked_dependants(bigint[]) TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION
-    taskd.next_stage(bigint, text, jsonb, jsonb), taskd.enqueue_next_stage(bigint, bigint, jsonb),
+    taskd.next_stage(bigint, text, jsonb, jsonb, text), taskd.enqueue_next_stage(bigint, bigint, jsonb),
     taskd.parent_results(bigint, bigint), taskd.prune_workflows()
     TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.lock_jobs(bigint[]), taskd.retry(bigint[], timestamptz) TO taskd_admin;

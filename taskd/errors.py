@@ -28,6 +28,7 @@ TaskdError                       1
 ├── BufferFull                   1  a buffer is full
 ├── JobFailed                    1  the job whose result was awaited failed
 ├── JobCancelled                 1  the job whose result was awaited was cancelled
+├── ResultNotStored              1  the job is done, but its result could not be stored
 ├── JobNotFound                  3  no live or finished job has that id
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
@@ -211,6 +212,21 @@ class JobCancelled(TaskdError):
     def __init__(self, job_id: int, reason: str, error: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"job {job_id} was cancelled: {reason}")
         self.job_id, self.reason, self.error = job_id, reason, error
+
+
+class ResultNotStored(TaskdError):
+    """The job is done, but its result could not be stored.
+
+    A job that raises this error, because it needs the result, fails without a retry.
+
+    Attributes:
+        job_id: id of the done job.
+        reason: why its result was not stored.
+    """
+
+    def __init__(self, job_id: int, reason: str) -> None:
+        super().__init__(f"job {job_id} is done, but {reason}")
+        self.job_id, self.reason = job_id, reason
 
 
 class JobNotFound(TaskdError):

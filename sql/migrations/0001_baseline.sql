@@ -243,7 +243,7 @@ CREATE TABLE taskd.job_history (
     interrupts smallint NOT NULL,
     queue text NOT NULL,
     task text NOT NULL,
-    reason text,                            -- why it failed or was cancelled, in a word or a sentence
+    reason text,                            -- why it failed, was cancelled, or is done without its result, in a word or a sentence
     args jsonb NOT NULL,
     errors jsonb NOT NULL,
     result jsonb,
@@ -2146,9 +2146,10 @@ END
 $$;
 
 -- Return the next stage of a pipeline: {"stage": its plan, "args": {...}}, or {"fault": why it cannot start}, or NULL if the
--- run ends. `next` is the choice of the handler: {"stage": name, "args": {...}}, {"stop": true}, or NULL.
+-- run ends. `next` is the choice of the handler: {"stage": name, "args": {...}}, {"stop": true}, or NULL. `unstored`: why the
+-- result of the handler was not stored, or NULL.
 -- Called by: ack_outcomes, complete_job.
-CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb) RETURNS jsonb
+CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb, unstored text) RETURNS jsonb
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -2178,8 +2179,8 @@ BEGIN
         RETURN CASE WHEN named IS NOT NULL
                     THEN jsonb_build_object('fault', format('its pipeline has no stage "%s"', named)) END;
     END IF;
-    IF result ? 'unstored' AND args IS NULL THEN
-        fault := format('the stage "%s" cannot have its result: %s', stage ->> 'name', result ->> 'unstored');
+    IF unstored IS NOT NULL AND args IS NULL THEN
+        fault := format('the stage "%s" needs its result, but %s', stage ->> 'name', unstored);
     END IF;
     args := coalesce(args, CASE
         WHEN result IS NULL THEN '{}'
@@ -2251,9 +2252,11 @@ END
 $$;
 
 -- Return the results of the done jobs that this job has waited for, in the order of their ids. If the results are larger than
--- `bytes_max` together, no result is returned; `bytes` is their size.
+-- `bytes_max` together, no result is returned; `bytes` is their size. `unstored`: why the result of a job was not stored.
 -- Called by: parent_results.
-CREATE FUNCTION taskd.parent_results(job_id bigint, bytes_max bigint, OUT node text, OUT result text, OUT bytes bigint)
+CREATE FUNCTION taskd.parent_results(
+    job_id bigint, bytes_max bigint, OUT node text, OUT result text, OUT bytes bigint, OUT id bigint, OUT unstored text
+)
 RETURNS SETOF record
 LANGUAGE sql
 SECURITY DEFINER
@@ -2266,16 +2269,17 @@ AS $$
         JOIN taskd.dependency AS d ON d.workflow_id = job.workflow_id AND d.job_id = job.id
         WHERE job.id = parent_results.job_id
     ), read AS (
-        SELECT past.id, coalesce(past.node, past.id::text) AS node, past.result,
+        SELECT past.id, coalesce(past.node, past.id::text) AS node, past.result, past.reason,
                sum(octet_length(past.result::text)) OVER () AS bytes
         FROM parent
         CROSS JOIN LATERAL (
-            SELECT h.id, h.node, h.state, h.result
+            SELECT h.id, h.node, h.state, h.result, h.reason
             FROM taskd.job_history AS h WHERE h.id = parent.parent_id ORDER BY h.enqueued_at DESC LIMIT 1
         ) AS past
         WHERE past.state = 'done'
     )
-    SELECT read.node, CASE WHEN coalesce(read.bytes, 0) <= bytes_max THEN read.result::text END, read.bytes::bigint
+    SELECT read.node, CASE WHEN coalesce(read.bytes, 0) <= bytes_max THEN read.result::text END, read.bytes::bigint,
+           read.id, read.reason
     FROM read
     ORDER BY read.id
 $$;

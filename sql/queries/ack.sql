@@ -69,14 +69,15 @@ FROM ended;
 -- Outcomes other than a completion without a result. `states` are the new states of the jobs. The locked rows can override
 -- these states: a job whose cancellation was requested meanwhile does not run again; a suspect becomes `scheduled`, because
 -- quarantine claims only scheduled jobs; a job with a limit becomes `blocked` instead of `queued`. `refunds`: the attempt does
--- not count. `parked`: the task is paused, or no worker can run the job (control.sql). `interrupts`: the worker ended the
--- attempt, for example because it stops; only ten of these attempts are refunded, so that a job that runs for longer than each
--- worker finally fails. The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the
--- arrays once for each running row.
+-- not count; its error, if any, says why the job could not start, and is not appended again while it stays the same. `parked`:
+-- the task is paused, or no worker can run the job (control.sql). `interrupts`: the worker ended the attempt, for example
+-- because it stops; only ten of these attempts are refunded, so that a job that runs for longer than each worker finally fails.
+-- The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the arrays once for each
+-- running row.
 --
 -- `nexts`: the choice of a pipeline's handler, which is the next stage, or the end of the run. It is checked before any row is
--- moved. If the stage does not exist, or does not accept the result, the job fails, so that a retry after a fix continues the
--- run.
+-- moved. If the stage does not exist, does not accept the result, or needs a result that was not stored, the job fails, so that a
+-- retry after a fix continues the run.
 
 -- name: ack_outcomes(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
@@ -92,7 +93,8 @@ WITH held AS MATERIALIZED (
            CASE WHEN stage.step ? 'fault' THEN left(stage.step ->> 'fault', 500)
                 WHEN ack.state IN ('scheduled', 'queued') THEN job.cancel_reason
                 ELSE ack.reason END AS reason,
-           CASE WHEN ack.error IS NULL THEN job.errors
+           CASE WHEN ack.error IS NULL OR ack.refund AND job.errors #>> '{-1,message}' = ack.error::jsonb ->> 'message'
+                THEN job.errors
                 ELSE (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
                      || (jsonb_build_object('attempt', job.attempt, 'worker', job.worker_id::text,
                                             'started', job.started_at, 'ended', clock_timestamp())
@@ -116,7 +118,7 @@ WITH held AS MATERIALIZED (
     ) AS ack
     CROSS JOIN LATERAL (
         SELECT CASE WHEN ack.state = 'done' AND (ack.next IS NOT NULL OR job.workflow_id IS NOT NULL)
-                    THEN taskd.next_stage(job.workflow_id, job.node, ack.result::jsonb, ack.next::jsonb) END AS step
+                    THEN taskd.next_stage(job.workflow_id, job.node, ack.result::jsonb, ack.next::jsonb, ack.reason) END AS step
     ) AS stage
 ), ended AS (
     DELETE FROM taskd.job AS job
@@ -250,9 +252,9 @@ LEFT JOIN (
 -- Complete a job inside the handler's own transaction: the writes of the handler and the completion commit together, or not
 -- at all. If no row is returned, the worker no longer owns the job, and the caller must roll back. `next` is as `nexts` in
 -- ack_outcomes, but if the stage does not exist or does not accept the result, the statement fails, so that the handler's
--- writes are rolled back.
+-- writes are rolled back. `unstored`: why the result was not stored.
 
--- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text)
+-- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text, unstored text)
 -- roles: worker
 -- moves: running -> done, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH ended AS (
@@ -262,7 +264,7 @@ WITH ended AS (
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
-        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors, result,
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors, result,
         key_scope, unique_key, version,
         deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
@@ -270,7 +272,7 @@ WITH ended AS (
            now() + make_interval(secs => greatest(coalesce(queue.keep_done_s, 604800),
                                                   CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, 'done', ended.priority, ended.attempt, ended.max_attempts, ended.crashes,
-           ended.interrupts, ended.queue, ended.task, ended.args, ended.errors, $4::text::jsonb,
+           ended.interrupts, ended.queue, ended.task, ended.args, $6::text, ended.errors, $4::text::jsonb,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key, ended.metadata
@@ -284,7 +286,7 @@ WITH ended AS (
 ), next_stages AS (
     SELECT taskd.enqueue_next_stage(
                id, workflow_id,
-               taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb)
+               taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb, $6::text)
                || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END
            )
     FROM ended

@@ -476,6 +476,25 @@ SELECT NULL, name::text, (SELECT count(*) FROM (SELECT FROM taskd.job WHERE park
 FROM taskd.task AS t
 WHERE paused_at IS NOT NULL AND paused_until IS NULL;
 
+-- Jobs whose arguments do not fit the code of the worker that has claimed them last, by queue and task. They are due again within
+-- five minutes: of the jobs that are due by then, the first `batch` are read. `message`: the error of the first of these jobs.
+-- `unfit_s`: for how many seconds a worker has refused one of them with the same error.
+
+-- name: doctor_unfit(batch bigint)
+-- roles: worker, observer, admin
+SELECT queue, task, count(*) AS jobs, min(id) AS first_id, (array_agg(error ->> 'message' ORDER BY id))[1] AS message,
+       max(date_part('epoch', clock_timestamp() - (error ->> 'ended')::timestamptz)) AS unfit_s
+FROM (
+    SELECT id, queue::text AS queue, task::text AS task, errors -> -1 AS error
+    FROM taskd.job
+    WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at < now() + interval '5 min 10 s'
+    ORDER BY job.run_at
+    LIMIT $1
+) AS first
+WHERE error ->> 'type' = 'ArgsDoNotFit'
+GROUP BY queue, task
+ORDER BY queue, task;
+
 -- Workers that were not declared dead. `late_s`: seconds since the lease expired; below 0: the lease has not expired.
 
 -- name: doctor_workers()

@@ -48,25 +48,27 @@ RETURNING name::text, keep_done_s, keep_failed_s;
 
 -- The live jobs of queues, for a worker with `--until-empty`. The worker runs until there are no `runnable` jobs (queued, or due
 -- and waiting for a limit), no `running` jobs and no `soon` jobs (due and not promoted yet, or claimed before and due again
--- within a minute). At its end, the worker prints the counts of the other jobs. A fence above 0 shows that a job was claimed
+-- within a minute, except `unfit` jobs, whose arguments do not fit the code of their task). At its end, the worker prints the counts of the other jobs. A fence above 0 shows that a job was claimed
 -- before; attempts do not show this, because they can be refunded.
 
 -- name: count_left(queues text[], tasks text[])
 -- roles: worker, observer, admin
 SELECT count(*) FILTER (WHERE (state = 'queued' OR gated) AND known AND NOT paused) AS runnable,
        count(*) FILTER (WHERE state = 'running') AS running,
-       count(*) FILTER (WHERE soon AND known AND NOT paused) AS soon,
+       count(*) FILTER (WHERE soon AND known AND NOT unfit AND NOT paused) AS soon,
        count(*) FILTER (WHERE (state IN ('scheduled', 'queued') OR gated) AND paused) AS paused,
        count(*) FILTER (WHERE (state IN ('scheduled', 'queued') OR gated) AND NOT paused AND NOT known) AS unknown,
        count(*) FILTER (WHERE state = 'blocked' AND NOT gated) AS blocked,
-       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence > 0) AS later_retries,
-       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence = 0) AS future
+       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND NOT unfit AND fence > 0) AS later_retries,
+       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence = 0) AS future,
+       count(*) FILTER (WHERE unfit AND known AND NOT paused) AS unfit
 FROM (
     SELECT job.state, job.fence, job.task = ANY ($2::text[]) AS known,
            queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)
                OR job.parked AND job.state = 'scheduled' AND task.paused_at IS NOT NULL
                   AND coalesce(task.paused_until > clock_timestamp(), true) AS paused,
            job.state = 'blocked' AND job.waits_for IS NULL AS gated,
+           job.state = 'scheduled' AND job.fence > 0 AND coalesce(job.errors #>> '{-1,type}', '') = 'ArgsDoNotFit' AS unfit,
            job.state = 'scheduled'
                AND job.run_at <= clock_timestamp() + CASE WHEN job.fence > 0 THEN interval '60 s' ELSE interval '0' END AS soon
     FROM taskd.job AS job

@@ -17,10 +17,11 @@ SELECT taskd.enqueue_workflow(
 ) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us;
 
 -- The results of the jobs that this job has waited for. If they are larger than `bytes_max` together, each `result` is NULL.
+-- `unstored`: why the result of a job was not stored.
 
 -- name: parent_results(job_id bigint, bytes_max bigint)
 -- roles: worker
-SELECT node, result, bytes FROM taskd.parent_results($1, $2);
+SELECT node, result, bytes, id, unstored FROM taskd.parent_results($1, $2);
 
 -- The newest workflows and the states of their jobs, counted along the indexes on workflow_id.
 

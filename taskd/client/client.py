@@ -15,7 +15,7 @@ from taskd.client.options import JobOptions, given
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.job import JobState, NewJob
 from taskd.core.jobs.unique import RESULT_TIMEOUT_S, Enqueued
-from taskd.errors import JobCancelled, JobFailed
+from taskd.errors import JobCancelled, JobFailed, ResultNotStored
 from taskd.store.connections.callers_connection import fetches, fetches_sync, finished
 from taskd.store.jobs.results import JobKey
 
@@ -194,6 +194,7 @@ class Client(ClientControl):
         Raises:
             JobFailed: the job failed; see the `reason` and `error` of the exception.
             JobCancelled: the job was cancelled; see the `reason` and `error` of the exception.
+            ResultNotStored: the job is done, but its result could not be stored.
             JobNotFound: the job was never committed, or is no longer stored.
             TimeoutError: the job has not ended in time. It is not cancelled.
             PermissionDenied: this user is not allowed to read results.
@@ -207,6 +208,8 @@ class Client(ClientControl):
             raise JobFailed(int(job_id), outcome.reason or "", error)
         if outcome.state is JobState.CANCELLED:
             raise JobCancelled(int(job_id), outcome.reason or "", error)
+        if outcome.reason is not None:
+            raise ResultNotStored(int(job_id), outcome.reason)
         return None if outcome.result is None else msgspec.json.decode(outcome.result)
 
     def result_sync(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:

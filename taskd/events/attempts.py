@@ -27,6 +27,19 @@ def job_retried(job: Job, ack: Ack, duration_s: float) -> None:
     )
 
 
+def job_result_unstored(job: Job, reason: str) -> None:
+    """The job is done, but its result could not be stored; `reason` says why."""
+    emit("job.result_unstored", "warning", **job_fields(job), reason=reason)
+
+
+def job_result_refused(job_id: int) -> None:
+    """The job failed after `job.done`: the next stage of its pipeline cannot have its result.
+
+    The reason of the job, which `taskd why` shows, says why not.
+    """
+    emit("job.result_refused", "error", job_id=job_id)
+
+
 def job_failed(job: Job, ack: Ack, duration_s: float) -> None:
     """A job failed, and has no further attempt."""
     emit("job.failed", "error", **job_fields(job, duration_s), reason=ack.reason, error=_error(ack))
@@ -100,6 +113,14 @@ def task_unknown(task: str, queue: str, count: int, *, elsewhere: bool) -> None:
 def task_outdated(task: str, queue: str, args_version: int) -> None:
     """Claimed jobs were released: the version of their arguments is newer than this code knows."""
     emit("task.outdated", "warning", task=task, queue=queue, args_version=args_version)
+
+
+def task_args_unfit(job: Job, error: str) -> None:
+    """The arguments of a claimed job do not fit the code of its task; no attempt counts.
+
+    Logged once for each task and version of its arguments; `taskd doctor` counts the jobs.
+    """
+    emit("task.args_unfit", "warning", **job_fields(job), error=error)
 
 
 def tasks_paused(tasks: Sequence[str]) -> None:

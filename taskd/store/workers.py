@@ -112,12 +112,13 @@ class Left(NamedTuple):
 
     Attributes:
         runnable: queued, or due and waiting for a limit.
-        soon: due but not promoted yet, or claimed before and due within a minute.
+        soon: due but not promoted yet, or claimed before and due within a minute, and not unfit.
         paused: their queue or task is paused.
         unknown: this worker does not know their task.
         blocked: they wait for other jobs.
         later_retries: claimed before, and due in more than a minute.
         future: never claimed, and not due yet.
+        unfit: their arguments do not fit the code of their task.
     """
 
     runnable: int
@@ -128,6 +129,7 @@ class Left(NamedTuple):
     blocked: int
     later_retries: int
     future: int
+    unfit: int
 
 
 async def register(

@@ -24,10 +24,12 @@ class Results(NamedTuple):
         by_node: the results by node, or by the id of a job without a node, as text; None if all
             results together are larger than the limit.
         size: total size of the results in bytes.
+        unstored: the ids of jobs whose result could not be stored, each with the reason.
     """
 
     by_node: dict[str, Any] | None
     size: int
+    unstored: Sequence[tuple[int, str]] = ()
 
 
 async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
@@ -67,7 +69,7 @@ async def parent_results(on: Fetches, job_id: int, bytes_max: int) -> Results:
     if size > bytes_max:
         return Results(None, size)
     read = {row[0]: None if row[1] is None else msgspec.json.decode(row[1]) for row in rows}
-    return Results(read, size)
+    return Results(read, size, [(row[3], row[4]) for row in rows if row[4] is not None])
 
 
 async def list_workflows(on: Fetches, name: str | None, limit: int) -> list[Row]:

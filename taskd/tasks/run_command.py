@@ -23,7 +23,7 @@ from msgspec import Meta
 from taskd.config import Settings, parse_duration_s
 from taskd.core.jobs import backoff as backoffs
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
-from taskd.core.outcomes.policy import RESULT_BYTES_MAX
+from taskd.core.outcomes.results import RESULT_BYTES_MAX, Unstored
 from taskd.core.tasks.context import Context
 from taskd.core.tasks.task import MAX_ATTEMPTS_DEFAULT, Task
 from taskd.errors import ConfigError
@@ -221,9 +221,9 @@ def result_of(name: str, command: Command, ended: commands.Ended) -> Any:
 
 
 def _result(ended: commands.Ended) -> Any:
-    """Return stdout, decoded from JSON; a description if it is too long; None if it is no JSON."""
+    """Return stdout, decoded from JSON; Unstored if it is too long; None if it is no JSON."""
     if ended.out_bytes > len(ended.out):
-        return {"unstored": f"stdout of {ended.out_bytes} bytes"}
+        return Unstored(f"stdout has {ended.out_bytes:,} bytes; the limit is {RESULT_BYTES_MAX:,}")
     try:
         return msgspec.json.decode(ended.out)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

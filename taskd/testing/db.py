@@ -123,7 +123,8 @@ class TaskdDB:
         run, either.
 
         Args:
-            check: raise AttemptFailed if a handler raised an error.
+            check: raise AttemptFailed if a handler raised an error, or the arguments of a job do
+                not fit its task.
             crash: ids of jobs whose worker dies after the handler has ended and before the outcome
                 is written. Another worker rescues all jobs of that worker and runs them again. To
                 make a worker die earlier, raise Crash in a handler.
@@ -131,7 +132,8 @@ class TaskdDB:
             timeout_s: seconds after which the call fails.
 
         Returns:
-            The jobs that had an attempt, sorted by id, as they are now.
+            The jobs that had an attempt, or whose arguments do not fit their task, sorted by id, as
+            they are now.
 
         Raises:
             AttemptFailed: with `check`, an attempt failed.
@@ -150,7 +152,7 @@ class TaskdDB:
         if run.doomed:
             left = ", ".join(map(str, sorted(run.doomed)))
             raise ValueError(f"crash: these jobs did not run, as they were not due: {left}")
-        ended = [row for row in self.jobs() if row.id in run.ended]
+        ended = [row for row in self.jobs() if row.id in run.ended or row.unfit]
         if check:
             raise_failures(ended, run)
         return ended

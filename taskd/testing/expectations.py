@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from taskd.core.jobs.json_values import to_argument_type
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs
 from taskd.testing.rows import JobRow, called, quoted
@@ -111,7 +112,7 @@ class Expectation:
 def _to_builtins(value: object) -> object:
     """Return a value as decoded from JSON: a date becomes text, a tuple becomes a list."""
     try:
-        return msgspec.json.decode(msgspec.json.encode(value))
+        return msgspec.json.decode(msgspec.json.encode(value, enc_hook=to_argument_type))
     except (TypeError, ValueError, RecursionError):
         return value
 

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import msgspec
 
+from taskd.core.jobs.failure import ARGS_UNFIT
+
 VALUE_CHARACTERS = 200
 
 
@@ -23,7 +25,7 @@ class JobRow:
         crashes: number of crashes of workers that were charged to the job.
         error: type and message of the error of its last failed attempt; empty: no attempt failed.
         traceback: the traceback of that error.
-        reason: why it was cancelled or failed.
+        reason: why it was cancelled or failed, or why its result was not stored.
         result: the value that its handler returned.
     """
 
@@ -61,13 +63,19 @@ class JobRow:
         """Return whether it waits for a worker, its due time, its limit or other jobs."""
         return self.state in {"queued", "scheduled", "blocked"}
 
+    @property
+    def unfit(self) -> bool:
+        """Return whether it waits because its arguments do not fit the code of its task."""
+        return self.waits and self.error.startswith(f"{ARGS_UNFIT}: ")
+
     def __str__(self) -> str:
         text = f"job {self.id} {called(self.task, self.args)}: {self.state}"
         if self.state == "scheduled":
             text += f", due in {self.due_in_s:.1f} s"
         if self.attempt:
             text += f", attempt {self.attempt}"
-        return f"{text}: {self.error}" if self.error else text
+        note = self.error or self.reason
+        return f"{text}: {note}" if note else text
 
 
 def called(task: str, args: Mapping[str, Any]) -> str:

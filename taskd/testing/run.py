@@ -32,7 +32,8 @@ APP = "testing"
 LOOK_EVERY_S = 0.01
 STOP_S = 10.0
 THREADS = 4
-ENDS = frozenset({"job.done", "job.retried", "job.failed", "job.cancelled", "job.snoozed"})
+FAILED = frozenset({"job.failed", "job.result_refused"})
+ENDS = FAILED | {"job.done", "job.retried", "job.cancelled", "job.snoozed"}
 
 
 class Crash(BaseException):
@@ -144,7 +145,7 @@ class Run:
         job_id = fields["job_id"]
         self.ended.add(job_id)
         handler_asked = isinstance(self.errors.get(job_id), Retry)
-        if name == "job.failed" or (name == "job.retried" and not handler_asked):
+        if name in FAILED or (name == "job.retried" and not handler_asked):
             self.failed.add(job_id)
 
     # Handlers.
@@ -238,7 +239,7 @@ def raise_failures(rows: Collection[JobRow], run: Run) -> None:
         AttemptFailed: the message lists each such job; the cause is the first error.
     """
     __tracebackhide__ = True
-    failed = [row for row in rows if row.id in run.failed]
+    failed = [row for row in rows if row.id in run.failed or row.unfit]
     if not failed:
         return
     lines = [f"{len(failed)} of {len(rows)} jobs failed:"]

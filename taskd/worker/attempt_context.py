@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import msgspec
-
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.pipeline_steps import Next, Stop
-from taskd.core.jobs.unique import to_json_type
+from taskd.core.outcomes.results import result_of
 from taskd.core.workflows.workflow import RESULTS_BYTES_MAX
-from taskd.errors import LeaseLost, ResultsTooLarge
+from taskd.errors import LeaseLost, ResultNotStored, ResultsTooLarge
 from taskd.store import workflows
 from taskd.store.connections import callers_connection
 from taskd.store.connections.statements import Fetches
@@ -33,6 +31,7 @@ class AttemptContext:
     Attributes:
         completed: a transaction has written the completion of the job, and may have committed.
         committed: this transaction is known to have committed.
+        unstored: why this transaction contains no result although the handler gave one, or None.
     """
 
     NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"
@@ -48,6 +47,7 @@ class AttemptContext:
         "max_attempts",
         "resources",
         "stopping",
+        "unstored",
     )
 
     def __init__(
@@ -69,6 +69,7 @@ class AttemptContext:
         self.resources = resources
         self.stopping = False
         self.completed = self.committed = False
+        self.unstored: str | None = None
 
     @property
     def job(self) -> Job:
@@ -109,6 +110,7 @@ class AttemptContext:
 
         Raises:
             ResultsTooLarge: the results take more than 8 MiB.
+            ResultNotStored: the result of one of the jobs could not be stored.
             StoreUnavailable: the database does not answer.
         """
         read = await workflows.parent_results(self._reads.lane, self._job.id, RESULTS_BYTES_MAX)
@@ -117,13 +119,15 @@ class AttemptContext:
                 f"job {self._job.id}: the results of its parent jobs take {read.size:,} bytes; "
                 f"the limit is {RESULTS_BYTES_MAX:,}. Return references to the data instead."
             )
+        for job_id, reason in read.unstored:
+            raise ResultNotStored(job_id, reason)
         return read.by_node
 
     def results_sync(self) -> dict[str, Any]:
         """Return the same results as results(), in a plain function.
 
         Raises:
-            ResultsTooLarge: see results().
+            ResultsTooLarge, ResultNotStored: see results().
             StoreUnavailable: see results().
         """
         return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
@@ -159,9 +163,11 @@ class AttemptContext:
     async def _complete(self, on: Fetches, result: Any) -> None:
         step = result.to_json() if isinstance(result, Next | Stop) else None
         value = result.result if isinstance(result, Stop) else None if step else result
-        text = None if value is None else msgspec.json.encode(value, enc_hook=to_json_type).decode()
+        text, self.unstored = result_of(value)
         job = self._job
-        rows = await on.fetch("complete_job", job.id, job.worker_id, job.fence, text, step)
+        rows = await on.fetch(
+            "complete_job", job.id, job.worker_id, job.fence, text, step, self.unstored
+        )
         if not rows:
             raise LeaseLost(f"job {job.id} no longer belongs to this attempt; roll back")
         self.completed = True

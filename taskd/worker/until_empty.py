@@ -12,7 +12,7 @@ from taskd.worker.assembly import Assembly
 CHECK_EVERY_S = 0.2
 CHECK_AT_LEAST_EVERY_S = 2.0
 # The reasons for which jobs can be left at the end; the last line of `taskd run` counts these jobs.
-STAYS = ("future", "paused", "unknown", "blocked", "later_retries")
+STAYS = ("future", "paused", "unknown", "unfit", "blocked", "later_retries")
 
 
 async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[str, int]:

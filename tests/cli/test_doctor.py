@@ -706,6 +706,25 @@ def test_tasks_that_no_worker_knows_are_reported(doctor, late):
     assert "1 job of the task strange" in finding["found"][0]
 
 
+def test_arguments_that_do_not_fit_are_reported(doctor, late):
+    taskd = doctor.shell
+    taskd.worker(1, "email")
+    for _ in range(3):
+        taskd.enqueue("send_report", "--queue", "email")
+    assert doctor.one("unfit_arguments")["level"] == "ok"
+    taskd.sql(
+        "UPDATE taskd.job SET state = 'scheduled', run_at = now() + interval '5 min', errors = "
+        "jsonb_build_array(jsonb_build_object('type', 'ArgsDoNotFit', 'message', 'no field `to`', "
+        "'ended', now() - interval '2 min')) WHERE id <= 2"
+    )
+    finding = doctor.one("unfit_arguments")
+    assert finding["level"] == "error"
+    [text] = finding["found"]
+    assert text.startswith("the arguments of 2 jobs of the task send_report in the queue email ")
+    assert text.endswith("do not fit its code, for up to 2m: no field `to`")
+    assert finding["repairs"][0]["text"] == "taskd why 1"
+
+
 def test_a_pause_that_keeps_jobs_waiting_is_reported_after_a_minute(doctor, monkeypatch):
     taskd = doctor.shell
     taskd.publish()

@@ -73,6 +73,27 @@ def test_a_job_that_is_done(taskd, why):
     assert "next" not in text
 
 
+def test_a_job_that_is_done_says_why_it_has_no_result(taskd, why):
+    made = job(taskd)
+    taskd.finish(made, "done", reason="its result was not stored: it contains NaN")
+    assert "by attempt 1. But its result was not stored: it contains NaN.\n" in why(made)[1]
+    assert "its result was not stored: it contains NaN" in taskd("jobs", "list").stdout
+
+
+def test_a_job_whose_arguments_do_not_fit(taskd, why):
+    made = job(taskd)
+    taskd.worker(12, "email")
+    taskd.sql(
+        "UPDATE taskd.job SET state = 'scheduled', fence = 1, run_at = now() + interval '5 min', "
+        "errors = jsonb_build_array(jsonb_build_object('type', 'ArgsDoNotFit', 'message', 'odd'))"
+    )
+    words, text = why(made)
+    assert words == ["args_unfit", "scheduled"]
+    assert "do not fit the code that has claimed it last: odd. No attempt counts." in text
+    assert f"next: taskd jobs set {made} --arg NAME=VALUE\n" in text
+    assert "in 4m 59s: its worker could not run it.\n" in text or "in 5m: its worker could" in text
+
+
 def test_a_job_that_failed_says_by_what_and_how_to_retry_it(taskd, why):
     made = job(taskd)
     taskd.finish(made, "failed", reason="ValueError: no such user\nmore", attempt=5)

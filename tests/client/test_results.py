@@ -85,7 +85,7 @@ async def test_every_end_notifies(
         await end(worker, claimed, JobState.DONE)
         assert await waits is None
     elif how == "completed":
-        await worker.fetch("complete_job", claimed.id, ME, claimed.fence, "[1]", None)
+        await worker.fetch("complete_job", claimed.id, ME, claimed.fence, "[1]", None, None)
         assert await waits == [1]
     elif how == "failed":
         await end(worker, claimed, JobState.FAILED, reason="ValueError: too big", error=ERROR)

@@ -77,7 +77,7 @@ async def test_a_newer_version_of_a_running_job_follows_its_end(
         await workers.declare_dead(worker, [ME], proved=True)
         await jobs.rescue(worker, 10, 1, 1)
     elif how == "completed":
-        await worker.fetch("complete_job", claimed.id, ME, claimed.fence, None, None)
+        await worker.fetch("complete_job", claimed.id, ME, claimed.fence, None, None, None)
     else:
         await end(worker, claimed, JobState(how))
     if how != "crashed":

@@ -54,7 +54,7 @@ PINS = (
     # A bitmap scan would lock rows in the order of the table, and two batches could deadlock.
     Pin("ack_done", (ME, [3], [1]), "job_pkey queue_keeps"),
     Pin("ack_done", (ME, IDS, ONES), "job_pkey queue_keeps"),
-    Pin("complete_job", (3, ME, 1, None, None), "job_pkey queue_pkey"),
+    Pin("complete_job", (3, ME, 1, None, None, None), "job_pkey queue_pkey"),
     Pin("ack_outcomes", _settled(1), "job_pkey job_pkey job_pkey queue_pkey"),
     Pin("ack_outcomes", _settled(1000), "job_pkey job_pkey job_pkey queue_pkey"),
     Pin("check_acks", (ME, [3, 7], [1, 1]), "job_history_pkey job_pkey queue_pkey worker_pkey"),

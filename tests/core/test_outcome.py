@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import pydantic
 import pytest
 
 from taskd.core.jobs.backoff import Custom, Fixed
 from taskd.core.jobs.job import Job, JobState
-from taskd.core.jobs.pipeline_steps import Next
+from taskd.core.jobs.pipeline_steps import Next, Stop
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
+    ArgsUnfit,
     AttemptEnd,
     CancelRequested,
     Interrupted,
@@ -24,8 +33,10 @@ from taskd.core.outcomes.attempt_ends import (
     TaskUnknown,
     TimedOut,
 )
-from taskd.core.outcomes.policy import ABANDONED_DELAY_S, RESULT_BYTES_MAX, attempts_spent, decide
+from taskd.core.outcomes.policy import ABANDONED_DELAY_S, attempts_spent, decide
+from taskd.core.outcomes.results import RESULT_BYTES_MAX, Unstored
 from taskd.core.tasks.task import Task
+from taskd.errors import ResultNotStored
 
 DONE, FAILED, CANCELLED = JobState.DONE, JobState.FAILED, JobState.CANCELLED
 SCHEDULED, QUEUED = JobState.SCHEDULED, JobState.QUEUED
@@ -72,6 +83,7 @@ ERROR = ValueError("wrong")
         (StillRuns(), SCHEDULED, 60, False, True),
         (TaskUnknown(25), SCHEDULED, 25, True, False),
         (ArgsNewer(25), SCHEDULED, 25, True, False),
+        (ArgsUnfit("{}", 25), SCHEDULED, 25, True, True),
     ],
 )
 def test_each_end_of_an_attempt(
@@ -93,7 +105,7 @@ def test_the_last_attempt_fails_the_job(happened: AttemptEnd) -> None:
 
 
 @pytest.mark.parametrize(
-    "happened", [Raised(Snooze(5)), Interrupted(), NotStarted(), TaskUnknown()]
+    "happened", [Raised(Snooze(5)), Interrupted(), NotStarted(), TaskUnknown(), ArgsUnfit("{}")]
 )
 def test_what_is_refunded_never_fails_a_job(happened: AttemptEnd) -> None:
     assert settled(happened, attempt=3).state in (SCHEDULED, QUEUED)
@@ -133,6 +145,33 @@ def test_reasons_fit_their_column(reason: Any) -> None:
 # Results.
 
 
+@dataclass
+class Point:
+    x: int
+    tags: list[Any]
+
+
+class Line(pydantic.BaseModel):
+    sku: str
+    price: float = 0.0
+
+    @pydantic.computed_field
+    def double(self) -> str:
+        return self.sku * 2
+
+
+class Order(pydantic.BaseModel):
+    id: int
+    lines: list[Line] = []
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Noon(datetime): ...
+
+
 @pytest.mark.parametrize(
     ("value", "result"),
     [
@@ -146,13 +185,48 @@ def test_reasons_fit_their_column(reason: Any) -> None:
         ("\\u0000", "\\u0000"),
         ("\\\x00", "\\\u2400"),
         ({1, 2}, [1, 2]),
-        (1j, "1j"),
+        (Fraction(1, 2), 0.5),
+        (np.int64(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.longdouble(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.str_("x"), "x"),
+        (np.array(3), 3),
+        (np.datetime64("2026-01-02"), "2026-01-02"),
+        ({np.int64(1): np.float64(2.0)}, {"1": 2.0}),
+        (Point(1, [np.int8(2)]), {"x": 1, "tags": [2]}),
+        (
+            Order(id=1, lines=[Line(sku="a")]),
+            {"id": 1, "lines": [{"sku": "a", "price": 0.0, "double": "aa"}]},
+        ),
+        ([Order(id=np.int64(1))], [{"id": 1, "lines": []}]),
+        (Text("x"), "x"),
+        (deque([1, 2]), [1, 2]),
+        (range(2), [0, 1]),
+        ({"a": 1}.values(), [1]),
+        (MappingProxyType({"a": 1}), {"a": 1}),
+        (Noon(2026, 1, 2, 12, tzinfo=UTC), "2026-01-02T12:00:00+00:00"),
     ],
 )
 def test_what_a_handler_returns_is_its_result(value: Any, result: Any) -> None:
     ack = settled(Returned(value))
     assert ack.state is DONE
     assert (None if ack.result is None else json.loads(ack.result)) == result
+
+
+class Ends:
+    """Its text ends the process, or would."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Raises(pydantic.BaseModel):
+    a: int
+
+    @pydantic.field_serializer("a")
+    def _raise(self, value: int) -> int:
+        raise KeyError(value)
 
 
 class Unprintable:
@@ -167,11 +241,53 @@ def deep() -> Any:
     return value
 
 
-@pytest.mark.parametrize("value", [Unprintable(), "\ud800", deep(), "x" * (RESULT_BYTES_MAX + 1)])
-def test_a_result_that_cannot_be_stored_does_not_undo_the_work(value: Any) -> None:
-    ack = settled(Returned(value))
-    assert ack.state is DONE
-    assert "unstored" in json.loads(ack.result or "")
+class Frame:
+    """As a data frame of pandas."""
+
+    def to_dict(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (Unprintable(), "Unprintable has no JSON form: use JSON's types"),
+        (object(), "object has no JSON form"),
+        (1j, "complex has no JSON form"),
+        (Path("/tmp"), "PosixPath has no JSON form: use str"),
+        (Frame(), "Frame has no JSON form: use a list of numbers (.tolist()), or store"),
+        (np.array([1, 2]), "ndarray has no JSON form: use a list of numbers (.tolist())"),
+        ({"a": [np.array([1])]}, "ndarray has no JSON form"),
+        (np.datetime64("2026-01-02", "ns"), "datetime64 has no JSON form"),
+        (np.timedelta64(1, "ns"), "timedelta64 has no JSON form"),
+        (np.complex64(1), "complex64 has no JSON form: use int, float, or a list of these"),
+        (np.ma.masked, "MaskedConstant has no JSON form"),
+        (range(10**12), "range has no JSON form"),
+        (iter([1]), "list_iterator has no JSON form"),
+        ("\ud800", "it contains a lone surrogate"),
+        (deep(), "it is nested too deeply"),
+        ("x" * (RESULT_BYTES_MAX - 1), "it takes 262,145 bytes, and the limit is 262,144: store"),
+        (float("nan"), "it contains NaN"),
+        ({"a": [1, float("-inf")]}, "it contains NaN or an infinity"),
+        (np.float64("nan"), "it contains NaN"),
+        (Order(id=1, lines=[Line(sku="a", price=float("nan"))]), "it contains NaN"),
+        (Unstored("stdout is too long"), "stdout is too long"),
+        (Ends(), "Ends has no JSON form"),
+        (Raises(a=1), "encoding Raises raised PydanticSerializationError"),
+    ],
+)
+def test_a_result_that_cannot_be_stored_does_not_undo_the_work(value: Any, why: str) -> None:
+    for returned in (value, Stop(value)):
+        ack = settled(Returned(returned))
+        assert (ack.state, ack.result) == (DONE, None)
+        assert (ack.reason or "").startswith(f"its result was not stored: {why}")
+
+
+def test_a_job_that_needs_a_result_that_was_not_stored_fails() -> None:
+    error = ResultNotStored(7, "its result was not stored: it contains NaN")
+    ack = settled(Raised(error))
+    assert ack.state is FAILED
+    assert "job 7 is done, but its result was not stored" in (ack.reason or "")
+    assert settled(Raised(error), on_error={ResultNotStored: Retry(5)}).delay_s == 5
 
 
 @pytest.mark.parametrize(
@@ -269,21 +385,6 @@ def test_a_secret_is_hidden_however_an_error_says_it(kind: str) -> None:
         ack = decide(job, Task(log_in, redact=["password"]), Raised(error))
     assert "sesame" not in f"{ack.reason} {ack.error}"
     assert not any(f"{start}…" in f"{ack.reason} {ack.error}" for start in ("s", "se", "ses"))
-
-
-class Ends:
-    """Its text ends the process, or would."""
-
-    def __str__(self) -> str:
-        raise SystemExit(3)
-
-
-def test_a_result_whose_text_would_end_the_process_does_not_undo_the_work() -> None:
-    ack = settled(Returned(Ends()))
-    assert (ack.state, json.loads(ack.result or "")) == (
-        JobState.DONE,
-        {"unstored": "Ends: SystemExit"},
-    )
 
 
 @pytest.mark.parametrize("step", [Next("b", note="\0"), Next("\ud800"), Next("a\0b"), Next("")])

@@ -10,7 +10,7 @@ from taskd.client.tasks import task as client_task
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import KEY_BYTES_MAX, Enqueued, Unique
-from taskd.core.outcomes.policy import _result_json
+from taskd.core.outcomes.results import result_of
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidJob
@@ -65,7 +65,7 @@ def test_options_cannot_make_keys_of_arguments_that_the_task_has_not() -> None:
 def test_an_answer_is_a_number_in_arguments_and_results() -> None:
     events = Enqueued.instead(7, "skipped")
     assert encode_args("sync", {"parent": events, "x": None}) == '{"parent":7,"x":null}'
-    assert _result_json({"child": events}) == '{"child":7}'
+    assert result_of({"child": events})[0] == '{"child":7}'
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,19 @@ def test_a_retry_is_reported_apart_from_what_was_never_tried_or_was_given_back()
     assert words(**LATER, claimed_before=True, error_type="ValueError") == ["retry"]
 
 
+def test_arguments_that_do_not_fit_need_action_and_are_no_failed_attempt() -> None:
+    unfit = {"claimed_before": True, "error_type": "ArgsDoNotFit", "error_message": "task t: odd"}
+    assert why(**LATER, **unfit) == [
+        Reason(Why.ARGS_UNFIT, needs_action=True),
+        Reason(Why.SCHEDULED),
+    ]
+    assert words(**unfit) == ["args_unfit", "queued"]
+    known = msgspec.convert(NOTHING | QUEUED | LATER | unfit, Facts)
+    [why_not, when] = [each.text for each in explain(known)]
+    assert "do not fit the code that has claimed it last: task t: odd. No attempt counts" in why_not
+    assert "its handler asked" not in when
+
+
 def test_what_was_put_aside_waits_for_its_task_and_not_for_its_time() -> None:
     aside = LATER | {"parked": True, "claimed_before": True, "error_type": "ValueError"}
     assert words(**aside, task_paused_at=NOW) == ["task_paused"]

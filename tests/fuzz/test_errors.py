@@ -17,7 +17,8 @@ from taskd.core.jobs.job import Job, JobState
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised, Returned
-from taskd.core.outcomes.policy import RESULT_BYTES_MAX, decide
+from taskd.core.outcomes.policy import decide
+from taskd.core.outcomes.results import RESULT_BYTES_MAX
 from taskd.core.tasks.argument_versions import HIDDEN
 from taskd.core.tasks.task import Task
 from tests.fuzz import strategies as odd
@@ -201,7 +202,7 @@ values = st.one_of(
 def test_whatever_is_returned_is_stored_bounded_and_the_job_is_done(value: Any) -> None:
     ack = settled(*attempt(), Returned(value))
     assert ack.state == JobState.DONE
-    assert len((ack.result or "").encode()) <= RESULT_BYTES_MAX + 1024
+    assert len((ack.result or "").encode()) <= RESULT_BYTES_MAX
 
 
 @odd.examples(100)

@@ -20,4 +20,4 @@ async def snapshot(sql) -> list:
 
 
 async def jobs_completed(on, job, result: str | None = None) -> list:
-    return await on.fetch("complete_job", job.id, job.worker_id, job.fence, result, None)
+    return await on.fetch("complete_job", job.id, job.worker_id, job.fence, result, None, None)

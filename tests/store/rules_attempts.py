@@ -188,6 +188,8 @@ class Attempts(Player):
     async def _complete(self, job: Job, *, commits: bool) -> list[Any]:
         transaction = self.stage.connection.transaction()
         await transaction.start()
-        rows = await self.on.fetch("complete_job", job.id, job.worker_id, job.fence, "1", None)
+        rows = await self.on.fetch(
+            "complete_job", job.id, job.worker_id, job.fence, "1", None, None
+        )
         await (transaction.commit() if commits and rows else transaction.rollback())
         return rows

@@ -169,7 +169,7 @@ async def test_a_worker_that_nobody_is_matches_no_waiting_job(sql, lane: Lane) -
     [job_id] = await enqueue(lane)
     for name, args in (
         ("ack_done", (None, [job_id], [0])),
-        ("complete_job", (job_id, None, 0, None, None)),
+        ("complete_job", (job_id, None, 0, None, None, None)),
     ):
         assert [r for r in await lane.fetch(name, *args) if r[0]] == []
     assert await state_of(sql, job_id) == "queued"

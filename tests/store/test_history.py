@@ -99,7 +99,7 @@ async def test_finished_jobs_expire_by_their_queue_and_outcome(sql, lane, me, ot
     await settle(lane, settled, DONE, result="1")
     await settle(lane, failed, FAILED)
     await settle(lane, cancelled, CANCELLED)
-    await lane.fetch("complete_job", completed.id, me, completed.fence, None, None)
+    await lane.fetch("complete_job", completed.id, me, completed.fence, None, None, None)
     [by_hand] = await enqueue(lane)
     await jobs.cancel(lane, [by_hand], "by hand")
     crashed = await run_one(lane, other)
@@ -139,7 +139,7 @@ async def test_a_retention_of_nothing_leaves_no_row_and_acks_count_as_written(
     assert await done(lane, plain) == 1
     assert await settle(lane, settled, DONE, result="1") == DONE
     assert await settle(lane, failed, FAILED) == FAILED
-    assert await lane.fetch("complete_job", completed.id, me, completed.fence, None, None)
+    assert await lane.fetch("complete_job", completed.id, me, completed.fence, None, None, None)
     assert await sql.fetchval("SELECT count(*) FROM taskd.jobs") == 0
 
 

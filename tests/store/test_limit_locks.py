@@ -82,7 +82,7 @@ async def test_a_handlers_own_transaction_keeps_no_lock_of_the_limit(
     handlers = await connect()
     async with Transaction(handlers) as transaction:
         fetches = callers_connection.fetches(handlers)
-        assert await fetches.fetch("complete_job", first.id, me, first.fence, None, None)
+        assert await fetches.fetch("complete_job", first.id, me, first.fence, None, None, None)
         assert await done(lane, second) == 1
         assert await queued(sql) == [born[2]]
         await transaction.commit()

@@ -79,7 +79,7 @@ async def end(on: Any, me: int, job: Job, how: str) -> None:
         case "done with a result":
             await settle(on, job, DONE, result='{"a": 1}')
         case "completed":
-            assert await on.fetch("complete_job", job.id, job.worker_id, job.fence, "1", None)
+            assert await on.fetch("complete_job", job.id, job.worker_id, job.fence, "1", None, None)
         case "failed":
             await settle(on, job, FAILED, reason="no")
         case "expired":

@@ -18,6 +18,7 @@ import pytest
 from taskd import tasks
 from taskd.config import Settings, load
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+from taskd.core.outcomes.results import Unstored
 from taskd.errors import ConfigError, InvalidArgs
 from taskd.tasks import run_command
 from taskd.tasks.run_command import CommandFailed, CommandNotAllowed
@@ -152,7 +153,8 @@ async def test_gigabytes_on_stdout_and_stderr_do_not_fill_the_memory() -> None:
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = await run({"argv": [*PYTHON, script]})
-    assert result == {"unstored": f"stdout of {200 * 1048576} bytes"}
+    assert isinstance(result, Unstored)
+    assert result.why == "stdout has 209,715,200 bytes; the limit is 262,144"
     with pytest.raises(CommandFailed, match=r"the end$") as raised:
         await run({"argv": [*PYTHON, script + "; sys.exit(1)"]})
     assert len(str(raised.value)) < 1000

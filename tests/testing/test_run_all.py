@@ -12,6 +12,7 @@ from taskd import Cancel, Client, Fail, Fixed, Retry, Snooze
 from taskd.errors import JobNotFound
 from taskd.handlers import Item
 from taskd.testing import AttemptFailed, Crash, TaskdDB
+from taskd.workflows import pipeline, stage
 
 
 async def test_jobs_run_one_after_the_other_the_most_urgent_first(
@@ -127,7 +128,22 @@ async def test_a_job_that_does_not_fit_its_task_is_reported_by_check(
     async def work(number: int) -> None: ...
 
     await client.enqueue_named("work", {"number": "x"}, queue="default")
-    with pytest.raises(AttemptFailed, match="InvalidArgs"):
+    with pytest.raises(AttemptFailed, match="ArgsDoNotFit: task work: Expected `int`"):
+        await db.run_all(check=True)
+
+
+async def test_a_stage_whose_result_the_next_one_cannot_have_is_reported_by_check(
+    db: TaskdDB, client: Client, task: Any
+) -> None:
+    @task()
+    async def first() -> Any:
+        return 1j
+
+    @task()
+    async def second(n: int) -> None: ...
+
+    await pipeline("two", stage("first", first), stage("second", second)).start(client=client)
+    with pytest.raises(AttemptFailed, match="needs its result, but its result was not stored"):
         await db.run_all(check=True)
 
 

@@ -136,3 +136,8 @@ async def _never_runs() -> None: ...
 @task(process=True, registry=REGISTRY, max_attempts=1)
 def returns_coroutine() -> Any:
     return _never_runs()
+
+
+@task(process=True, registry=REGISTRY)
+def returns_no_json() -> Any:
+    return 1j

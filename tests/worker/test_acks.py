@@ -120,7 +120,8 @@ async def test_a_refused_outcome_harms_its_own_job_only(
     odd = rows.pop(37)
     assert {(row["state"], row["result"]) for row in rows} == {("done", '"fine"')}
     assert odd["state"] == ("done" if kind == "result" else "failed")
-    assert ("unstored" in odd["result"]) if kind == "result" else odd["result"] is None
+    assert odd["result"] is None
+    assert odd["reason"].startswith("its result was not" if kind == "result" else "the outcome")
     assert json.loads(odd["errors"])[-1]["type"] == "UnstorableOutcome"
     assert [had["job_id"] for had in desk.emitted.of("job.outcome_refused")] == [odd["id"]]
 

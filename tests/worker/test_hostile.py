@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from taskd.core.jobs.backoff import Fixed
-from taskd.core.outcomes.policy import RESULT_BYTES_MAX
+from taskd.core.outcomes.results import RESULT_BYTES_MAX
 from taskd.store.connections.error_translation import first_line
 from taskd.worker.running import attempt_table
 from tests.worker.conftest import Desk, until
@@ -431,7 +431,9 @@ async def test_results_at_the_limit_and_errors_of_errors(desk: Desk) -> None:
     rows = await desk.settled(fits, over, odd)
     assert [row["state"] for row in rows] == ["done"] * 3
     assert len(rows[0]["result"]) == RESULT_BYTES_MAX
-    assert "unstored" in rows[1]["result"]
+    assert rows[1]["result"] is rows[2]["result"] is None
+    assert "it takes 262,145 bytes" in rows[1]["reason"]
+    assert "nested too deeply" in rows[2]["reason"]
     assert first_line(ValueError("a\nb")) == "a"
 
 

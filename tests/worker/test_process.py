@@ -52,15 +52,6 @@ async def test_a_handler_runs_in_another_process_with_all_it_may_return_and_rais
     assert not lives(result["pid"])
 
 
-async def test_arguments_that_do_not_fit_are_refused_in_the_process(desk: Desk) -> None:
-    from taskd.core.jobs.job import NewJob
-
-    (job,) = await desk.enqueue(NewJob("adds", '{"a": "one"}', "default", max_attempts=1))
-    await desk.start(app.REGISTRY, process_slots=1)
-    (row,) = await desk.settled(job)
-    assert row["reason"].startswith("InvalidArgs: task adds: Expected `int`")
-
-
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import pydantic
 import pytest
 
 from taskd import Client, Context, events
@@ -108,6 +109,10 @@ async def test_a_task_name_in_a_row_is_never_imported(
 # What the log says.
 
 
+class Model(pydantic.BaseModel):
+    text: Literal["red"]
+
+
 async def test_no_line_of_taskds_own_shows_arguments_results_or_passwords(
     desk: Any, dsn: str, sql: Any, other: Any
 ) -> None:
@@ -122,6 +127,9 @@ async def test_no_line_of_taskds_own_shows_arguments_results_or_passwords(
     async def wants_a_colour(text: Literal["red", "blue"]) -> None: ...
 
     @desk.task(max_attempts=1)
+    async def wants_a_model(text: Model) -> None: ...
+
+    @desk.task(max_attempts=1)
     async def enqueues(ctx: Context, text: str) -> None:
         # A check constraint of the user, whose DETAIL quotes the row.
         async with Client(desk.dsn) as client:
@@ -130,10 +138,13 @@ async def test_no_line_of_taskds_own_shows_arguments_results_or_passwords(
     await sql.execute("ALTER TABLE taskd.job ADD CHECK (NOT args ? 'guard')")
     await desk.start(queues=("default",), smtp_password=PASSWORD)
     args = json.dumps({"text": PAYLOAD})
-    names = ["returns", "wants_a_number", "wants_a_colour", "enqueues", "nobody"]
+    unfit = ["wants_a_number", "wants_a_colour", "wants_a_model"]
+    names = ["returns", "enqueues", "nobody", *unfit]
     ids = await desk.enqueue(*(NewJob(name, args, "default") for name in names))
-    rows = await desk.settled(*ids[:4])
-    assert [row["state"] for row in rows] == ["done", "failed", "failed", "failed"]
+    rows = await desk.settled(*ids[:2])
+    assert [row["state"] for row in rows] == ["done", "failed"]
+    for task in unfit:
+        await desk.emitted.wait("task.args_unfit", task=task)
     await desk.emitted.wait("task.unknown")
     # Its history refuses an outcome, with the row in the DETAIL.
     await other.execute("ALTER TABLE taskd.job_history ADD CHECK (result IS NULL)  NOT VALID")

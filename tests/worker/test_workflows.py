@@ -156,6 +156,11 @@ async def test_the_end_of_a_group_waits_for_a_member_whose_worker_dies(desk: Des
 
 # Pipelines.
 
+TOO_LARGE = (
+    "its result was not stored: it takes 300,002 bytes, and the limit is 262,144: "
+    "store the data elsewhere and return a reference to it"
+)
+
 
 class Ingest:
     """A pipeline of three stages whose handlers return what the test sets."""
@@ -231,7 +236,8 @@ async def test_a_refused_result_does_not_fail_the_handler_that_ends_the_run(
     run_id, _ = await begin(desk, ingest)
     [row] = await ran(desk, run_id)
     assert row[:2] == ("fetch", "done")
-    assert "unstored" in row[2]
+    assert row[2] is None
+    assert row[3].startswith("its result was not stored: ")
 
 
 async def test_no_stage_starts_without_the_result_that_was_refused(desk: Desk) -> None:
@@ -247,7 +253,7 @@ async def test_no_stage_starts_without_the_result_that_was_refused(desk: Desk) -
     await desk.start()
     [row] = await ran(desk, run.id)
     assert (row[0], row[1]) == ("first", "failed")
-    assert row[3].startswith('the stage "second" cannot have its result: ')
+    assert row[3].startswith('the stage "second" needs its result, but its result was not stored: ')
 
 
 @pytest.mark.parametrize(
@@ -258,18 +264,24 @@ async def test_no_stage_starts_without_the_result_that_was_refused(desk: Desk) -
         (Next("parse", doc="x", more=1), 'the stage "parse" has no argument "more"'),
         ({"doc": "x", "other": 1}, 'the stage "parse" has no argument "other"'),
         (None, 'the stage "parse" needs the argument "doc"'),
-        ("x" * 300_000, 'the stage "parse" cannot have its result: result of 300002 bytes'),
+        (
+            "x" * 300_000,
+            f'the stage "parse" needs its result, but {TOO_LARGE}',
+        ),
     ],
 )
 async def test_what_does_not_fit_fails_the_job_and_the_run_goes_on_when_it_is_retried(
     desk: Desk, ingest: Ingest, said: Any, reason: str
 ) -> None:
     ingest.says["fetch"] = said
-    run_id, _ = await begin(desk, ingest)
+    run_id, worker = await begin(desk, ingest)
     [row] = await ran(desk, run_id)
     assert (row[1], row[3]) == ("failed", reason)
     del ingest.says["fetch"]
     [job] = await desk.sql.fetch("SELECT id FROM taskd.jobs")
+    await desk.emitted.wait("job.result_refused", job_id=job[0])
+    counts = worker.worker.parts.shared.recorder.counts
+    assert (counts["done"], counts["failed"]) == (0, 1)
     await desk.sql.execute("SELECT taskd.retry(ARRAY[$1::bigint], NULL)", job[0])
     assert [row[:2] for row in await ran(desk, run_id)] == [
         ("fetch", "done"), ("parse", "done"), ("save", "done")

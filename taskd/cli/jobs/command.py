@@ -38,13 +38,13 @@ def _attempts(row: Row) -> str:
 
 
 def _note(row: Row) -> str:
-    """Return the text of the column NOTE: why the job failed or waits, or when it is due."""
+    """Return the text of the column NOTE: why it failed, waits or has no result, or when due."""
     if row["state"] == JobState.SCHEDULED:
         due = row["due_in_s"]
         when = f"in {span(due)}" if due > 0 else "due"
         return f"{when}: {row['last_error']}" if row["last_error"] else when
     if row["state"] == JobState.DONE:
-        return ""
+        return row["reason"] or ""
     return row["reason"] or row["last_error"] or ""
 
 

@@ -28,6 +28,7 @@ LEFT_WORDS = {
     "future": "scheduled for later",
     "paused": "in paused queues",
     "unknown": "of tasks that this worker does not know",
+    "unfit": "with arguments that do not fit",
     "blocked": "waiting for other jobs",
     "later_retries": "due again in more than 60 s",
 }

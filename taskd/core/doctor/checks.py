@@ -180,6 +180,11 @@ DATABASE = (
         ("doctor_tasks",), jobs.unknown_tasks,
     ),
     Check(
+        "unfit_arguments", "Waiting jobs whose arguments do not fit the code of their task",
+        "Workers claim and release these jobs repeatedly, and do not run them.",
+        ("doctor_unfit",), jobs.unfit_arguments,
+    ),
+    Check(
         "paused", "Pauses that keep jobs waiting, or have lasted for more than a day",
         "The jobs wait until the pause ends.",
         ("doctor_queues", "doctor_tasks", "doctor_schedules"), jobs.paused,

@@ -71,6 +71,24 @@ def unknown_tasks(facts: Facts) -> Iterator[Observation]:
     yield ok("no job has waited for a minute because its task is unknown")
 
 
+def unfit_arguments(facts: Facts) -> Iterator[Observation]:
+    """Find jobs whose arguments do not fit the code of their task."""
+    for row in facts["doctor_unfit"]:
+        if row["unfit_s"] < GRACE_S:
+            continue
+        yield error(
+            f"the arguments of {many(row['jobs'], 'job')} of the task {row['task']} in the queue "
+            f"{row['queue']} do not fit its code, for up to {span(row['unfit_s'])}: "
+            f"{row['message']}",
+            command(f"taskd why {row['first_id']}"),
+            advice(
+                "Deploy code that accepts these arguments, for example with `upgrade=`. Or change "
+                "the arguments (`taskd jobs set ID --arg NAME=VALUE`), or cancel the jobs."
+            ),
+        )
+    yield ok("no arguments have been refused for a minute by the code of their task")
+
+
 def paused(facts: Facts) -> Iterator[Observation]:
     """Find pauses that keep due jobs waiting, and old pauses without an end."""
     for row in facts["doctor_queues"]:

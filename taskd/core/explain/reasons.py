@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from taskd.core.jobs.failure import ARGS_UNFIT
 from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.worker_status import BLOCKED_S_MIN, WorkerStatus
@@ -214,6 +215,8 @@ class Why(StrEnum):
     TASK_PAUSED = "task_paused"
     # Its arguments have a newer version than the published task knows.
     ARGS_NEWER = "args_newer"
+    # Its arguments do not fit the code of the worker that has claimed it last.
+    ARGS_UNFIT = "args_unfit"
     # It expires if no attempt has started by its deadline.
     DEADLINE = "deadline"
     # No live worker serves its queue.
@@ -342,7 +345,8 @@ def with_blocked_loop(facts: Facts) -> list[Server]:
 
 def _later(facts: Facts) -> Iterator[Reason]:
     if not facts.parked:
-        yield Reason(Why.RETRY if facts.claimed_before and facts.error_type else Why.SCHEDULED)
+        failed = facts.claimed_before and facts.error_type not in (None, ARGS_UNFIT)
+        yield Reason(Why.RETRY if failed else Why.SCHEDULED)
     # A job that is parked for its paused task waits for the end of the pause, not for its due time.
     elif facts.task_paused_at is None:
         yield Reason(Why.SCHEDULED)
@@ -358,6 +362,8 @@ def _not_run(facts: Facts) -> Iterator[Reason]:
         yield Reason(Why.TASK_PAUSED, needs_action=facts.task_paused_until is None)
     if facts.args_version > (facts.task_args_version or facts.args_version):
         yield Reason(Why.ARGS_NEWER, needs_action=True)
+    if facts.error_type == ARGS_UNFIT:
+        yield Reason(Why.ARGS_UNFIT, needs_action=True)
 
 
 def _delayed(facts: Facts) -> Iterator[Reason]:

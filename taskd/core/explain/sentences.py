@@ -22,6 +22,7 @@ from taskd.core.explain.reasons import (
     without_threads,
 )
 from taskd.core.humanize import count, given_up, moment, rate_text, span
+from taskd.core.jobs.failure import ARGS_UNFIT
 from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.tasks.registry import BUILT_IN_APP
 
@@ -52,7 +53,8 @@ def _finished(facts: Facts) -> Words:
     show, retry = f"taskd jobs show {facts.id}", f"taskd jobs retry {facts.id}"
     match facts.state:
         case JobState.DONE:
-            return f"It was done {ago}, by attempt {facts.attempt}.", []
+            but = f" But {first_line(facts.reason)}." if facts.reason else ""
+            return f"It was done {ago}, by attempt {facts.attempt}.{but}", []
         case JobState.CANCELLED:
             return f"It was cancelled {ago}{_because(facts.reason)}", [retry]
     cause = facts.reason or (_error(facts) if facts.error_type else None)
@@ -164,6 +166,15 @@ def _args_newer(facts: Facts) -> Words:
     return text, []
 
 
+def _args_unfit(facts: Facts) -> Words:
+    text = (
+        "Its arguments do not fit the code that has claimed it last: "
+        f"{first_line(facts.error_message)}. No attempt counts. It is tried again at intervals of "
+        "up to five minutes, until a worker has other code, or its arguments are changed."
+    )
+    return text, [f"taskd jobs show {facts.id}", f"taskd jobs set {facts.id} --arg NAME=VALUE"]
+
+
 def _deadline(facts: Facts) -> Words:
     if (facts.expires_in_s or 0.0) <= 0:
         return (
@@ -218,7 +229,8 @@ def _scheduled(facts: Facts) -> Words:
         return "It is parked; a worker that has its task makes it due within seconds.", []
     if facts.parked:
         return "It is parked until a worker of its queue has its task.", []
-    handler_asked = "its handler asked for that, or " if facts.knowing or not facts.serving else ""
+    refused = facts.error_type == ARGS_UNFIT or (facts.serving and not facts.knowing)
+    handler_asked = "" if refused else "its handler asked for that, or "
     text = f"It was released, and is due again {_due(facts)}: {handler_asked}its worker could not"
     return f"{text} run it.", []
 
@@ -384,6 +396,7 @@ SENTENCES: dict[Why, Callable[[Facts], Words]] = {
     Why.KEY_HELD: _key_held,
     Why.TASK_PAUSED: _task_paused,
     Why.ARGS_NEWER: _args_newer,
+    Why.ARGS_UNFIT: _args_unfit,
     Why.DEADLINE: _deadline,
     Why.UNSERVED: _unserved,
     Why.TASK_UNKNOWN: _task_unknown,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from taskd.core.jobs.unique import to_json_type
+from taskd.core.jobs.json_values import has_odd_float, to_argument_type
 from taskd.errors import InvalidArgs
 
 
@@ -19,11 +18,9 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
         InvalidArgs: the arguments are not a mapping by name, or have no JSON form.
     """
     try:
-        payload = msgspec.json.encode(args, enc_hook=to_json_type)
-        # msgspec writes NaN and infinities as null, which an optional argument would accept.
-        odd = b"null" in payload and _has_odd_float(
-            msgspec.to_builtins(args, enc_hook=to_json_type)
-        )
+        payload = msgspec.json.encode(args, enc_hook=to_argument_type)
+        # An optional argument would accept the null of a NaN.
+        odd = b"null" in payload and has_odd_float(args)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgs(f"task {task}: {error}") from None
     if odd:
@@ -32,13 +29,3 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
         kind = type(args).__name__
         raise InvalidArgs(f"task {task}: the arguments must be a mapping by name, not a {kind}")
     return payload.decode()
-
-
-def _has_odd_float(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, dict):
-        return any(_has_odd_float(v) for v in value.values())
-    if isinstance(value, list | tuple | set | frozenset):
-        return any(_has_odd_float(v) for v in value)
-    return False

@@ -16,6 +16,8 @@ ERROR_BYTES_MAX = 4096
 MESSAGE_BYTES_MAX = 1024
 TYPE_BYTES_MAX = 200
 FRAMES_MAX = 30
+# The type of the error of a job whose arguments the code of its task cannot read.
+ARGS_UNFIT = "ArgsDoNotFit"
 CHAIN_MAX = 5
 # The folders of taskd, whose frames precede those of a handler, and of the built-in tasks, which
 # are handlers. Each ends with a slash.

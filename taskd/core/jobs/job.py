@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from taskd.core.jobs.json_values import has_odd_float, to_json_type
 from taskd.core.jobs.limit import LimitOf
 from taskd.core.jobs.unique import Unique
 from taskd.core.validation import check_int, check_seconds, quoted
@@ -228,9 +229,12 @@ def check_metadata(metadata: Mapping[str, Any]) -> str:
             U+0000.
     """
     try:
-        payload = msgspec.json.encode(metadata)
+        payload = msgspec.json.encode(metadata, enc_hook=to_json_type)
+        odd = b"null" in payload and has_odd_float(metadata)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidJob(f"metadata: {error}") from None
+    if odd:
+        raise InvalidJob("metadata: NaN and infinities have no JSON form")
     if not payload.startswith(b"{"):
         raise InvalidJob(f"metadata must be a mapping by name, not a {type(metadata).__name__}")
     # Measured as PostgreSQL writes jsonb: with a space after each comma and colon.

@@ -94,6 +94,7 @@ class Enqueued(int):
         Raises:
             JobFailed: the job has failed; see `reason` and `error` of the exception.
             JobCancelled: the job was cancelled; see `reason` of the exception.
+            ResultNotStored: the job is done, but its result could not be stored.
             JobNotFound: the job's transaction was not committed, or the job is no longer stored.
             TimeoutError: the job has not ended within `timeout_s`. The job is not cancelled.
             RuntimeError: this value has no client, because it was copied or unpickled.
@@ -105,7 +106,8 @@ class Enqueued(int):
 
         Raises:
             RuntimeError: an event loop runs in this thread, and the wait would block the loop.
-            JobFailed, JobCancelled, JobNotFound, TimeoutError, RuntimeError: as for result().
+            JobFailed, JobCancelled, ResultNotStored, JobNotFound, TimeoutError, RuntimeError: as
+                for result().
         """
         return self._client().result_sync(self, timeout_s)
 
@@ -141,13 +143,6 @@ def _unpickled(
     enqueued = kind.instead(job_id, outcome)
     enqueued.enqueued_us = enqueued_us
     return enqueued
-
-
-def to_json_type(value: object) -> int:
-    """Return an Enqueued as an int: an `enc_hook` for msgspec, which refuses subclasses of int."""
-    if isinstance(value, Enqueued):
-        return int(value)
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ class Ack(msgspec.Struct, gc=False):
         refund: the attempt does not count towards `max_attempts`.
         interrupted: the worker ended the attempt because the worker stopped or lost its lease. At
             most ten such attempts of a job are refunded.
-        reason: why the job has failed or was cancelled, or None.
+        reason: why the job has failed or was cancelled, or why its result was not stored, or None.
         error: JSON object that is appended to the job's `errors`, or None.
         result: JSON text of the job's result, or None.
         next: JSON text of the pipeline stage that the handler chose, or of the end of the run.

@@ -129,6 +129,19 @@ class ArgsNewer:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgsUnfit:
+    """The arguments do not fit the code of this worker: the job waits for other code.
+
+    Attributes:
+        error: JSON of the Failure that says why.
+        delay_s: seconds until the job is due again (unknown_tasks.py).
+    """
+
+    error: str
+    delay_s: float = unknown_tasks.DELAY_S
+
+
+@dataclass(frozen=True, slots=True)
 class TaskPaused:
     """The task is paused: the job is parked until the pause ends."""
 
@@ -144,6 +157,7 @@ NeverStarted = (
     | RunsElsewhere
     | TaskUnknown
     | ArgsNewer
+    | ArgsUnfit
     | TaskPaused
     | Expired
     | IdTaken

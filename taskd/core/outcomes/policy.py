@@ -8,8 +8,7 @@ attempt still owns the job's row.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,12 +17,12 @@ from taskd.core.jobs import backoff, failure
 from taskd.core.jobs.failure import clean_reason
 from taskd.core.jobs.job import Job, JobState
 from taskd.core.jobs.pipeline_steps import Next, Stop
-from taskd.core.jobs.unique import Enqueued
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze, Verdict
 from taskd.core.outcomes import unknown_tasks
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
+    ArgsUnfit,
     AttemptEnd,
     AttemptsSpent,
     CancelRequested,
@@ -40,13 +39,13 @@ from taskd.core.outcomes.attempt_ends import (
     TaskUnknown,
     TimedOut,
 )
+from taskd.core.outcomes.results import result_of
 from taskd.core.tasks import argument_versions
-from taskd.errors import InvalidArgs
+from taskd.errors import InvalidArgs, ResultNotStored
 
 if TYPE_CHECKING:
-    from taskd.core.tasks.task import Task
+    from taskd.core.tasks.task import Rule, Task
 
-RESULT_BYTES_MAX = 256 * 1024
 # The delay of a job whose task is paused. The first worker that notices the end of the pause makes
 # such jobs due immediately; without such a worker, they are due after this delay.
 PARKED_S = 3600.0
@@ -103,6 +102,9 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
     match happened:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, parked=True)
+        case ArgsUnfit(error=error, delay_s=delay_s):
+            # Not parked: a worker with the same code would bring a parked job back at once.
+            return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, error=error)
         case TaskPaused():
             return _ack(job, JobState.SCHEDULED, delay_s=PARKED_S, refund=True, parked=True)
         case AttemptsSpent(limit):
@@ -139,7 +141,8 @@ def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
         return _raised(job, task, value)
     if issubclass(type(value), Next | Stop):
         return _stepped(job, task, value)
-    return _ack(job, JobState.DONE, result=_result_json(value))
+    result, unstored = result_of(value)
+    return _ack(job, JobState.DONE, result=result, reason=unstored)
 
 
 def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
@@ -147,31 +150,8 @@ def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
         following = step.to_json()
     except InvalidArgs as error:
         return _raised(job, task, error)
-    value = step.result if isinstance(step, Stop) else None
-    result = None if value is None else _result_json(value)
-    return _ack(job, JobState.DONE, result=result, next=following)
-
-
-def _result_json(value: Any) -> str:
-    """Return the JSON of a result, or of a note why the result cannot be stored.
-
-    A result that cannot be stored must not make the job run again, because its work is done.
-    """
-    try:
-        text = msgspec.json.encode(value, enc_hook=_in_json).decode()
-        if len(text.encode()) > RESULT_BYTES_MAX:
-            text = msgspec.json.encode({"unstored": f"result of {len(text)} bytes"}).decode()
-        if "\\u0000" in text:
-            # PostgreSQL cannot store U+0000. After an odd number of backslashes, `\u0000` is text.
-            text = re.sub(r"((?<!\\)(?:\\\\)*)\\u0000", r"\1\\u2400", text)
-    except BaseException as error:  # noqa: BLE001 - RecursionError, surrogates, objects whose str() raises
-        kind = failure.clean(failure.kind_of(value), 200)
-        return msgspec.json.encode({"unstored": f"{kind}: {failure.kind_of(error)}"}).decode()
-    return text
-
-
-def _in_json(value: Any) -> int | str:
-    return int(value) if isinstance(value, Enqueued) else str(value)
+    result, unstored = result_of(step.result if isinstance(step, Stop) else None)
+    return _ack(job, JobState.DONE, result=result, reason=unstored, next=following)
 
 
 def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
@@ -208,12 +188,14 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
 def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:
     """Return the verdict of the task's `on_error` for the exception's most specific class, if any.
 
-    A backoff becomes a Retry with its delay.
+    A backoff becomes a Retry with its delay. Without a rule, a job that needs a result that was not
+    stored fails: no retry can store the result.
     """
-    if task is None:
-        return None
+    rules: Mapping[type[BaseException], Rule] = {ResultNotStored: Fail}
+    if task is not None:
+        rules = {**rules, **task.on_error}
     for kind in type(error).__mro__:
-        rule = task.on_error.get(kind)
+        rule = rules.get(kind)
         if rule is None:
             continue
         if isinstance(rule, Verdict):

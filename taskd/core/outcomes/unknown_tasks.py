@@ -4,6 +4,9 @@ The worker does not know the task of such a job, or its code reads only older ve
 arguments. If another live worker of the queue can run the jobs, they stay queued, and this worker
 no longer claims them. Otherwise they are parked with a growing delay, so that they do not slow down
 other jobs. The first worker of the queue that can run them makes them due.
+
+A job whose arguments do not fit the code is delayed in the same way, and not parked: only an
+attempt shows whether they fit the code of another worker.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ class _Met:
 
 
 class Unknown:
-    """The tasks whose jobs no live worker can run; times are of a monotonic clock."""
+    """Tasks whose jobs cannot run, and the delays of these jobs; times are of a monotonic clock."""
 
     def __init__(self) -> None:
         # By task and version of the arguments; the version is 0 if the task itself is unknown.

@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 from taskd.core.jobs import failure
+from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.job import ARGS_VERSION_MAX, check_task_name
+from taskd.core.jobs.json_values import to_argument_type
 from taskd.errors import InvalidArgs
 
 # Converts arguments of one version (a dict, from JSON) into arguments of the next version.
@@ -75,7 +77,7 @@ class ArgsVersions:
             raise InvalidArgs(f"task {self._task}: {error}") from None
         for version in range(args_version, self.args_version):
             names = self._step(names, version)
-        return msgspec.json.encode(names).decode()
+        return encode_args(self._task, names)
 
     def _step(self, args: dict[str, Any], version: int) -> dict[str, Any]:
         step = self._upgrade.get(version)
@@ -86,7 +88,7 @@ class ArgsVersions:
             )
         try:
             lifted = step(args)
-            msgspec.json.encode(lifted)
+            msgspec.json.encode(lifted, enc_hook=to_argument_type)
         except Exception as error:
             reason = failure.clean(f"{type(error).__name__}: {error}", 1000)
             raise InvalidArgs(

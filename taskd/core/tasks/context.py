@@ -66,6 +66,7 @@ class Context(Protocol):
         of a group in the order of the group.
 
         Raises:
+            ResultNotStored: the result of one of the jobs could not be stored; the job fails.
             ResultsTooLarge: the results take over 8 MiB together.
             StoreUnavailable: the database does not answer.
         """
@@ -74,7 +75,7 @@ class Context(Protocol):
         """Return the results as results() does, in a plain function.
 
         Raises:
-            ResultsTooLarge, StoreUnavailable: for the same reasons as results().
+            ResultNotStored, ResultsTooLarge, StoreUnavailable: for the same reasons as results().
         """
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:

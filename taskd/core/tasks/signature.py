@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from taskd.core.jobs.unique import to_json_type
+from taskd.core.jobs.json_values import to_argument_type
 from taskd.core.tasks import batch as batches
+from taskd.core.tasks.argument_types import schema_of
 from taskd.core.tasks.handler_kind import HandlerKind
 
 CONTEXT_PARAMETER = "ctx"
@@ -107,7 +108,7 @@ def _default(value: Any) -> Any:
 
 def args_schema_of(args_type: type[msgspec.Struct]) -> str:
     """Return the JSON Schema of the arguments: a flat top-level object, with `$defs` if needed."""
-    schema = msgspec.json.schema(args_type)
+    schema = schema_of(args_type)
     definitions = schema.pop("$defs", {})
     top = definitions.pop(str(schema.pop("$ref", "")).rpartition("/")[2], None) or schema
     top.pop("title", None)
@@ -129,7 +130,7 @@ def defaults_of(args_type: type[msgspec.Struct], names: Sequence[str]) -> dict[s
     fields = [each for each in msgspec.structs.fields(args_type) if each.name in names]
     given = {each.name: _made(each) for each in fields if not each.required}
     try:
-        return dict(msgspec.json.decode(msgspec.json.encode(given, enc_hook=to_json_type)))
+        return dict(msgspec.json.decode(msgspec.json.encode(given, enc_hook=to_argument_type)))
     except TypeError as error:
         raise TypeError(
             f"task {args_type.__name__}: the default of an argument that makes a key has no JSON "

@@ -28,6 +28,7 @@ from taskd.core.jobs.log_lines import keep_logs_of
 from taskd.core.jobs.unique import Unique
 from taskd.core.jobs.verdicts import Snooze, Verdict
 from taskd.core.tasks import batch as batches
+from taskd.core.tasks.argument_types import check_constraints, from_json_type, refusal
 from taskd.core.tasks.argument_versions import ArgsVersions, Upgrade, check_aliases, check_redact
 from taskd.core.tasks.handler_kind import HandlerKind, isolation_of, kind_of
 from taskd.core.tasks.signature import (
@@ -171,14 +172,15 @@ class Task(Generic[P, R]):
             fields = batches.args_fields(self._item)
         else:
             fields = args_fields(self.name, handler, self._signature)
+        check_constraints(self.name, fields)
         self.args_type = msgspec.defstruct(
             self.name, fields, kw_only=True, forbid_unknown_fields=True, gc=False
         )
         try:
-            self._decoder = msgspec.json.Decoder(self.args_type)
+            self._decoder = msgspec.json.Decoder(self.args_type, dec_hook=from_json_type)
             self.args_schema: str = args_schema_of(self.args_type)
         except TypeError as error:
-            raise TypeError(f"task {self.name}: {error}") from None
+            raise refusal(self.name, fields, error) from None
         self.signature_hash = hashlib.sha256(self.args_schema.encode()).hexdigest()[:32]
         self._fields = self.args_type.__struct_fields__
 

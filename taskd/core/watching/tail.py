@@ -249,9 +249,8 @@ def _end(job: JobRow, at: datetime) -> Event:
     end.attempt = job.attempt
     if job.started_at is not None:
         end.run_s = max(0.0, (at - job.started_at).total_seconds())
-    if job.state is not JobState.DONE:
-        last = job.errors[-1].text() if job.errors else ""
-        end.error = job.reason or last or None
+    failed = job.state is not JobState.DONE and job.errors
+    end.error = job.reason or (failed and job.errors[-1].text()) or None
     return end
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskd.core.jobs.job import Job, JobState, NewJob
+from taskd.core.jobs.json_values import to_json_type
 from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict
 from taskd.core.outcomes.ack import Ack
 from taskd.store.connections.error_translation import refusals
@@ -152,7 +153,9 @@ def _option_args(job: NewJob) -> tuple[Any, ...]:
 
 def metadata_text(job: NewJob) -> str | None:
     """Return the metadata of a job as JSON."""
-    return None if job.metadata is None else msgspec.json.encode(job.metadata).decode()
+    if job.metadata is None:
+        return None
+    return msgspec.json.encode(job.metadata, enc_hook=to_json_type).decode()
 
 
 def _float(seconds: float | None) -> float | None:

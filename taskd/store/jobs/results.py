@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         awaited: whether the job is live, and its end will be notified.
-        reason: why the job failed or was cancelled.
+        reason: why the job failed or was cancelled, or why its result was not stored.
         error: JSON of the error of the last failed attempt; None while the job is live.
         result: JSON of the value that its handler returned.
     """

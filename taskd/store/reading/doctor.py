@@ -83,6 +83,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         "doctor_default": (BATCH,),
         "doctor_queues": (BATCH,),
         "doctor_tasks": (BATCH,),
+        "doctor_unfit": (BATCH,),
         "doctor_workers": (),
         "doctor_running": (BATCH,),
         "doctor_services": (BATCH,),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from taskd.core.jobs.failure import ARGS_UNFIT
 from taskd.core.jobs.job import FINISHED, JobState
 
 
@@ -63,9 +64,10 @@ def _attempt(error: dict[str, Any]) -> Moment:
     began, ended = (_moment(error.get(name)) for name in ("started", "ended"))
     took = (ended - began).total_seconds() if began and ended else None
     note = f"{error.get('type')}: {error.get('message')}"
-    return Moment(
-        began or ended, "failed", f"attempt {error.get('attempt')} failed", None, took, note
-    )
+    title = f"attempt {error.get('attempt')} failed"
+    if error.get("type") == ARGS_UNFIT:
+        title, took = "its arguments did not fit, so no attempt began", None
+    return Moment(began or ended, "failed", title, None, took, note)
 
 
 def _end(job: dict[str, Any], kept: list[dict[str, Any]]) -> list[Moment]:

@@ -27,6 +27,7 @@ from taskd.core.jobs.failure import Failure
 from taskd.core.jobs.job import Job, JobState
 from taskd.core.jobs.pipeline_steps import Stop
 from taskd.core.outcomes.ack import Ack
+from taskd.core.outcomes.results import not_stored
 from taskd.errors import StoreUnavailable, TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import (
@@ -66,6 +67,8 @@ class Acker:
         on_written: functions to call after each batch, even if all its outcomes were set aside.
         on_lost: functions to call with each lost outcome: the job was rescued, claimed again or
             deleted. If the outcome was added with a callback, only that callback is called.
+        on_refused_result: functions to call with each success that failed its job, because the next
+            stage of the pipeline does not accept the result.
         tried_at: when the acker last sent a statement (time.monotonic).
     """
 
@@ -92,6 +95,7 @@ class Acker:
         self.tried_at = 0.0
         self.on_written: list[Callable[[], None]] = []
         self.on_lost: list[Callable[[Job | Ack], None]] = []
+        self.on_refused_result: list[Callable[[Ack], None]] = []
 
     def done(self, job: Job) -> None:
         """Add a success without a result. This is the hot path."""
@@ -289,6 +293,10 @@ class Acker:
         ended = {ack.id for ack in group} - {ack.id for ack in resent}
         for job_id in self._callbacks.keys() & ended:
             self._callbacks.pop(job_id)(job_id in moved)
+        for ack in group:
+            if ack.state is JobState.DONE and moved.get(ack.id) is JobState.FAILED:
+                for callback in self.on_refused_result:
+                    callback(ack)
 
     async def _unexplained(self, worker_id: int, group: list[Any]) -> list[Any]:
         """Find out why outcomes of this group changed no row.
@@ -387,7 +395,7 @@ def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
     """Return the outcome with an error in place of its values, one of which was refused.
 
     If the handler has chosen the next stage of a pipeline, this choice is lost, and the job fails.
-    Otherwise the state stays. A note replaces a result: a stage that needs the result refuses it.
+    Otherwise the state stays. If there was a result, the reason of the job says why it is missing.
     """
     why = first_line(error)
     events.job_outcome_refused(refused.id, why)
@@ -395,12 +403,15 @@ def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
         refused = Ack(refused.id, refused.worker_id, refused.fence, JobState.DONE)
     stops = refused.next == Stop().to_json()
     lost = refused.next is not None and not stops
+    reason = None if refused.reason is None and not lost else "the outcome could not be stored"
+    if refused.result is not None and not lost:
+        reason = not_stored(why)
     return msgspec.structs.replace(
         refused,
         state=JobState.FAILED if lost else refused.state,
         next=refused.next if stops else None,
-        result=None if refused.result is None else msgspec.json.encode({"unstored": why}).decode(),
-        reason="the outcome could not be stored" if lost or refused.reason is not None else None,
+        result=None,
+        reason=reason,
         error=Failure("UnstorableOutcome", why).to_json(),
     )
 

@@ -12,6 +12,7 @@ from taskd.core.outcomes import policy
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
+    ArgsUnfit,
     AttemptEnd,
     IdTaken,
     Interrupted,
@@ -42,7 +43,7 @@ COUNTED = (
     "lost",
 )
 
-GIVEN_BACK = RunsElsewhere | TaskUnknown | IdTaken | ArgsNewer | TaskPaused
+GIVEN_BACK = RunsElsewhere | TaskUnknown | IdTaken | ArgsNewer | ArgsUnfit | TaskPaused
 
 
 class NotCommitted(Exception):
@@ -65,6 +66,7 @@ class OutcomeRecorder:
     def __init__(self, acker: Acker, errors: ErrorQueue) -> None:
         self._acker, self._errors = acker, errors
         acker.on_lost.append(self._lost)
+        acker.on_refused_result.append(self._result_refused)
         self.counts = dict.fromkeys(COUNTED, 0)
         self.streaks = FailureStreaks()
 
@@ -140,7 +142,7 @@ class OutcomeRecorder:
         back, and changes nothing if the transaction was committed.
         """
         if context.committed:
-            self._report(job, Ack(job.id, 0, 0, JobState.DONE), duration_s)
+            self._report(job, _completion(job, context), duration_s)
             return
         happened = Raised(NotCommitted(context.NOT_COMMITTED))
         ack = policy.decide(job, task, happened)
@@ -149,7 +151,7 @@ class OutcomeRecorder:
             if took is None:
                 self.counts["lost"] += 1
             else:
-                self._report(job, ack if took else Ack(job.id, 0, 0, JobState.DONE), duration_s)
+                self._report(job, ack if took else _completion(job, context), duration_s)
             if took:
                 self._errors.add(of_attempt(job, happened, ack), variables)
 
@@ -162,6 +164,12 @@ class OutcomeRecorder:
             self.counts[state.value] -= 1
             self.counts["lost"] += 1
 
+    def _result_refused(self, ack: Ack) -> None:
+        """Count a success as a failure, because PostgreSQL failed the job."""
+        self.counts["done"] -= 1
+        self.counts["failed"] += 1
+        events.job_result_refused(ack.id)
+
     def _report(self, job: Job, ack: Ack, duration_s: float, why: str = "stop") -> None:
         """Count the outcome, and log it; `why` is the reason if the attempt was interrupted."""
         counts = self.counts
@@ -173,6 +181,8 @@ class OutcomeRecorder:
                 counts["done"] += 1
                 self.streaks.succeeded(job.task)
                 events.job_done(job, duration_s)
+                if ack.reason is not None:
+                    events.job_result_unstored(job, ack.reason)
             case JobState.FAILED:
                 counts["failed"] += 1
                 self.streaks.failed(job.task, ack.error)
@@ -190,3 +200,8 @@ class OutcomeRecorder:
                 counts["retried"] += 1
                 self.streaks.failed(job.task, ack.error)
                 events.job_retried(job, ack, duration_s)
+
+
+def _completion(job: Job, context: AttemptContext) -> Ack:
+    """Return the outcome that a transaction has written."""
+    return Ack(job.id, job.worker_id, job.fence, JobState.DONE, reason=context.unstored)

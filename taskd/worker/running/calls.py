@@ -57,10 +57,10 @@ def call_of(
     """Return the call of a handler of any kind except HandlerKind.ASYNC.
 
     Raises:
-        InvalidArgs: the job's arguments do not fit the handler. Arguments of a handler with
-            process=True are checked in its process.
+        InvalidArgs: the job's arguments do not fit the handler.
     """
     if task.kind is HandlerKind.PROCESS:
+        task.decode(job.args, job.args_version)  # only a check: the process decodes them again
         return ProcessCall(executors.processes, task, job)
     if task.kind is HandlerKind.BATCH:
         assert context is not None

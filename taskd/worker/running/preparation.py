@@ -7,11 +7,15 @@ from contextvars import Context as ContextVars
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from taskd import events
+from taskd.core.jobs.failure import ARGS_UNFIT, describe
 from taskd.core.jobs.job import Job
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.attempt_ends import (
     ArgsNewer,
+    ArgsUnfit,
     AttemptEnd,
     AttemptsSpent,
     Expired,
@@ -23,6 +27,7 @@ from taskd.core.outcomes.unknown_tasks import Elsewhere, Unknown
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
+from taskd.errors import InvalidArgs
 from taskd.worker.attempt_context import AttemptContext, Reads
 from taskd.worker.finishing.outcomes import OutcomeRecorder
 from taskd.worker.lease.state import Lease
@@ -82,7 +87,7 @@ class Preparation:
 
     def __init__(self, queue: str, shared: Shared, batches: Batches) -> None:
         self._queue, self._shared, self._batches = queue, shared, batches
-        self._unknown = Unknown()
+        self._unknown, self._unfit = Unknown(), Unknown()
 
     def look_up(self, job: Job, began: float) -> tuple[Task[..., Any] | None, AttemptEnd | None]:
         """Look up the task of a job, and check whether the job can start.
@@ -132,6 +137,8 @@ class Preparation:
                 coro = call.run()
             if task.around is not None:
                 coro = task.around(context, coro)
+        except InvalidArgs as error:
+            return Refused(context, self._args_unfit(job, task, error, began))
         except BaseException as error:  # noqa: BLE001 - such as a RecursionError of odd arguments
             return Refused(context, Raised(error))
         return task, coro, context, call
@@ -140,6 +147,17 @@ class Preparation:
         if not self._unknown.has_met(job.task, args_version):
             events.task_outdated(job.task, self._queue, args_version)
         return ArgsNewer(self._unknown.delay_s(job.task, args_version, began))
+
+    def _args_unfit(
+        self, job: Job, task: Task[..., Any], error: InvalidArgs, began: float
+    ) -> ArgsUnfit:
+        described = msgspec.structs.replace(
+            describe(error, policy.hider([job], task)), type=ARGS_UNFIT
+        )
+        version = job.args_version or 1
+        if not self._unfit.has_met(job.task, version):
+            events.task_args_unfit(job, described.message)
+        return ArgsUnfit(described.to_json(), self._unfit.delay_s(job.task, version, began))
 
     def _context(self, job: Job, task: Task[..., Any], began: float) -> AttemptContext:
         timeout_s = timeout_s_of(job, task)

@@ -87,6 +87,23 @@ async def test_a_job_shows_its_whole_story(anybody, sql):
     assert "37 of 120 (31 %): importing accounts" in await ok(anybody, f"/jobs/{ids['running']}")
 
 
+async def test_a_job_says_why_it_has_no_result_and_why_its_arguments_do_not_fit(anybody, sql):
+    done, unfit = await enqueue(sql), await enqueue(sql)
+    await fail(sql, done, error="its result was not stored", message="NaN", state="done")
+    await sql.execute("UPDATE taskd.job_history SET errors = '[]'")
+    await sql.execute(
+        "UPDATE taskd.job SET state = 'scheduled', fence = 1, run_at = now() + interval '5 min', "
+        "errors = jsonb_build_array(jsonb_build_object('type', 'ArgsDoNotFit', 'message', 'odd',"
+        " 'traceback', '', 'attempt', 1, 'started', now(), 'ended', now()))"
+    )
+    assert "its result was not stored: NaN" in await ok(anybody, "/jobs")
+    assert "But its result was not stored: NaN." in await ok(anybody, f"/jobs/{done}")
+    text = await ok(anybody, f"/jobs/{unfit}")
+    assert "Its arguments do not fit the code that has claimed it last: odd." in text
+    assert "its arguments did not fit, so no attempt began" in text
+    assert "attempt 1 failed" not in text
+
+
 async def test_a_job_shows_what_its_attempts_have_logged(serve, anybody, logins, sql):
     job_id = await enqueue(sql)
     lines = [

@@ -1,0 +1,173 @@
+"""Types of arguments that msgspec does not know: models of Pydantic, and types that taskd refuses.
+
+A model is recognized by its methods, so Pydantic is not imported. Its JSON Schema becomes part of
+the published schema; the worker and every typed enqueue validate the argument with the model.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from taskd.core.jobs.json_values import NoJsonForm, is_model
+from taskd.core.tasks.context import Context
+
+ERRORS_MAX = 3
+
+
+def from_json_type(kind: Any, value: Any) -> Any:
+    """Return a model, made of a value decoded from JSON: the `dec_hook` of arguments.
+
+    Raises:
+        ValueError: the value does not fit the model. The message does not quote the value.
+    """
+    try:
+        return kind.model_validate_json(msgspec.json.encode(value))
+    except Exception as error:  # noqa: BLE001 - validators of the app can raise anything
+        raise ValueError(_without_input(error)) from None
+
+
+def _without_input(error: Exception) -> str:
+    """Return the first errors of a validation, each with its place, without the wrong values."""
+    listed = getattr(error, "errors", None)
+    if not callable(listed):
+        return f"its validation raised {type(error).__name__}"
+    found = listed(include_url=False, include_context=False, include_input=False)
+    texts = [": ".join((".".join(map(str, each["loc"])), each["msg"])) for each in found]
+    more = [f"and {len(texts) - ERRORS_MAX} more"] if len(texts) > ERRORS_MAX else []
+    return "; ".join(text.removeprefix(": ") for text in (*texts[:ERRORS_MAX], *more))
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a type, with the definitions of all models in its `$defs`.
+
+    Raises:
+        TypeError: a type has no JSON form, or a model no schema.
+    """
+    models = _ModelSchemas(frozenset())
+    schema = msgspec.json.schema(kind, schema_hook=models)
+    others = frozenset(schema.get("$defs", ()))
+    if others & models.definitions.keys():
+        models = _ModelSchemas(others)
+        schema = msgspec.json.schema(kind, schema_hook=models)
+    if models.definitions:
+        schema["$defs"] = {**schema.get("$defs", {}), **models.definitions}
+    return schema
+
+
+class _ModelSchemas:
+    """A `schema_hook` that collects the schemas of models.
+
+    Args:
+        taken: names of other definitions.
+
+    Attributes:
+        definitions: the schema of each model by its name, and of each type that a model uses by
+            the names of both, such as `Order.Line`.
+    """
+
+    def __init__(self, taken: frozenset[str]) -> None:
+        self._taken = taken
+        self._names: dict[Any, str] = {}
+        self.definitions: dict[str, Any] = {}
+
+    def __call__(self, kind: Any) -> dict[str, Any]:
+        """Return a reference to the definition of a model.
+
+        Raises:
+            TypeError: the type is no model, or taskd cannot describe it.
+        """
+        if not is_model(kind):
+            raise NoJsonForm(kind)
+        if kind not in self._names:
+            self._names[kind] = name = self._new_name(re.sub(r"\W", "_", kind.__name__))
+            self._define(kind, name)
+        return {"$ref": f"#/$defs/{self._names[kind]}"}
+
+    def _new_name(self, wanted: str) -> str:
+        used = {*self._taken, *self._names.values()}
+        names = (wanted, *(f"{wanted}_{n}" for n in range(2, len(used) + 3)))
+        return next(name for name in names if name not in used)
+
+    def _define(self, kind: Any, name: str) -> None:
+        try:
+            schema = kind.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+        except Exception as error:  # noqa: BLE001 - Pydantic or the model can raise anything
+            text = str(error).partition("\n")[0]
+            raise TypeError(f"the model {kind.__qualname__} has no JSON Schema: {text}") from None
+        if _has_secret(schema):
+            raise TypeError(
+                f"the model {kind.__qualname__} has a secret field, of which Pydantic writes only "
+                "asterisks: use str, and name the argument in the option redact"
+            )
+        for inner, definition in schema.pop("$defs", {}).items():
+            self.definitions[f"{name}.{inner}"] = definition
+        self.definitions[name] = schema
+
+
+def _has_secret(schema: Any) -> bool:
+    if isinstance(schema, dict):
+        return schema.get("writeOnly") is True or any(map(_has_secret, schema.values()))
+    return isinstance(schema, list) and any(map(_has_secret, schema))
+
+
+def check_constraints(task: str, fields: Iterable[tuple[str, Any, Any]]) -> None:
+    """Check that no annotation contains a rule of Pydantic outside of a model: none would hold.
+
+    Raises:
+        TypeError: an annotation contains one.
+    """
+    for name, hint, _ in fields:
+        for rule in filter(_is_rule, _parts(hint)):
+            kind = rule if isinstance(rule, type) else type(rule)
+            raise TypeError(
+                f"task {task}: the argument {name!r}: only models of Pydantic apply "
+                f"{kind.__qualname__}: use it in a pydantic.BaseModel, or use msgspec.Meta"
+            )
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield an annotation, its arguments and the metadata of all `Annotated` in it."""
+    yield hint
+    for part in (*typing.get_args(hint), *getattr(hint, "__metadata__", ())):
+        yield from _parts(part)
+
+
+def _is_rule(part: Any) -> bool:
+    if isinstance(part, type):  # a dataclass of Pydantic, whose validators msgspec does not call
+        return hasattr(part, "__pydantic_validator__") and not is_model(part)
+    module = type(part).__module__.partition(".")[0]
+    if module not in ("pydantic", "pydantic_core", "annotated_types"):
+        return False
+    # Field(description=...) has no rules.
+    return bool(getattr(part, "metadata", True))
+
+
+def refusal(task: str, fields: Iterable[tuple[str, Any, Any]], error: TypeError) -> TypeError:
+    """Return the error for arguments of which msgspec or schema_of() has refused one.
+
+    Args:
+        error: what they raised for all arguments together.
+    """
+    for name, hint, _ in fields:
+        try:
+            msgspec.json.Decoder(hint)
+            schema_of(hint)
+        except TypeError as refused:
+            return TypeError(f"task {task}: the argument {name!r}: {_why(refused)}")
+    return TypeError(f"task {task}: {error}")
+
+
+def _why(refused: TypeError) -> str:
+    if isinstance(refused, NoJsonForm) and Context in refused.kind.__mro__:
+        return "the context of an attempt is passed only to a first parameter that is named ctx"
+    if "custom type" in str(refused) and "union" in str(refused):
+        return (
+            "a union of a model and other types cannot be told apart: only `| None` can. Make a "
+            "pydantic.RootModel of the union"
+        )
+    return str(refused)
