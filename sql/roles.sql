@@ -155,10 +155,10 @@ GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashe
 GRANT SELECT (id, worker_id, fence, state, started_at, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
-      INSERT (name, app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule,
-              published_at),
-      UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule, published_at,
-              limit_name, limit_by, limit_defaults)
+      INSERT (name, app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+              unique_rule, published_at),
+      UPDATE (app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+              unique_rule, published_at, limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
@@ -203,12 +203,12 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
 GRANT SELECT, DELETE, UPDATE (
-    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason
+    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason, withdrawn_at
 ) ON taskd.schedule TO taskd_worker, taskd_admin;
 GRANT SELECT (
     name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, task, queue, query_user,
     jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
-    paused_until, pause_reason
+    paused_until, pause_reason, withdrawn_at, stopped
 ) ON taskd.schedule TO taskd_observer;
 
 -- Observers see no arguments, results and unique keys, which can be personal data. They see the errors of attempts, so that

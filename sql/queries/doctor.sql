@@ -513,22 +513,24 @@ LEFT JOIN taskd.task AS t ON t.name = r.task
 GROUP BY r.queue, r.task
 ORDER BY jobs DESC, r.queue, r.task;
 
--- Schedules that are late, whose last tick failed, or that are paused without an end (`paused_s`). `delayed_by`: as in
+-- Schedules that are late, whose last tick failed, or that are withdrawn (`withdrawn_s`) or paused without an end (`paused_s`). `delayed_by`: as in
 -- list_schedules.
 
 -- name: doctor_schedules(batch bigint)
 -- roles: worker, observer, admin
-SELECT name::text, app, CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp()
+SELECT name::text, app, CASE WHEN withdrawn_at IS NULL AND (paused_at IS NULL OR paused_until < clock_timestamp())
                              THEN date_part('epoch', clock_timestamp() - next_at) END AS late_s,
-       CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN last_error END AS last_error,
+       CASE WHEN withdrawn_at IS NULL AND (paused_at IS NULL OR paused_until < clock_timestamp()) THEN last_error END AS last_error,
        date_part('epoch', clock_timestamp() - last_error_at) AS error_s, query_user::text,
+       date_part('epoch', clock_timestamp() - withdrawn_at) AS withdrawn_s,
        CASE WHEN paused_until IS NULL THEN date_part('epoch', clock_timestamp() - paused_at) END AS paused_s, pause_reason,
        (SELECT f.error FROM taskd.worker AS w, jsonb_to_recordset(w.failures) AS f (service text, error text, since timestamptz)
         WHERE w.died_at IS NULL AND w.lease_until > clock_timestamp() AND f.service = 'schedule ' || schedule.name
           AND schedule.next_at <= clock_timestamp()
         ORDER BY f.since LIMIT 1) AS delayed_by
 FROM taskd.schedule AS schedule
-WHERE CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN next_at < clock_timestamp() OR last_error IS NOT NULL
+WHERE withdrawn_at IS NOT NULL
+   OR CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN next_at < clock_timestamp() OR last_error IS NOT NULL
            ELSE paused_until IS NULL END
 ORDER BY next_at
 LIMIT $1;

@@ -1,30 +1,30 @@
 -- Tasks as workers have published them, so that the database and every client know their defaults and arguments.
 
--- Publish the tasks of an app; they overwrite tasks of the same names. Only a task of another app with another signature is not
+-- Publish the tasks of an app, and the built-in tasks of its workers, which belong to the app `taskd`; they overwrite tasks of the same names. Only a task of another app with another signature is not
 -- overwritten: the statement returns the task and that app, and the worker refuses to start. These are the tasks that the INSERT
 -- has not written; a look at the table before would miss a task that the other app publishes at the same time. Each former name
 -- of a task is published as a task, too, so that producers can still use the name, and no other app can take it.
 
--- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[])
+-- name: publish_tasks(apps text[], modules text[], code text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[])
 -- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
-    FROM unnest($2::text[], $3::text[], $4::text[], $5::smallint[], $6::double precision[], $7::text[], $8::text[],
-                $9::smallint[], $10::text[], $11::text[], $12::text[])
-        AS t (name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+    FROM unnest($1::text[], $2::text[], $4::text[], $5::text[], $6::text[], $7::smallint[], $8::double precision[], $9::text[],
+                $10::text[], $11::smallint[], $12::text[], $13::text[], $14::text[])
+        AS t (app, module, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
               unique_rule)
 ), published AS (
     INSERT INTO taskd.task AS task (
-        app, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+        app, module, code, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
         unique_rule, published_at
     )
-    SELECT $1, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, args_version,
+    SELECT app, module, $3, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, args_version,
            ARRAY(SELECT jsonb_array_elements_text(redact::jsonb)), alias_of, unique_rule::jsonb,
            clock_timestamp()
     FROM mine
     ORDER BY name
     ON CONFLICT (name) DO UPDATE
-    SET app = excluded.app, signature = excluded.signature, queue = excluded.queue,
+    SET app = excluded.app, module = excluded.module, code = excluded.code, signature = excluded.signature, queue = excluded.queue,
         max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
         args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version,
         redact = excluded.redact, alias_of = excluded.alias_of, unique_rule = excluded.unique_rule,

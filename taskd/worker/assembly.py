@@ -43,6 +43,7 @@ from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.stopping.emergency_stop import EmergencyStop
 from taskd.worker.stopping.signals import StopRequests
+from taskd.worker.upkeep.declarations import Declarations
 from taskd.worker.upkeep.promoter import Promoter
 from taskd.worker.upkeep.pruner import Pruner
 from taskd.worker.upkeep.reconciler import Reconciler
@@ -144,6 +145,9 @@ class Assembly:
         self._add_claiming(settings, registry, lease)
         self.controls = Controls(self.runners, self.shared)
         self.schedule_runners = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
+        self.declarations = Declarations(
+            self.upkeep, registry, list(limits), lambda: registration.me
+        )
         self.rescuer = Rescuer(
             self.upkeep,
             lease,
@@ -153,6 +157,7 @@ class Assembly:
             [each.expect for each in self.schedule_runners],
             self.consumers.values(),
             self.controls,
+            self.declarations,
         )
         self.pruner = Pruner(database)
         self._add_listening(settings, database)

@@ -277,7 +277,8 @@ SCENES: dict[str, Scene] = {
 
 AT_START = (
     *("identify_database", "count_connections", "declare_queues", "publish_tasks"),
-    *("drop_undeclared_schedules", "publish_limits", "read_environment", "register_worker"),
+    *("settle_schedules", "publish_limits", "read_environment", "register_worker"),
+    "find_namesakes",
 )
 TICKS_AT_START = ("database_time", "set_schedules")
 # Points that no kind of job passes by itself.

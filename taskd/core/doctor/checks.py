@@ -210,7 +210,7 @@ DATABASE = (
         ("doctor_services",), jobs.services,
     ),
     Check(
-        "schedules", "Schedules that are overdue or failed",
+        "schedules", "Schedules that are overdue, withdrawn or failed",
         "Such a schedule enqueues no jobs.",
         ("doctor_schedules",), jobs.schedules,
     ),

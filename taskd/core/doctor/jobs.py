@@ -260,8 +260,17 @@ def services(facts: Facts) -> Iterator[Observation]:
 
 
 def schedules(facts: Facts) -> Iterator[Observation]:
-    """Find schedules with an overdue or a failed tick."""
+    """Find schedules with an overdue or a failed tick, and withdrawn ones."""
     for row in facts["doctor_schedules"]:
+        if row["withdrawn_s"] is not None:
+            yield warning(
+                f"the schedule {row['name']} was withdrawn {span(row['withdrawn_s'])} ago: no live "
+                f"worker of the app {row['app']} declares it, so it has no ticks",
+                advice(
+                    "It resumes when the app declares it again. If it is not needed any more, "
+                    f"delete it: `taskd schedules delete {shlex.quote(row['name'])}`."
+                ),
+            )
         late = f"the schedule {row['name']} has been overdue for {span(row['late_s'] or 0)}"
         if row["late_s"] is not None and row["delayed_by"]:
             yield error(
@@ -283,7 +292,7 @@ def schedules(facts: Facts) -> Iterator[Observation]:
                 f"{span(row['error_s'] or 0)} ago: {row['last_error']}",
                 command("taskd schedules list"),
             )
-    yield ok("no schedule is overdue or has failed")
+    yield ok("no schedule is overdue, withdrawn or has failed")
 
 
 # What the reasons of `doctor_stuck` mean; the check `suspects` reports the reason `suspect`.

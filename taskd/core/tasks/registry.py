@@ -13,7 +13,7 @@ from taskd.core.schedule import Schedule
 from taskd.core.tasks.middleware import Middleware
 from taskd.core.tasks.task import Task
 
-# The name of the app under which a worker without --app publishes the built-in tasks.
+# The app to which the built-in tasks belong, whichever worker runs them.
 BUILT_IN_APP = "taskd"
 
 
@@ -24,10 +24,13 @@ class Registry:
         resources: generator functions by name; see taskd.core.tasks.resource.
         schedules: the schedules that the app declares, by name.
         middleware: functions around attempts, outermost first; see taskd.core.tasks.middleware.
+        module: the module of the app, as for `taskd run --app`; None: there is no app.
     """
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._built_in: set[str] = set()
+        self.module: str | None = None
         self.resources: dict[str, Callable[[], Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.middleware: list[Middleware] = []
@@ -47,6 +50,15 @@ class Registry:
                 )
         for name in (task.name, *task.aliases):
             self._tasks[name] = task
+
+    def add_built_in(self, task: Task[..., Any]) -> None:
+        """Register a task that belongs to taskd and not to the app."""
+        self.add(task)
+        self._built_in.add(task.name)
+
+    def is_built_in(self, name: str) -> bool:
+        """Return whether the task with this name belongs to taskd and not to the app."""
+        return name in self._built_in
 
     def add_resource(self, maker: Callable[[], Any]) -> None:
         """Register a resource under the name of its function.
