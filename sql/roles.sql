@@ -158,7 +158,7 @@ GRANT SELECT,
       INSERT (name, app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
               unique_rule, published_at),
       UPDATE (app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-              unique_rule, published_at, limit_name, limit_by, limit_defaults)
+              unique_rule, published_at, contested_by, contested_at, limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
@@ -260,7 +260,7 @@ GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.q
 GRANT INSERT, DELETE, UPDATE (cancel_reason) ON taskd.job TO taskd_admin;
 GRANT INSERT, DELETE, UPDATE (reason) ON taskd.job_history TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
-GRANT UPDATE (paused_at, paused_until, pause_reason) ON taskd.task TO taskd_admin;
+GRANT DELETE, UPDATE (paused_at, paused_until, pause_reason) ON taskd.task TO taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.key_holder(bigint) TO taskd_observer, taskd_admin;
 -- A function changes waiting jobs, and no others.
 GRANT EXECUTE ON FUNCTION

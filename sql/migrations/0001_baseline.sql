@@ -362,6 +362,8 @@ CREATE TABLE taskd.task (
     paused_until timestamptz,               -- NULL while paused: until it is resumed
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    contested_by text,                      -- another app that defines it with other arguments, and was therefore refused;
+    contested_at timestamptz,               -- its last start
     limit_name text,                        -- the limit of its jobs,
     limit_by text[],                        -- the arguments that form the key in it,
     limit_defaults jsonb,                   -- and the values of omitted arguments

@@ -28,7 +28,9 @@ WITH mine AS MATERIALIZED (
         max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
         args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version,
         redact = excluded.redact, alias_of = excluded.alias_of, unique_rule = excluded.unique_rule,
-        published_at = excluded.published_at
+        published_at = excluded.published_at,
+        contested_by = CASE WHEN task.signature = excluded.signature AND task.contested_by <> excluded.app
+                            THEN task.contested_by END
     WHERE task.app = excluded.app OR task.signature = excluded.signature
     RETURNING name::text
 )
@@ -36,6 +38,42 @@ SELECT mine.name, coalesce(task.app, '(starting now)') AS app
 FROM mine
 LEFT JOIN taskd.task AS task ON task.name = mine.name
 WHERE mine.name NOT IN (SELECT name FROM published);
+
+-- Record that an app defines these tasks of other apps with other arguments, so that the doctor can name both apps.
+
+-- name: contest_tasks(app text, names text[])
+-- roles: worker
+WITH theirs AS MATERIALIZED (
+    SELECT name FROM taskd.task WHERE name = ANY ($2::text[]) AND app <> $1 ORDER BY name FOR NO KEY UPDATE
+)
+UPDATE taskd.task AS task
+SET contested_by = $1, contested_at = clock_timestamp()
+FROM theirs
+WHERE task.name = theirs.name;
+
+-- Delete the records of tasks that nobody knows any more. A task that a live worker has keeps its record: a worker that has
+-- published it and not registered yet publishes it again (check_upkeep). `despite_jobs`: also delete the records of tasks that
+-- live jobs or schedules name. `jobs`: their number, up to 1,000.
+
+-- name: forget_tasks(names text[], despite_jobs boolean)
+-- roles: admin
+WITH seen AS MATERIALIZED (
+    SELECT task.name, task.app,
+           (SELECT count(*) FROM taskd.worker WHERE died_at IS NULL AND task.name::text = ANY (tasks)) AS workers,
+           (SELECT count(*) FROM (SELECT FROM taskd.job WHERE job.task = task.name LIMIT 1000) AS j) AS jobs,
+           ARRAY(SELECT s.name::text FROM taskd.schedule AS s WHERE s.task = task.name AND NOT s.stopped ORDER BY s.name LIMIT 10)
+               AS schedules
+    FROM taskd.task AS task
+    WHERE task.name = ANY ($1::text[])
+), forgotten AS (
+    DELETE FROM taskd.task AS task
+    USING seen
+    WHERE task.name = seen.name AND workers = 0 AND ($2 OR jobs = 0 AND schedules = '{}')
+    RETURNING task.name
+)
+SELECT seen.name::text, app, workers, jobs, schedules, EXISTS (SELECT FROM forgotten AS f WHERE f.name = seen.name) AS forgotten
+FROM seen
+ORDER BY seen.name;
 
 -- name: find_tasks(names text[])
 -- roles: producer, worker, observer, admin

@@ -11,7 +11,7 @@ from taskd.config.parsing import (
     parse_duration_s,
 )
 from taskd.config.settings import LOG_LEVELS, PG_MAJOR_OLDEST, Settings
-from taskd.config.sources import Loaded, load, read_dsn
+from taskd.config.sources import Loaded, load, read_dsn, task_prefix
 
 __all__ = [
     "DEFAULT_PORT",
@@ -25,4 +25,5 @@ __all__ = [
     "load",
     "parse_duration_s",
     "read_dsn",
+    "task_prefix",
 ]

@@ -148,6 +148,11 @@ def schedules_declared_again(schedules: Sequence[str], app: str) -> None:
     emit("schedules.declared_again", "info", schedules=list(schedules), app=app)
 
 
+def tasks_contested(app: str, owners: Mapping[str, str]) -> None:
+    """The app defines tasks of other apps with other arguments; the worker does not start."""
+    emit("tasks.contested", "warning", app=app, owners=dict(owners))
+
+
 def app_published(app: str) -> None:
     """The last worker with another version of the app has ended; this one published its version."""
     emit("app.published", "info", app=app)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from taskd import events
 from taskd.core.migration import CodeRange
 from taskd.core.tasks.registry import BUILT_IN_APP, Registry
 from taskd.core.tasks.task import Task
@@ -375,9 +376,14 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
     code = code_of(registry)
     rows = await on.fetch("publish_tasks", apps, modules, code, *_columns(tasks))
     if rows:
+        await on.fetch("contest_tasks", app, [row[0] for row in rows])
+        events.tasks_contested(app, {row[0]: row[1] for row in rows})
         names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)
         raise AppError(
             f"app {app!r} defines tasks that another app has published with other arguments: "
-            f"{names}. Rename the task with @task(name=...), or make the signatures equal."
+            f"{names}. Give the tasks of this app a prefix (TASKD_TASK_PREFIX), rename the task "
+            "with @task(name=...), or make the signatures equal. If nobody runs the task of the "
+            "other app any more: taskd tasks forget NAME. If the other app is an earlier version "
+            "of this one, give this one its name: --app-name"
         )
     await on.fetch("declare_queues", list(queues))

@@ -134,7 +134,7 @@ async def test_a_restart_with_new_code_withdraws_before_it_is_ready(desk: Desk) 
 
 
 async def test_after_a_deploy_the_definitions_of_the_live_version_apply(desk: Desk) -> None:
-    """Whichever version has started last: here a worker of the old one, which crashed and came back."""
+    """Whichever version has started last: here a worker of the old one, started again."""
     one = app("t", schedules={"s": 3600})
     two = app("t", schedules={"s": 60})
     two._tasks["t"] = Task(changed, name="t", max_attempts=3)

@@ -84,6 +84,8 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         "doctor_queues": (BATCH,),
         "doctor_tasks": (BATCH,),
         "doctor_workers": (),
+        "doctor_apps": (BATCH,),
+        "doctor_contested": (BATCH,),
         "doctor_running": (BATCH,),
         "doctor_services": (BATCH,),
         "doctor_schedules": (BATCH,),

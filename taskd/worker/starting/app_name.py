@@ -27,7 +27,7 @@ COMMON_DIRECTORIES = SOURCE_DIRECTORIES.union(
 # A version at the end of a name, as in billing-1.4.2.
 VERSION = re.compile(r"[-_.]v?\d[\w.+-]*$")
 # A release: a time, a number, a version or a hash.
-RELEASE = re.compile(r"v?[\d._-]+|[0-9a-f]{7,64}|[0-9a-z]{32}-.*", re.IGNORECASE)
+RELEASE = re.compile(r"v?[\d._-]+|[0-9a-f]{7,64}", re.IGNORECASE)
 
 
 def default_name(module: str) -> str:
