@@ -153,6 +153,11 @@ def tasks_contested(app: str, owners: Mapping[str, str]) -> None:
     emit("tasks.contested", "warning", app=app, owners=dict(owners))
 
 
+def limits_contested(app: str, owners: Mapping[str, str]) -> None:
+    """Live apps declare these limits with other bounds; those that were published last apply."""
+    emit("limits.contested", "warning", app=app, owners=dict(owners))
+
+
 def app_published(app: str) -> None:
     """The last worker with another version of the app has ended; this one published its version."""
     emit("app.published", "info", app=app)

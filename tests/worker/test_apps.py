@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.limit import Limit
 from taskd.core.tasks.registry import BUILT_IN_APP, Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError
@@ -97,6 +98,24 @@ async def test_workers_without_an_app_share_the_name_of_the_built_in_tasks(desk:
     for name in ("send_email", "run_command"):
         registry = with_built_ins(Registry(), [Task(handler, name=name)])
         await desk.start(registry, app=BUILT_IN_APP)
+
+
+async def test_a_limit_that_another_live_app_declares_differently_is_told(desk: Desk) -> None:
+    def limited(name: str, concurrency: int) -> Registry:
+        registry = Registry()
+        registry.add(Task(handler, name=name, limit=Limit(name="smtp", concurrency=concurrency)))
+        return registry
+
+    first = await desk.start(limited("export", 1))
+    await desk.start(limited("mail", 1), app="same")
+    assert desk.emitted.of("limits.contested") == []
+    await desk.start(limited("sync", 2), app="other")
+    told = desk.emitted.of("limits.contested")
+    assert told == [{"app": "other", "owners": {"smtp": "app"}}]
+    # A newer version of the app itself is no other app.
+    await first.stop()
+    await desk.start(limited("sync", 3), app="other")
+    assert len(desk.emitted.of("limits.contested")) == 1
 
 
 # Versions of one app side by side.

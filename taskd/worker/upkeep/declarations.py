@@ -46,7 +46,8 @@ class Declarations:
         app = self._me().app
         await workers.publish(self._lane, app, self._registry, self._queues)
         await schedules.publish(self._lane, app, self._registry.schedules.values())
-        await limits.publish(self._lane, app, self._registry)
+        if contested := await limits.publish(self._lane, app, self._registry):
+            events.limits_contested(app, contested)
 
     async def settle(self) -> None:
         """Withdraw the schedules that no live worker declares; resume those declared again."""
