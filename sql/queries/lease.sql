@@ -102,7 +102,7 @@ WHERE worker_id = $1;
 -- the queue has, and that this worker does not have, or has with an older version of the arguments. `limits`: the concurrency of
 -- the queues for which an operator has set it. `astray`: whether settle_schedules would withdraw or resume a schedule.
 -- `unpublished`: whether a task of this worker is not published, or was published last by a version of its app that no live worker
--- has. Each row repeats all these columns, and adds one of the other workers that were
+-- has; a worker that starts publishes before it registers, at most 90 s. Each row repeats all these columns, and adds one of the other workers that were
 -- not declared dead; if there is no other worker, one row without it is returned. The table of workers is read once, because it
 -- can contain thousands of dead workers.
 --
@@ -185,11 +185,14 @@ WITH RECURSIVE owner AS (
                SELECT FROM taskd.schedule AS s
                WHERE s.app = (SELECT app FROM me WHERE NOT draining)
                  AND (s.withdrawn_at IS NULL) <> (s.name::text IN (SELECT name FROM declared))
+                 AND (s.withdrawn_at IS NOT NULL OR s.created_at < clock_timestamp() - interval '90 s')
            ) AS astray,
            coalesce((
                SELECT cardinality(me.tasks) > (
                    SELECT count(*) FROM taskd.task AS t
-                   WHERE t.name = ANY (me.tasks) AND (t.app <> me.app OR t.code IN (SELECT code FROM living)))
+                   WHERE t.name = ANY (me.tasks)
+                     AND (t.app <> me.app OR t.code IN (SELECT code FROM living)
+                          OR t.published_at > clock_timestamp() - interval '90 s'))
                FROM me WHERE NOT me.draining
            ), false) AS unpublished
     FROM taskd.due

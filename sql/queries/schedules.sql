@@ -35,7 +35,8 @@ FROM (
 -- Withdraw the schedules of this worker's app that no live worker declares, and resume those that one declares again. During a
 -- deploy, old and new versions of the app run side by side, so a schedule is withdrawn only when the last worker with the old
 -- version has ended or drains. A worker counts until it is declared dead, because after an outage of the database all leases have
--- expired. Without a live worker of the app, nothing changes. Ticks while a schedule is withdrawn are never fired. Rows that are
+-- expired. Without a live worker of the app, nothing changes, and neither does a schedule that is younger than a start takes: its
+-- worker has not registered yet. Ticks while a schedule is withdrawn are never fired. Rows that are
 -- locked, such as that of a schedule whose query runs, are skipped; the next check of a worker finds them (check_upkeep).
 
 -- name: settle_schedules(worker_id bigint)
@@ -49,6 +50,7 @@ WITH me AS MATERIALIZED (
     FROM taskd.schedule AS schedule
     WHERE schedule.app = (SELECT app FROM me)
       AND (schedule.withdrawn_at IS NULL) <> (schedule.name::text IN (SELECT name FROM declared))
+      AND (schedule.withdrawn_at IS NOT NULL OR schedule.created_at < clock_timestamp() - interval '90 s')
     ORDER BY schedule.name
     FOR NO KEY UPDATE SKIP LOCKED
 )

@@ -48,6 +48,7 @@ async def test_what_an_app_declares_is_its_own(sql: Any, lane: Lane) -> None:
     await schedules.publish(lane, "shop", [nightly("a"), nightly("b")])
     await schedules.publish(lane, "mail", [nightly("c")])
     await make(lane, nightly("by-hand"))
+    await sql.execute("UPDATE taskd.schedule SET created_at = now() - interval '1 hour'")
     await register(lane, 1, "shop", "b")
     assert await schedules.settle(lane, 1) == (["a"], [])
     names = await sql.fetch("SELECT name FROM taskd.schedule WHERE NOT stopped ORDER BY name")

@@ -18,6 +18,14 @@ from tests.store.schedule_helpers import fire_due, late, made, make, nightly, re
 NOTHING: tuple[list[str], list[str]] = ([], [])
 
 
+@pytest.fixture(autouse=True)
+async def long_ago(sql: Any) -> None:
+    """Let new schedules be an hour old, so that no worker that declares them can be starting."""
+    await sql.execute(
+        "ALTER TABLE taskd.schedule ALTER COLUMN created_at SET DEFAULT now() - interval '1 hour'"
+    )
+
+
 async def withdraw(lane: Lane, *names: str, app: str = "shop") -> None:
     """Declare schedules, and let a worker start whose code does not declare them."""
     await schedules.publish(lane, app, [nightly(name) for name in names])
@@ -118,6 +126,21 @@ async def test_while_an_old_worker_lives_its_schedules_are_not_withdrawn(
     await workers.retire(lane, 2)
     await register(lane, 3, "shop", "old", "both")
     assert await schedules.settle(lane, 3) == (["new"], ["old"])
+
+
+async def test_a_new_schedule_is_not_withdrawn_before_its_worker_can_have_registered(
+    sql: Any, lane: Lane
+) -> None:
+    await register(lane, 1, "shop")
+    await schedules.publish(lane, "shop", [nightly()])
+    made_s_ago = "UPDATE taskd.schedule SET created_at = now() - make_interval(secs => $1)"
+    await sql.execute(made_s_ago, 80)
+    assert await schedules.settle(lane, 1) == NOTHING
+    me = incarnation(1)._replace(app="shop")
+    assert not (await workers.check_upkeep(lane, me, 60.0)).astray
+    await sql.execute(made_s_ago, 100)
+    assert (await workers.check_upkeep(lane, me, 60.0)).astray
+    assert await schedules.settle(lane, 1) == (["s"], [])
 
 
 async def test_without_a_live_worker_of_its_app_a_schedule_stays(sql: Any, lane: Lane) -> None:

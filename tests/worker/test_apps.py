@@ -12,7 +12,7 @@ from taskd.core.tasks.registry import BUILT_IN_APP, Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError
 from taskd.schedules import every, schedule
-from taskd.store import tasks
+from taskd.store import tasks, workers
 from taskd.worker.starting.app_import import with_built_ins
 from tests.worker.conftest import Desk, until
 
@@ -35,6 +35,12 @@ def app(*names: str, schedules: dict[str, float] | None = None, **aliases: list[
         job = NewJob(names[0], queue="default")
         schedule(name, job, every(period_s), registry=registry)
     return registry
+
+
+async def long_ago(desk: Desk) -> None:
+    """Let what was published be old, so that no worker that has published it can be starting."""
+    await desk.sql.execute("UPDATE taskd.task SET published_at = now() - interval '1 hour'")
+    await desk.sql.execute("UPDATE taskd.schedule SET created_at = now() - interval '1 hour'")
 
 
 async def stopped(desk: Desk) -> list[str]:
@@ -132,6 +138,7 @@ async def test_a_schedule_is_withdrawn_when_the_last_old_worker_has_ended(desk: 
     await desk.start(two, **BRISK)
     assert desk.emitted.of("schedules.withdrawn") == []
     assert await stopped(desk) == []
+    await long_ago(desk)
     await third.stop()
     [told] = await desk.emitted.wait("schedules.withdrawn")
     assert told == {"schedules": ["old"], "app": "app"}
@@ -148,6 +155,7 @@ async def test_a_restart_with_new_code_withdraws_before_it_is_ready(desk: Desk) 
     first = await desk.start(app("t", schedules={"old": 3600}))
     await first.stop()
     assert await stopped(desk) == []
+    await long_ago(desk)
     await desk.start(app("t"))
     assert await stopped(desk) == ["old"]
 
@@ -161,6 +169,7 @@ async def test_after_a_deploy_the_definitions_of_the_live_version_apply(desk: De
     late = await desk.start(one, **BRISK)
     period = "SELECT every_s FROM taskd.schedule WHERE name = 's'"
     assert await desk.sql.fetchval(period) == 3600
+    await long_ago(desk)
     await late.stop()
     await desk.emitted.wait("app.published")
     assert await desk.sql.fetchval(period) == 60
@@ -178,10 +187,22 @@ async def test_a_renamed_task_is_one_app_and_its_record_is_that_of_the_live_vers
     again = await desk.start(one, **BRISK)
     alias = "SELECT alias_of FROM taskd.task WHERE name = 'send'"
     assert await desk.sql.fetchval(alias) is None
+    await long_ago(desk)
     await old.stop()
     await again.stop()
     await desk.emitted.wait("app.published")
     assert await desk.sql.fetchval(alias) == "send_mail"
+
+
+async def test_a_version_that_is_just_starting_is_not_replaced(desk: Desk) -> None:
+    one = await desk.start(app("t"), **BRISK)
+    two = app("t", "u")
+    await workers.publish(desk.lane, "app", two, ["default"])
+    rescuer = one.worker.parts.rescuer
+    assert not (await rescuer.check()).unpublished
+    # Two minutes later: it has not registered, so it has not started.
+    await long_ago(desk)
+    await desk.emitted.wait("app.published")
 
 
 async def test_a_record_that_somebody_has_deleted_is_published_again(desk: Desk) -> None:
