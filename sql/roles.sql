@@ -156,9 +156,9 @@ GRANT SELECT (id, worker_id, fence, state, started_at, errors), INSERT ON taskd.
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
       INSERT (name, app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-              unique_rule, published_at),
+              unique_rule, built_in, published_at),
       UPDATE (app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-              unique_rule, published_at, contested_by, contested_at, limit_name, limit_by, limit_defaults)
+              unique_rule, built_in, published_at, contested_by, contested_at, limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;

@@ -346,13 +346,14 @@ AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema 
 -- Tasks as workers have published them.
 CREATE TABLE taskd.task (
     name taskd.task_name PRIMARY KEY,
-    app text NOT NULL,                      -- the app that has published it last; 'taskd': it is built in
+    app text NOT NULL,                      -- the app that has published it last
     module text,                            -- the module of that app, as for `taskd run --app`; NULL: it is not known
     code text NOT NULL DEFAULT '',          -- hash of all that this version of the app publishes; see taskd.worker
     signature text NOT NULL,                -- hash of the argument schema
     queue taskd.queue_name NOT NULL,
     max_attempts taskd.attempts NOT NULL,
     timeout_s taskd.timeout_s,              -- NULL: no limit
+    built_in boolean NOT NULL DEFAULT false, -- a task of taskd itself, which several apps can have
     kind text NOT NULL DEFAULT 'async',     -- kind of its handler: async, thread, process, batch, transaction
     args_schema jsonb NOT NULL,             -- JSON Schema of the arguments
     args_version smallint NOT NULL DEFAULT 1, -- version of this schema
@@ -362,8 +363,8 @@ CREATE TABLE taskd.task (
     paused_until timestamptz,               -- NULL while paused: until it is resumed
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    contested_by text,                      -- another app that defines it with other arguments, and was therefore refused;
-    contested_at timestamptz,               -- its last start
+    contested_by text,                      -- another app that defines it with other arguments, and was therefore refused,
+    contested_at timestamptz,               -- and when that app was last refused
     limit_name text,                        -- the limit of its jobs,
     limit_by text[],                        -- the arguments that form the key in it,
     limit_defaults jsonb,                   -- and the values of omitted arguments

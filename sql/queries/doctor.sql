@@ -492,7 +492,7 @@ ORDER BY host, pid;
 -- name: doctor_apps(batch bigint)
 -- roles: worker, observer, admin
 SELECT DISTINCT ON (app, code) app, host, pid,
-       ARRAY(SELECT unnest(tasks) EXCEPT SELECT name::text FROM taskd.task WHERE app = 'taskd') AS tasks
+       ARRAY(SELECT unnest(tasks) EXCEPT SELECT name::text FROM taskd.task WHERE built_in) AS tasks
 FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND app <> 'taskd'
 ORDER BY app, code, started_at
@@ -501,7 +501,7 @@ LIMIT $1;
 -- Tasks that another app defines with other arguments; that app did not start.
 
 -- name: doctor_contested(batch bigint)
--- roles: worker, observer, admin
+-- roles: producer, worker, observer, admin
 SELECT name::text, app, contested_by, date_part('epoch', clock_timestamp() - contested_at) AS contested_ago_s
 FROM taskd.task
 WHERE contested_by IS NOT NULL AND contested_at > clock_timestamp() - interval '1 day'

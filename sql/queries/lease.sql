@@ -31,7 +31,7 @@ SELECT id FROM registered, (SELECT count(*) FROM notified) AS n;
 -- of an app, if no live worker with this name has any of the tasks `own` of this app. `workers`: how many have the name.
 
 -- name: find_namesakes(worker_id bigint, app text, own text[])
--- roles: worker
+-- roles: worker, observer, admin
 SELECT host, pid, tasks, (SELECT count(*) FROM taskd.worker WHERE died_at IS NULL AND app = $2 AND id <> $1) AS workers
 FROM taskd.worker AS first
 WHERE died_at IS NULL AND app = $2 AND id <> $1 AND lease_until > clock_timestamp()

@@ -26,7 +26,7 @@ FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[], $7, $8, $9:
 -- Of these limits, those that a live worker of another app declares with other bounds. publish_limits replaces their bounds.
 
 -- name: contested_limits(app text, names text[], concurrencies integer[], concurrencies_in_all integer[], rates double precision[], bursts integer[])
--- roles: worker
+-- roles: worker, observer, admin
 SELECT rule.name, rule.app
 FROM unnest($2::text[], $3::integer[], $4::integer[], $5::double precision[], $6::integer[])
     AS mine (name, concurrency, concurrency_in_all, rate, burst)
@@ -66,7 +66,7 @@ WITH changed AS (
            t.defaults::jsonb AS limit_defaults
     FROM unnest($7::text[], $8::text[], $9::text[], $10::text[]) AS t (name, limit_name, by, defaults)
     JOIN taskd.task AS task ON task.name = t.name
-    WHERE task.app IN ($1, 'taskd')
+    WHERE task.app = $1
     ORDER BY task.name
     FOR NO KEY UPDATE OF task
 )

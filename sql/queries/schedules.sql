@@ -40,7 +40,7 @@ FROM (
 -- locked, such as that of a schedule whose query runs, are skipped; the next check of a worker finds them (check_upkeep).
 
 -- name: settle_schedules(worker_id bigint)
--- roles: worker
+-- roles: worker, admin
 WITH me AS MATERIALIZED (
     SELECT app FROM taskd.worker WHERE id = $1 AND died_at IS NULL AND NOT draining
 ), declared AS MATERIALIZED (

@@ -1,26 +1,27 @@
 -- Tasks as workers have published them, so that the database and every client know their defaults and arguments.
 
--- Publish the tasks of an app, and the built-in tasks of its workers, which belong to the app `taskd`; they overwrite tasks of the same names. Only a task of another app with another signature is not
+-- Publish the tasks of an app; they overwrite tasks of the same names. Only a task of another app with another signature is not
 -- overwritten: the statement returns the task and that app, and the worker refuses to start. These are the tasks that the INSERT
 -- has not written; a look at the table before would miss a task that the other app publishes at the same time. Each former name
--- of a task is published as a task, too, so that producers can still use the name, and no other app can take it.
+-- of a task is published as a task, too, so that producers can still use the name, and no other app can take it. Built-in tasks
+-- overwrite each other: with two versions of taskd, two apps can have different signatures of one.
 
--- name: publish_tasks(apps text[], modules text[], code text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[])
+-- name: publish_tasks(app text, module text, code text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[], built_ins boolean[])
 -- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
-    FROM unnest($1::text[], $2::text[], $4::text[], $5::text[], $6::text[], $7::smallint[], $8::double precision[], $9::text[],
-                $10::text[], $11::smallint[], $12::text[], $13::text[], $14::text[])
-        AS t (app, module, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-              unique_rule)
+    FROM unnest($4::text[], $5::text[], $6::text[], $7::smallint[], $8::double precision[], $9::text[], $10::text[],
+                $11::smallint[], $12::text[], $13::text[], $14::text[], $15::boolean[])
+        AS t (name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+              unique_rule, built_in)
 ), published AS (
     INSERT INTO taskd.task AS task (
         app, module, code, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-        unique_rule, published_at
+        unique_rule, built_in, published_at
     )
-    SELECT app, module, $3, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, args_version,
+    SELECT $1, $2, $3, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, args_version,
            ARRAY(SELECT jsonb_array_elements_text(redact::jsonb)), alias_of, unique_rule::jsonb,
-           clock_timestamp()
+           built_in, clock_timestamp()
     FROM mine
     ORDER BY name
     ON CONFLICT (name) DO UPDATE
@@ -28,10 +29,10 @@ WITH mine AS MATERIALIZED (
         max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
         args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version,
         redact = excluded.redact, alias_of = excluded.alias_of, unique_rule = excluded.unique_rule,
-        published_at = excluded.published_at,
+        built_in = excluded.built_in, published_at = excluded.published_at,
         contested_by = CASE WHEN task.signature = excluded.signature AND task.contested_by <> excluded.app
                             THEN task.contested_by END
-    WHERE task.app = excluded.app OR task.signature = excluded.signature
+    WHERE task.app = excluded.app OR task.signature = excluded.signature OR task.built_in AND excluded.built_in
     RETURNING name::text
 )
 SELECT mine.name, coalesce(task.app, '(starting now)') AS app

@@ -9,7 +9,6 @@ from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from taskd.client.default import default_client
 from taskd.client.options import JobOptions, given
-from taskd.config import task_prefix
 from taskd.core.jobs import backoff as backoffs
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.limit import Limit
@@ -315,6 +314,8 @@ def task(
 
     def register(handler: Callable[..., Any]) -> Task[..., Any]:
         kind = BatchTask if "batch" in options else Task
+        from taskd.config import task_prefix  # producers that declare no task do not need it
+
         named = options
         if prefix := task_prefix():
             named = {**options, "name": _prefixed(prefix, options.get("name"), handler)}

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from taskd import events
 from taskd.core.migration import CodeRange
-from taskd.core.tasks.registry import BUILT_IN_APP, Registry
+from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError
 from taskd.store.connections.statements import Fetches
@@ -368,22 +367,32 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
     """Publish the tasks of the registry and declare the queues.
 
     Raises:
-        AppError: another app has published a task of the same name with another signature.
+        TasksTaken: another app has published a task of the same name with another signature.
     """
     tasks = _names(registry)
-    apps = [BUILT_IN_APP if registry.is_built_in(task.name) else app for _, task in tasks]
-    modules = [registry.module] * len(tasks)
+    built_in = [registry.is_built_in(task.name) for _, task in tasks]
     code = code_of(registry)
-    rows = await on.fetch("publish_tasks", apps, modules, code, *_columns(tasks))
+    rows = await on.fetch("publish_tasks", app, registry.module, code, *_columns(tasks), built_in)
     if rows:
         await on.fetch("contest_tasks", app, [row[0] for row in rows])
-        events.tasks_contested(app, {row[0]: row[1] for row in rows})
-        names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)
-        raise AppError(
+        raise TasksTaken(app, {row[0]: row[1] for row in rows})
+    await on.fetch("declare_queues", list(queues))
+
+
+class TasksTaken(AppError):
+    """An app defines tasks of other apps with other arguments.
+
+    Attributes:
+        owners: by name of the task, the app that has published it.
+    """
+
+    def __init__(self, app: str, owners: Mapping[str, str]) -> None:
+        names = ", ".join(f"{name!r} of app {owner!r}" for name, owner in owners.items())
+        super().__init__(
             f"app {app!r} defines tasks that another app has published with other arguments: "
             f"{names}. Give the tasks of this app a prefix (TASKD_TASK_PREFIX), rename the task "
             "with @task(name=...), or make the signatures equal. If nobody runs the task of the "
             "other app any more: taskd tasks forget NAME. If the other app is an earlier version "
             "of this one, give this one its name: --app-name"
         )
-    await on.fetch("declare_queues", list(queues))
+        self.owners = owners

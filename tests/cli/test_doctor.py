@@ -806,7 +806,7 @@ def test_apps_that_share_a_name_are_reported(doctor):
     assert doctor.one("apps")["level"] == "ok"
     taskd.sql("UPDATE taskd.worker SET tasks = '{d,mail}' WHERE id = 1")
     taskd.publish("mail")
-    taskd.sql("UPDATE taskd.task SET app = 'taskd'")
+    taskd.sql("UPDATE taskd.task SET built_in = true")
     taskd.sql("UPDATE taskd.worker SET tasks = '{a,mail}' WHERE id = 0")
     finding = doctor.one("apps")
     assert finding["level"] == "error"

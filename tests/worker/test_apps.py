@@ -79,7 +79,21 @@ async def test_a_built_in_task_does_not_make_two_apps_one(desk: Desk) -> None:
     await desk.start(mailing("mail"), app="other")
     found = await tasks.find(desk.lane, ["send_email", "export", "mail"])
     owners = {name: each.app for name, each in found.items()}
-    assert owners == {"send_email": BUILT_IN_APP, "export": "app", "mail": "other"}
+    assert owners == {"send_email": "other", "export": "app", "mail": "other"}
+
+
+async def test_two_versions_of_a_built_in_task_are_no_conflict_but_one_of_an_app_is(
+    desk: Desk,
+) -> None:
+    await desk.start(with_built_ins(app("export"), [Task(handler, name="send_email")]))
+    newer = with_built_ins(app("mail"), [Task(changed, name="send_email")])
+    await desk.start(newer, app="other")
+    own = app("sync")
+    own.add(Task(handler, name="send_email"))
+    with pytest.raises(AppError, match="'send_email' of app 'other'"):
+        await desk.start(own, app="third")
+    [told] = desk.emitted.of("tasks.contested")
+    assert told == {"app": "third", "owners": {"send_email": "other"}}
 
 
 async def test_of_two_apps_that_start_together_at_least_one_sees_the_other(desk: Desk) -> None:

@@ -13,7 +13,7 @@ from taskd.core.schedule import Schedule
 from taskd.core.tasks.middleware import Middleware
 from taskd.core.tasks.task import Task
 
-# The app to which the built-in tasks belong, whichever worker runs them.
+# The name of the app under which a worker without --app publishes the built-in tasks.
 BUILT_IN_APP = "taskd"
 
 

@@ -44,7 +44,11 @@ class Declarations:
             ValueRefused: PostgreSQL refuses a value of a schedule.
         """
         app = self._me().app
-        await workers.publish(self._lane, app, self._registry, self._queues)
+        try:
+            await workers.publish(self._lane, app, self._registry, self._queues)
+        except workers.TasksTaken as error:
+            events.tasks_contested(app, error.owners)
+            raise
         await schedules.publish(self._lane, app, self._registry.schedules.values())
         if contested := await limits.publish(self._lane, app, self._registry):
             events.limits_contested(app, contested)
