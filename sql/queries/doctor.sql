@@ -534,9 +534,8 @@ LEFT JOIN taskd.task AS t ON t.name = r.task
 GROUP BY r.queue, r.task
 ORDER BY jobs DESC, r.queue, r.task;
 
--- Schedules that are late, whose last tick failed, that are withdrawn (`withdrawn_s`) or paused without an end
--- (`paused_s`), or whose app has no live worker (`ownerless`). `delayed_by`: as in
--- list_schedules.
+-- Schedules that are late, whose last tick failed, that are withdrawn (`withdrawn_s`) or paused without an end (`paused_s`), or
+-- whose app has no live worker (`ownerless`). `delayed_by`: as in list_schedules.
 
 -- name: doctor_schedules(batch bigint)
 -- roles: worker, observer, admin

@@ -29,6 +29,7 @@ async def changed(n: int = 0, more: str = "") -> None: ...
 def app(*names: str, schedules: dict[str, float] | None = None, **aliases: list[str]) -> Registry:
     """A registry with tasks of these names, and schedules with these periods."""
     registry = Registry()
+    registry.module = "worker"
     for name in names:
         registry.add(Task(handler, name=name, aliases=aliases.get(name, ())))
     for name, period_s in (schedules or {}).items():

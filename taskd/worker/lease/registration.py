@@ -43,7 +43,10 @@ class Registration:
         self.me = new_incarnation(app)
         self._app, self._lease, self._limits = app, lease, limits
         self._tasks, self._schedules = registry.args_versions(), list(registry.schedules)
-        self._own = [name for name in registry.names() if not registry.is_built_in(name)]
+        # The tasks by which versions of an app recognise each other; none if there is no app.
+        self._own = [
+            name for name in registry.names() if registry.module and not registry.is_built_in(name)
+        ]
         self._code = workers.code_of(registry)
         self._environment = environment_name
         self._log_fields: dict[str, Any] = {}

@@ -35,6 +35,7 @@ class Declarations:
         me: Callable[[], workers.Incarnation],
     ) -> None:
         self._lane, self._registry, self._queues, self._me = lane, registry, queues, me
+        self._incomplete = False
 
     async def publish(self) -> None:
         """Publish the tasks, schedules and limits of the app.
@@ -64,13 +65,15 @@ class Declarations:
 
     async def follow(self, seen: workers.Surroundings) -> None:
         """Do what the rescuer has found to be due after other workers of the app have ended."""
-        if seen.unpublished:
+        if seen.unpublished or self._incomplete:
             await self._publish_again()
         if seen.astray:
             await self.settle()
 
     async def _publish_again(self) -> None:
         app = self._me().app
+        # If a statement is held up, the tasks can be published, and the schedules not yet.
+        self._incomplete = True
         try:
             await self.publish()
         except (AppError, ValueRefused) as error:
@@ -78,3 +81,4 @@ class Declarations:
             events.app_not_published(app, str(error))
         else:
             events.app_published(app)
+        self._incomplete = False
