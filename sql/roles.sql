@@ -8,7 +8,7 @@
 --                   enqueue jobs need taskd_producer as well.
 --   taskd_observer  reads everything but the arguments and the results of jobs: for dashboards and metrics.
 --   taskd_admin     reads everything; cancels, retries and changes jobs; pauses and resumes queues and tasks; sets the retention
---                   and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules.
+--                   and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules; forgets tasks.
 --
 -- The script can be run again at any time, and must be run after a migration (`taskd db migrate` does this): in one
 -- transaction it revokes all rights of the four roles and grants them again, so no session loses a right. Roles belong to

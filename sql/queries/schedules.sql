@@ -35,16 +35,19 @@ FROM (
 -- Withdraw the schedules of this worker's app that no live worker declares, and resume those that one declares again. During a
 -- deploy, old and new versions of the app run side by side, so a schedule is withdrawn only when the last worker with the old
 -- version has ended or drains. A worker counts until it is declared dead, because after an outage of the database all leases have
--- expired. Without a live worker of the app, nothing changes. A schedule that was created in the last 90 s is not withdrawn, because
--- the worker that has created it may not have registered yet. Ticks while a schedule is withdrawn are never fired. Locked rows, such
--- as that of a schedule whose query runs, are skipped; the next check of a worker finds them (check_upkeep).
+-- expired, and for 90 s after a crash, because its supervisor probably starts it again. Without a live worker of the app, nothing
+-- changes. A schedule that was created in the last 90 s is not withdrawn, because the worker that has created it may not have
+-- registered yet. Ticks while a schedule is withdrawn are never fired. Locked rows, such as that of a schedule whose query runs, are
+-- skipped; the next check of a worker finds them (check_upkeep).
 
 -- name: settle_schedules(worker_id bigint)
 -- roles: worker, admin
 WITH me AS MATERIALIZED (
     SELECT app FROM taskd.worker WHERE id = $1 AND died_at IS NULL AND NOT draining
 ), declared AS MATERIALIZED (
-    SELECT unnest(schedules) AS name FROM taskd.worker WHERE died_at IS NULL AND NOT draining
+    SELECT unnest(schedules) AS name
+    FROM taskd.worker
+    WHERE died_at IS NULL AND NOT draining OR crashed AND died_at > clock_timestamp() - interval '90 s'
 ), astray AS MATERIALIZED (
     SELECT schedule.name, schedule.withdrawn_at IS NULL AS withdraws
     FROM taskd.schedule AS schedule

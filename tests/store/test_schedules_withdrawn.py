@@ -128,6 +128,18 @@ async def test_while_an_old_worker_lives_its_schedules_are_not_withdrawn(
     assert await schedules.settle(lane, 3) == (["new"], ["old"])
 
 
+async def test_a_crash_of_the_last_old_worker_does_not_withdraw_its_schedules_at_once(
+    sql: Any, lane: Lane
+) -> None:
+    await schedules.publish(lane, "shop", [nightly()])
+    await register(lane, 1, "shop", "s")
+    await register(lane, 2, "shop")
+    assert await workers.declare_dead(lane, [1], proved=True)
+    assert await schedules.settle(lane, 2) == NOTHING
+    await sql.execute("UPDATE taskd.worker SET died_at = now() - interval '100 s' WHERE id = 1")
+    assert await schedules.settle(lane, 2) == (["s"], [])
+
+
 async def test_a_new_schedule_is_not_withdrawn_before_its_worker_can_have_registered(
     sql: Any, lane: Lane
 ) -> None:
