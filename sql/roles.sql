@@ -8,7 +8,7 @@
 --                   enqueue jobs need taskd_producer as well.
 --   taskd_observer  reads everything but the arguments and the results of jobs: for dashboards and metrics.
 --   taskd_admin     reads everything; cancels, retries and changes jobs; pauses and resumes queues and tasks; sets the retention
---                   and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules.
+--                   and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules; forgets tasks.
 --
 -- The script can be run again at any time, and must be run after a migration (`taskd db migrate` does this): in one
 -- transaction it revokes all rights of the four roles and grants them again, so no session loses a right. Roles belong to
@@ -155,10 +155,10 @@ GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashe
 GRANT SELECT (id, worker_id, fence, state, started_at, errors), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
-      INSERT (name, app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule,
-              published_at),
-      UPDATE (app, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of, unique_rule, published_at,
-              limit_name, limit_by, limit_defaults)
+      INSERT (name, app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+              unique_rule, built_in, published_at),
+      UPDATE (app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+              unique_rule, built_in, published_at, contested_by, contested_at, limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
 -- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
 GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
@@ -203,12 +203,12 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
 GRANT SELECT, DELETE, UPDATE (
-    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason
+    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason, withdrawn_at
 ) ON taskd.schedule TO taskd_worker, taskd_admin;
 GRANT SELECT (
     name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, task, queue, query_user,
     jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
-    paused_until, pause_reason
+    paused_until, pause_reason, withdrawn_at, stopped
 ) ON taskd.schedule TO taskd_observer;
 
 -- Observers see no arguments, results and unique keys, which can be personal data. They see the errors of attempts, so that
@@ -260,7 +260,7 @@ GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.q
 GRANT INSERT, DELETE, UPDATE (cancel_reason) ON taskd.job TO taskd_admin;
 GRANT INSERT, DELETE, UPDATE (reason) ON taskd.job_history TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
-GRANT UPDATE (paused_at, paused_until, pause_reason) ON taskd.task TO taskd_admin;
+GRANT DELETE, UPDATE (paused_at, paused_until, pause_reason) ON taskd.task TO taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.key_holder(bigint) TO taskd_observer, taskd_admin;
 -- A function changes waiting jobs, and no others.
 GRANT EXECUTE ON FUNCTION

@@ -30,6 +30,7 @@ TaskdError                       1
 ├── JobCancelled                 1  the job whose result was awaited was cancelled
 ├── ResultNotStored              1  the job is done, but its result could not be stored
 ├── JobNotFound                  3  no live or finished job has that id
+├── TaskInUse                    1  live workers, jobs or schedules use the task
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
 ├── LimitNotFound                3  no limit has that name
@@ -233,6 +234,10 @@ class JobNotFound(TaskdError):
     """No live or finished job has that id."""
 
     exit_code = 3
+
+
+class TaskInUse(TaskdError):
+    """Live workers, jobs or schedules use the task, so its record stays."""
 
 
 class ScheduleNotFound(TaskdError):

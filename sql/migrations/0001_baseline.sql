@@ -346,11 +346,14 @@ AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema 
 -- Tasks as workers have published them.
 CREATE TABLE taskd.task (
     name taskd.task_name PRIMARY KEY,
-    app text NOT NULL,
+    app text NOT NULL,                      -- the app that has published it last
+    module text,                            -- the module of that app, as for `taskd run --app`; NULL: it is not known
+    code text NOT NULL DEFAULT '',          -- hash of all that this version of the app publishes; see taskd.worker
     signature text NOT NULL,                -- hash of the argument schema
     queue taskd.queue_name NOT NULL,
     max_attempts taskd.attempts NOT NULL,
     timeout_s taskd.timeout_s,              -- NULL: no limit
+    built_in boolean NOT NULL DEFAULT false, -- a task of taskd itself, which several apps can have
     kind text NOT NULL DEFAULT 'async',     -- kind of its handler: async, thread, process, batch, transaction
     args_schema jsonb NOT NULL,             -- JSON Schema of the arguments
     args_version smallint NOT NULL DEFAULT 1, -- version of this schema
@@ -360,6 +363,8 @@ CREATE TABLE taskd.task (
     paused_until timestamptz,               -- NULL while paused: until it is resumed
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    contested_by text,                      -- another app that defines it with other arguments, and was therefore refused,
+    contested_at timestamptz,               -- and when that app was last refused
     limit_name text,                        -- the limit of its jobs,
     limit_by text[],                        -- the arguments that form the key in it,
     limit_defaults jsonb,                   -- and the values of omitted arguments
@@ -390,8 +395,12 @@ CREATE TABLE taskd.worker (
     pid_namespace text NOT NULL,
     version text NOT NULL,
     app text NOT NULL,
+    -- Hash of the tasks, schedules and limits that its code declares. Versions of an app run side by side during a deploy. If no
+    -- worker has the version that was published last any more, a worker of the app publishes its own version again.
+    code text NOT NULL DEFAULT '',
     queues text[] NOT NULL,
     tasks text[] NOT NULL,
+    schedules text[] NOT NULL DEFAULT '{}', -- names of the schedules that its code declares
     -- For each of these tasks, the newest version of the arguments that the code of the worker reads.
     args_versions smallint[] NOT NULL DEFAULT '{}',
     -- The suspects that its quarantine has started last. If it crashes, these are charged with it.
@@ -421,6 +430,8 @@ CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;
 CREATE TABLE taskd.schedule (
     name taskd.schedule_name PRIMARY KEY,
     app text,                               -- whose code declares it; NULL: it was created at run time
+    -- Since when no live worker of that app declares it. It has no ticks until one declares it again, or an operator sets it.
+    withdrawn_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT now(),
     changed_at timestamptz,                 -- when it was changed by hand; from then on its code does not change it
     revision bigint NOT NULL DEFAULT 0,     -- grows when its times change
@@ -458,6 +469,9 @@ CREATE TABLE taskd.schedule (
     paused_at timestamptz,
     paused_until timestamptz,               -- NULL: until it is resumed; otherwise no tick before this time
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
+    stopped boolean NOT NULL
+        GENERATED ALWAYS AS (withdrawn_at IS NOT NULL OR paused_at IS NOT NULL AND paused_until IS NULL) STORED,
+    CONSTRAINT only_apps_withdraw_schedules CHECK (withdrawn_at IS NULL OR app IS NOT NULL),
     CONSTRAINT schedule_has_one_rhythm CHECK ((every_s IS NULL) <> (cron IS NULL)),
     CONSTRAINT schedule_catches_up_one_by_one CHECK (catch_up <> 'all' OR overlap = 'allow'),
     CONSTRAINT schedule_query_has_a_user CHECK ((query IS NULL) = (query_user IS NULL))
@@ -467,7 +481,7 @@ CREATE TABLE taskd.schedule (
 -- user. A schedule without a next tick is due at once. Schedules with a pause that has an end are included: their next tick
 -- is after the pause.
 CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), next_at NULLS FIRST)
-    WHERE paused_at IS NULL OR paused_until IS NOT NULL;
+    WHERE NOT stopped;
 
 -- ====================================================================================================
 -- Workflows
@@ -2328,7 +2342,7 @@ $$;
 -- ====================================================================================================
 
 -- Return the first tick of a period after a moment.
--- Called by: set_schedule(), pause_schedules, resume_schedules.
+-- Called by: set_schedule(), settle_schedules, pause_schedules, resume_schedules.
 CREATE FUNCTION taskd.next_interval_tick(starts_at timestamptz, every_s double precision, after timestamptz)
 RETURNS timestamptz
 LANGUAGE sql IMMUTABLE
@@ -2346,8 +2360,9 @@ $$;
 --
 -- If the period or cron expression stays the same, the next tick does not change. A pause stays, and so does `starts_at` if
 -- it is not given. A declaration in the code of an app changes neither a schedule that an operator has changed, nor a
--- different schedule of the same name that belongs to another app or to no app (`taken`). A client that can evaluate cron
--- expressions passes the next tick; otherwise a worker computes it.
+-- different schedule of the same name that belongs to another app or to no app (`taken`). A schedule that its app has withdrawn
+-- can be taken over: by another app that declares it, or by a call without an app. A client that can evaluate cron expressions
+-- passes the next tick; otherwise a worker computes it.
 --
 -- A user with the right to set schedules can enqueue jobs of any task with them. A query needs more rights: the user is
 -- stored with it, and must be allowed to fire schedules. The function runs with the owner's rights, because no other user
@@ -2434,7 +2449,7 @@ BEGIN
     SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name;
     IF to_jsonb(old) || wanted = to_jsonb(old) AND coalesce(app = old.app, app IS NULL)
        AND coalesce(starts_at, old.starts_at) = old.starts_at AND set_args_version IS NOT DISTINCT FROM old.args_version
-       AND coalesce(old.query_user = session_user, true)
+       AND coalesce(old.query_user = session_user, true) AND (app IS NOT NULL OR old.withdrawn_at IS NULL)
     THEN
         RETURN 'unchanged';
     END IF;
@@ -2463,7 +2478,7 @@ BEGIN
         UPDATE taskd.schedule AS s SET app = app WHERE s.name = name;
         RETURN 'unchanged';
     END IF;
-    IF app IS NOT NULL AND old.app IS DISTINCT FROM app THEN
+    IF app IS NOT NULL AND old.app IS DISTINCT FROM app AND old.withdrawn_at IS NULL THEN
         RETURN 'taken';
     END IF;
     same := (old.every_s, old.cron, old.timezone) IS NOT DISTINCT FROM (period_s, cron, timezone)
@@ -2472,8 +2487,11 @@ BEGIN
     before := md5(ROW(old.*)::text);
     after := greatest(now(), old.paused_until);
     UPDATE taskd.schedule AS s
-    SET every_s = period_s, cron = cron, timezone = timezone, starts_at = starts_at,
-        next_at = CASE WHEN same THEN s.next_at
+    SET app = CASE WHEN s.withdrawn_at IS NULL THEN s.app ELSE app END,
+        withdrawn_at = CASE WHEN app IS NOT NULL THEN s.withdrawn_at END,
+        changed_at = CASE WHEN app IS NULL AND s.withdrawn_at IS NOT NULL THEN clock_timestamp() ELSE s.changed_at END,
+        every_s = period_s, cron = cron, timezone = timezone, starts_at = starts_at,
+        next_at = CASE WHEN same AND NOT (app IS NULL AND s.withdrawn_at IS NOT NULL) THEN s.next_at
                        WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, period_s, after)
                        WHEN next_at > after THEN next_at END,
         revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
@@ -2719,7 +2737,7 @@ BEGIN
     SELECT s.query INTO query
     FROM taskd.schedule AS s
     WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at
-      AND (s.paused_at IS NULL OR s.paused_until IS NOT NULL)
+      AND NOT s.stopped
       AND following > coalesce(s.paused_until, '-infinity')   -- not computed before the pause began
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN

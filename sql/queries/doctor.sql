@@ -506,6 +506,27 @@ FROM taskd.worker
 WHERE died_at IS NULL
 ORDER BY host, pid;
 
+-- Apps with live workers: one worker of each version, with its tasks that are not built in.
+
+-- name: doctor_apps(batch bigint)
+-- roles: worker, observer, admin
+SELECT DISTINCT ON (app, code) app, host, pid,
+       ARRAY(SELECT unnest(tasks) EXCEPT SELECT name::text FROM taskd.task WHERE built_in) AS tasks
+FROM taskd.worker
+WHERE died_at IS NULL AND lease_until > clock_timestamp() AND app <> 'taskd'
+ORDER BY app, code, started_at
+LIMIT $1;
+
+-- Tasks that another app defines with other arguments; that app did not start.
+
+-- name: doctor_contested(batch bigint)
+-- roles: producer, worker, observer, admin
+SELECT name::text, app, contested_by, date_part('epoch', clock_timestamp() - contested_at) AS contested_ago_s
+FROM taskd.task
+WHERE contested_by IS NOT NULL AND contested_at > clock_timestamp() - interval '1 day'
+ORDER BY contested_at DESC
+LIMIT $1;
+
 -- Services of live workers that fail repeatedly.
 
 -- name: doctor_services(batch bigint)
@@ -532,22 +553,30 @@ LEFT JOIN taskd.task AS t ON t.name = r.task
 GROUP BY r.queue, r.task
 ORDER BY jobs DESC, r.queue, r.task;
 
--- Schedules that are late, whose last tick failed, or that are paused without an end (`paused_s`). `delayed_by`: as in
--- list_schedules.
+-- Schedules that are late, whose last tick failed, that are withdrawn (`withdrawn_s`) or paused without an end (`paused_s`), or
+-- whose app has no live worker (`ownerless`). `delayed_by`: as in list_schedules.
 
 -- name: doctor_schedules(batch bigint)
 -- roles: worker, observer, admin
-SELECT name::text, app, CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp()
+SELECT name::text, app, CASE WHEN withdrawn_at IS NULL AND (paused_at IS NULL OR paused_until < clock_timestamp())
                              THEN date_part('epoch', clock_timestamp() - next_at) END AS late_s,
-       CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN last_error END AS last_error,
+       CASE WHEN withdrawn_at IS NULL AND (paused_at IS NULL OR paused_until < clock_timestamp()) THEN last_error END AS last_error,
        date_part('epoch', clock_timestamp() - last_error_at) AS error_s, query_user::text,
+       date_part('epoch', clock_timestamp() - withdrawn_at) AS withdrawn_s,
+       ownerless,
        CASE WHEN paused_until IS NULL THEN date_part('epoch', clock_timestamp() - paused_at) END AS paused_s, pause_reason,
        (SELECT f.error FROM taskd.worker AS w, jsonb_to_recordset(w.failures) AS f (service text, error text, since timestamptz)
         WHERE w.died_at IS NULL AND w.lease_until > clock_timestamp() AND f.service = 'schedule ' || schedule.name
           AND schedule.next_at <= clock_timestamp()
         ORDER BY f.since LIMIT 1) AS delayed_by
 FROM taskd.schedule AS schedule
-WHERE CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN next_at < clock_timestamp() OR last_error IS NOT NULL
+CROSS JOIN LATERAL (
+    SELECT withdrawn_at IS NULL AND schedule.app IS NOT NULL AND NOT EXISTS (
+        SELECT FROM taskd.worker AS w WHERE w.died_at IS NULL AND (w.app = schedule.app OR schedule.name::text = ANY (w.schedules))
+    ) AS ownerless
+) AS owner
+WHERE withdrawn_at IS NOT NULL OR ownerless
+   OR CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN next_at < clock_timestamp() OR last_error IS NOT NULL
            ELSE paused_until IS NULL END
 ORDER BY next_at
 LIMIT $1;

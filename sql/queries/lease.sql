@@ -8,14 +8,14 @@
 -- Insert the row of a new worker. If other workers of its queues have other tasks, all workers are notified, so that they read
 -- the tasks of the new worker (check_upkeep): from now on, they leave jobs that they cannot run to the new worker.
 
--- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], args_versions smallint[], schema_oldest integer, schema_newest integer)
+-- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], args_versions smallint[], schema_oldest integer, schema_newest integer, schedules text[], code text)
 -- roles: worker
 WITH registered AS (
     INSERT INTO taskd.worker
         (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, args_versions,
-         schema_oldest, schema_newest)
+         schema_oldest, schema_newest, schedules, code)
     VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10::text[], $11::text[],
-            $12::smallint[], $13, $14)
+            $12::smallint[], $13, $14, $15::text[], $16)
     RETURNING id
 ), notified AS (
     SELECT taskd.notify('taskd', '')
@@ -26,6 +26,18 @@ WITH registered AS (
     )
 )
 SELECT id FROM registered, (SELECT count(*) FROM notified) AS n;
+
+-- The oldest other live worker whose app has this name, if no other live worker with this name has any of the tasks `own`: then two
+-- apps have the same name. `workers`: the number of live workers with this name.
+
+-- name: find_namesakes(worker_id bigint, app text, own text[])
+-- roles: worker, observer, admin
+SELECT host, pid, tasks, (SELECT count(*) FROM taskd.worker WHERE died_at IS NULL AND app = $2 AND id <> $1) AS workers
+FROM taskd.worker AS first
+WHERE died_at IS NULL AND app = $2 AND id <> $1 AND lease_until > clock_timestamp()
+  AND NOT EXISTS (SELECT FROM taskd.worker AS kin WHERE kin.died_at IS NULL AND kin.app = $2 AND kin.id <> $1 AND kin.tasks && $3::text[])
+ORDER BY started_at
+LIMIT 1;
 
 -- `works_with`: the oldest code that works with the applied and announced migrations; 0 if there are none. So a worker whose code
 -- is too old learns this at its next renewal, and drains. The tables and columns that this statement names must never change: a
@@ -88,9 +100,11 @@ WHERE worker_id = $1;
 -- whether expire_jobs would find a job. `paused`: the paused tasks. `resumed`: the tasks that are not paused and have parked jobs
 -- that this worker can run, found along job_parked. `elsewhere`: by queue of this worker, the tasks that another live worker of
 -- the queue has, and that this worker does not have, or has with an older version of the arguments. `limits`: the concurrency of
--- the queues for which an operator has set it. Each row repeats all these columns, and adds one of the other workers that were
--- not declared dead; if there is no other worker, one row without it is returned. The table of workers is read once, because it
--- can contain thousands of dead workers.
+-- the queues for which an operator has set it. `astray`: whether settle_schedules would withdraw or resume a schedule.
+-- `unpublished`: whether a task of this worker is not published, or was published last by a version of its app that no live worker
+-- has. (A worker that starts publishes up to 90 s before it registers.) Each row repeats all these columns, and adds one of the
+-- other workers that were not declared dead; if there is no other worker, one row without it is returned. The table of workers is
+-- read once, because it can contain thousands of dead workers.
 --
 -- `now`: the database's time, by which a worker notices that the clock was set back. `silent`: the lease of the other worker has
 -- expired, and the server has been up for longer than a lease. (After an outage, every lease has expired, although no worker is
@@ -117,11 +131,14 @@ WITH RECURSIVE owner AS (
     FROM taskd.task
     WHERE paused_at IS NOT NULL AND (paused_until IS NULL OR paused_until > clock_timestamp())
 ), living AS MATERIALIZED (
-    SELECT id, pid, pid_started, host, boot_id, pid_namespace, lease_until, draining, queues, tasks, args_versions
+    SELECT id, pid, pid_started, host, boot_id, pid_namespace, lease_until, draining, queues, tasks, args_versions, app, code,
+           schedules
     FROM taskd.worker
     WHERE died_at IS NULL
 ), me AS MATERIALIZED (
-    SELECT queues, tasks, args_versions FROM living WHERE id = $1
+    SELECT queues, tasks, args_versions, app, draining FROM living WHERE id = $1
+), declared AS MATERIALIZED (
+    SELECT unnest(schedules) AS name FROM living WHERE NOT draining
 ), elsewhere AS (
     SELECT queue, task, max(version) AS version
     FROM (
@@ -140,10 +157,10 @@ WITH RECURSIVE owner AS (
            ) AS orphans,
            due.job_s, due.suspect_s, due.gate_s, due.limited,
            (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
-            WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = ''
+            WHERE NOT stopped AND coalesce(query_user, '') = ''
             ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
            (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
-            WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = session_user
+            WHERE NOT stopped AND coalesce(query_user, '') = session_user
             ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s,
            EXISTS (
                SELECT FROM taskd.job
@@ -163,11 +180,26 @@ WITH RECURSIVE owner AS (
            EXISTS (
                SELECT FROM taskd.queue
                WHERE max_depth IS NOT NULL AND coalesce(depth_at < clock_timestamp() - interval '4 s', true)
-           ) AS uncounted
+           ) AS uncounted,
+           EXISTS (
+               SELECT FROM taskd.schedule AS s
+               WHERE s.app = (SELECT app FROM me WHERE NOT draining)
+                 AND (s.withdrawn_at IS NULL) <> (s.name::text IN (SELECT name FROM declared))
+                 AND (s.withdrawn_at IS NOT NULL OR s.created_at < clock_timestamp() - interval '90 s')
+           ) AS astray,
+           coalesce((
+               SELECT cardinality(me.tasks) > (
+                   SELECT count(*) FROM taskd.task AS t
+                   WHERE t.name = ANY (me.tasks)
+                     AND (t.app <> me.app OR t.code IN (SELECT code FROM living)
+                          OR t.published_at > clock_timestamp() - interval '90 s'))
+               FROM me WHERE NOT me.draining
+           ), false) AS unpublished
     FROM taskd.due
 )
 SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.gate_s, seen.limited, seen.uncounted, seen.tick_s,
-       seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.elsewhere, seen.limits, clock_timestamp() AS now, other.id, other.pid, other.pid_started,
+       seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.elsewhere, seen.limits, seen.astray, seen.unpublished,
+       clock_timestamp() AS now, other.id, other.pid, other.pid_started,
        (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
        (other.lease_until < clock_timestamp()
         AND pg_postmaster_start_time() NOT BETWEEN clock_timestamp() - make_interval(secs => $2) AND clock_timestamp()) AS silent

@@ -23,6 +23,20 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt
        (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[], $7, $8, $9::bigint[]);
 
+-- Of these limits, those that a live worker of another app declares with other bounds. publish_limits replaces their bounds.
+
+-- name: contested_limits(app text, names text[], concurrencies integer[], concurrencies_in_all integer[], rates double precision[], bursts integer[])
+-- roles: worker, observer, admin
+SELECT rule.name, rule.app
+FROM unnest($2::text[], $3::integer[], $4::integer[], $5::double precision[], $6::integer[])
+    AS mine (name, concurrency, concurrency_in_all, rate, burst)
+JOIN taskd.job_limit AS rule ON rule.name = mine.name
+WHERE rule.app <> $1
+  AND rule.declared <> jsonb_build_object('concurrency', mine.concurrency, 'concurrency_in_all', mine.concurrency_in_all,
+                                          'rate', mine.rate, 'burst', mine.burst)
+  AND EXISTS (SELECT FROM taskd.worker WHERE died_at IS NULL AND worker.app = rule.app)
+ORDER BY rule.name;
+
 -- Publish the limits that the code of an app declares, and which limit each task has. If an operator has set a limit by hand, its
 -- bounds do not change. If a declaration has changed, all keys of the limit are checked again. Rows are locked in the order of
 -- their names.

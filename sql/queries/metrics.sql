@@ -106,7 +106,7 @@ WITH RECURSIVE ahead AS (
     UNION ALL
     (SELECT 'schedule_late_seconds', name::text, NULL, greatest(0, date_part('epoch', clock_timestamp() - next_at))
      FROM taskd.schedule
-     WHERE (paused_at IS NULL OR paused_until <= clock_timestamp())
+     WHERE (paused_at IS NULL OR paused_until <= clock_timestamp()) AND withdrawn_at IS NULL
      ORDER BY next_at LIMIT $2)
     UNION ALL
     SELECT 'workers', state, NULL, (SELECT count(*) FROM living WHERE living.state = each.state)

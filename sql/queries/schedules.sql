@@ -32,20 +32,47 @@ FROM (
     ORDER BY d.name
 ) AS d;
 
--- Delete the schedules that an app no longer declares. Schedules of other apps, and schedules that were created at run time,
--- stay.
+-- Withdraw the schedules of this worker's app that no live worker declares, and resume those that one declares again. During a
+-- deploy, old and new versions of the app run side by side, so a schedule is withdrawn only when the last worker with the old
+-- version has ended or drains. A worker counts until it is declared dead, because after an outage of the database all leases have
+-- expired, and for 90 s after a crash, because its supervisor probably starts it again. Without a live worker of the app, nothing
+-- changes. A schedule that was created in the last 90 s is not withdrawn, because the worker that has created it may not have
+-- registered yet. Ticks while a schedule is withdrawn are never fired. Locked rows, such as that of a schedule whose query runs, are
+-- skipped; the next check of a worker finds them (check_upkeep).
 
--- name: drop_undeclared_schedules(app text, names text[])
+-- name: settle_schedules(worker_id bigint)
 -- roles: worker, admin
-DELETE FROM taskd.schedule
-WHERE app = $1 AND name <> ALL ($2::text[])
-RETURNING name::text;
+WITH me AS MATERIALIZED (
+    SELECT app FROM taskd.worker WHERE id = $1 AND died_at IS NULL AND NOT draining
+), declared AS MATERIALIZED (
+    SELECT unnest(schedules) AS name
+    FROM taskd.worker
+    WHERE died_at IS NULL AND NOT draining OR crashed AND died_at > clock_timestamp() - interval '90 s'
+), astray AS MATERIALIZED (
+    SELECT schedule.name, schedule.withdrawn_at IS NULL AS withdraws
+    FROM taskd.schedule AS schedule
+    WHERE schedule.app = (SELECT app FROM me)
+      AND (schedule.withdrawn_at IS NULL) <> (schedule.name::text IN (SELECT name FROM declared))
+      AND (schedule.withdrawn_at IS NOT NULL OR schedule.created_at < clock_timestamp() - interval '90 s')
+    ORDER BY schedule.name
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE taskd.schedule AS schedule
+SET withdrawn_at = CASE WHEN withdraws THEN clock_timestamp() END,
+    next_at = CASE WHEN withdraws OR next_at > clock_timestamp() THEN next_at
+                   WHEN cron IS NULL
+                   THEN taskd.next_interval_tick(starts_at, every_s, greatest(clock_timestamp(), paused_until)) END
+FROM astray
+WHERE schedule.name = astray.name
+RETURNING schedule.name::text, withdraws;
+
+-- Delete schedules. `app`: the app whose live workers declare the schedule, so that it is made again when one of them starts.
 
 -- name: delete_schedules(names text[])
 -- roles: worker, admin
 DELETE FROM taskd.schedule
 WHERE name = ANY ($1::text[])
-RETURNING name::text, app;
+RETURNING name::text, CASE WHEN withdrawn_at IS NULL THEN app END AS app;
 
 -- Pause schedules: ticks during the pause are never fired, and the next tick is the first one after the pause. If the pause has
 -- an end, the next tick is set here to the first one after that end; for cron it is set to NULL, and a worker computes it. If a
@@ -87,7 +114,7 @@ SELECT schedule.name::text, schedule.revision, schedule.every_s, schedule.cron, 
 FROM (SELECT clock_timestamp() AS now) AS clock, (
     SELECT *
     FROM taskd.schedule
-    WHERE (paused_at IS NULL OR paused_until IS NOT NULL)
+    WHERE NOT stopped
       AND coalesce(query_user, '') = CASE WHEN $1 THEN session_user ELSE '' END
     ORDER BY next_at NULLS FIRST
     LIMIT $2
@@ -108,7 +135,7 @@ SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz
 UPDATE taskd.schedule
 SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3,
     last_error = $3, last_error_at = clock_timestamp()
-WHERE name = $1 AND revision = $2 AND (paused_at IS NULL OR paused_until IS NOT NULL)
+WHERE name = $1 AND revision = $2 AND NOT stopped
 RETURNING name::text;
 
 -- Seconds until the next tick of the schedules without a query, and of those whose query runs as this user; NULL if there is no
@@ -117,10 +144,10 @@ RETURNING name::text;
 -- name: next_ticks()
 -- roles: worker, observer, admin
 SELECT (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
-        WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = ''
+        WHERE NOT stopped AND coalesce(query_user, '') = ''
         ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
        (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
-        WHERE (paused_at IS NULL OR paused_until IS NOT NULL) AND coalesce(query_user, '') = session_user
+        WHERE NOT stopped AND coalesce(query_user, '') = session_user
         ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s;
 
 -- Schedules. `delayed_by`: the error with which PostgreSQL has refused the present tick repeatedly, as a live worker has stored it
@@ -132,7 +159,7 @@ SELECT name::text, app, task::text, queue::text, every_s, cron, timezone, starts
        date_part('epoch', next_at - clock_timestamp()) AS due_in_s, last_tick, catch_up, catch_up_max, overlap,
        jitter_s, deadline_s, query_user::text, skipped, skipped_tick, last_error, last_error_at,
        paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_at, paused_until,
-       pause_reason, changed_at, created_at, clock_timestamp() AS now,
+       pause_reason, withdrawn_at, stopped, changed_at, created_at, clock_timestamp() AS now,
        (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name) AS live,
        (SELECT f.error FROM taskd.worker AS w, jsonb_to_recordset(w.failures) AS f (service text, error text, since timestamptz)
         WHERE w.died_at IS NULL AND w.lease_until > clock_timestamp() AND f.service = 'schedule ' || schedule.name

@@ -3,39 +3,78 @@
 -- Publish the tasks of an app; they overwrite tasks of the same names. Only a task of another app with another signature is not
 -- overwritten: the statement returns the task and that app, and the worker refuses to start. These are the tasks that the INSERT
 -- has not written; a look at the table before would miss a task that the other app publishes at the same time. Each former name
--- of a task is published as a task, too, so that producers can still use the name, and no other app can take it.
+-- of a task is published as a task, too, so that producers can still use the name, and no other app can take it. Built-in tasks
+-- overwrite each other: with two versions of taskd, two apps can have different signatures of one.
 
--- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[])
+-- name: publish_tasks(app text, module text, code text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[], built_ins boolean[])
 -- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
-    FROM unnest($2::text[], $3::text[], $4::text[], $5::smallint[], $6::double precision[], $7::text[], $8::text[],
-                $9::smallint[], $10::text[], $11::text[], $12::text[])
+    FROM unnest($4::text[], $5::text[], $6::text[], $7::smallint[], $8::double precision[], $9::text[], $10::text[],
+                $11::smallint[], $12::text[], $13::text[], $14::text[], $15::boolean[])
         AS t (name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-              unique_rule)
+              unique_rule, built_in)
 ), published AS (
     INSERT INTO taskd.task AS task (
-        app, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-        unique_rule, published_at
+        app, module, code, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
+        unique_rule, built_in, published_at
     )
-    SELECT $1, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, args_version,
+    SELECT $1, $2, $3, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, args_version,
            ARRAY(SELECT jsonb_array_elements_text(redact::jsonb)), alias_of, unique_rule::jsonb,
-           clock_timestamp()
+           built_in, clock_timestamp()
     FROM mine
     ORDER BY name
     ON CONFLICT (name) DO UPDATE
-    SET app = excluded.app, signature = excluded.signature, queue = excluded.queue,
+    SET app = excluded.app, module = excluded.module, code = excluded.code, signature = excluded.signature, queue = excluded.queue,
         max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
         args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version,
         redact = excluded.redact, alias_of = excluded.alias_of, unique_rule = excluded.unique_rule,
-        published_at = excluded.published_at
-    WHERE task.app = excluded.app OR task.signature = excluded.signature
+        built_in = excluded.built_in, published_at = excluded.published_at,
+        contested_by = CASE WHEN task.signature = excluded.signature AND task.contested_by <> excluded.app
+                            THEN task.contested_by END
+    WHERE task.app = excluded.app OR task.signature = excluded.signature OR task.built_in AND excluded.built_in
     RETURNING name::text
 )
 SELECT mine.name, coalesce(task.app, '(starting now)') AS app
 FROM mine
 LEFT JOIN taskd.task AS task ON task.name = mine.name
 WHERE mine.name NOT IN (SELECT name FROM published);
+
+-- Record that an app defines these tasks of other apps with other arguments, so that the doctor can name both apps.
+
+-- name: contest_tasks(app text, names text[])
+-- roles: worker
+WITH theirs AS MATERIALIZED (
+    SELECT name FROM taskd.task WHERE name = ANY ($2::text[]) AND app <> $1 ORDER BY name FOR NO KEY UPDATE
+)
+UPDATE taskd.task AS task
+SET contested_by = $1, contested_at = clock_timestamp()
+FROM theirs
+WHERE task.name = theirs.name;
+
+-- Delete the records of tasks that nobody knows any more. A task that a live worker has keeps its record: a worker that has
+-- published it and not registered yet publishes it again (check_upkeep). `despite_jobs`: also delete the records of tasks that
+-- live jobs or schedules name. `jobs`: their number, up to 1,000.
+
+-- name: forget_tasks(names text[], despite_jobs boolean)
+-- roles: admin
+WITH seen AS MATERIALIZED (
+    SELECT task.name, task.app,
+           (SELECT count(*) FROM taskd.worker WHERE died_at IS NULL AND task.name::text = ANY (tasks)) AS workers,
+           (SELECT count(*) FROM (SELECT FROM taskd.job WHERE job.task = task.name LIMIT 1000) AS j) AS jobs,
+           ARRAY(SELECT s.name::text FROM taskd.schedule AS s WHERE s.task = task.name AND NOT s.stopped ORDER BY s.name LIMIT 10)
+               AS schedules
+    FROM taskd.task AS task
+    WHERE task.name = ANY ($1::text[])
+), forgotten AS (
+    DELETE FROM taskd.task AS task
+    USING seen
+    WHERE task.name = seen.name AND workers = 0 AND ($2 OR jobs = 0 AND schedules = '{}')
+    RETURNING task.name
+)
+SELECT seen.name::text, app, workers, jobs, schedules, EXISTS (SELECT FROM forgotten AS f WHERE f.name = seen.name) AS forgotten
+FROM seen
+ORDER BY seen.name;
 
 -- name: find_tasks(names text[])
 -- roles: producer, worker, observer, admin

@@ -41,7 +41,7 @@ WHERE job.state = 'running'
 UNION
 SELECT queue::text
 FROM taskd.schedule
-WHERE task = ANY ($1::text[]) AND (paused_at IS NULL OR paused_until IS NOT NULL)
+WHERE task = ANY ($1::text[]) AND NOT stopped
   AND (query_user IS NULL OR query_user = session_user)
   AND (next_at IS NULL OR next_at <= clock_timestamp())
 ORDER BY 1;
@@ -70,6 +70,7 @@ WITH moved AS (
     SET starts_at = starts_at - make_interval(secs => $1),
         next_at = next_at - make_interval(secs => $1),
         last_tick = last_tick - make_interval(secs => $1),
+        withdrawn_at = withdrawn_at - make_interval(secs => $1),
         paused_at = paused_at - make_interval(secs => $1),
         paused_until = paused_until - make_interval(secs => $1)
 ), queues AS (

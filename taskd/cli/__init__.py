@@ -78,7 +78,7 @@ COMMANDS = {
     "limits": Lazy("limits", "limits", "List limits and change them while workers run."),
     "workers": Lazy("workers", "workers", "List live workers, and workers that ended recently."),
     "tasks": Lazy(
-        "tasks", "tasks", "List, pause and resume the tasks that workers have published."
+        "tasks", "tasks", "List, pause, resume and forget the tasks that workers have published."
     ),
     "stats": Lazy("stats", "stats", "Show recent outcomes, wait and run times, and errors."),
     "top": Lazy(

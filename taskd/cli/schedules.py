@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import shlex
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -48,10 +49,21 @@ def _rhythm(row: Row) -> str:
 
 
 def _next(row: Row) -> str:
+    if row["withdrawn_at"]:
+        return f"withdrawn since {moment(row['withdrawn_at'])}"
     if not row["paused"]:
         return moment(row["next_at"])
     until = f"paused until {moment(row['paused_until'])}" if row["paused_until"] else "paused"
     return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
+
+
+def _withdrawn(row: Row) -> str:
+    name = printable(row["name"])
+    return (
+        f"{name} is withdrawn: no live worker of the app {printable(row['app'])} declares it. It "
+        "resumes when one does. To keep it without that app: taskd schedules set. To remove it: "
+        f"taskd schedules delete {shlex.quote(name)}"
+    )
 
 
 COLUMNS = {
@@ -89,6 +101,8 @@ def list_(session: Session, as_json: bool) -> None:
     rows = session.run(store.list_)
     print_rows(rows, COLUMNS, as_json=as_json)
     for row in rows:
+        if row["withdrawn_at"] and not as_json:
+            session.echo(_withdrawn(row))
         if row["delayed_by"]:
             session.echo(
                 f"{printable(row['name'])}: its tick fails again and again, and is retried every "
@@ -125,18 +139,15 @@ def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) 
     coming = [
         _tick(row, tick)
         for row in selected
-        if not _stopped(row)
+        if not row["stopped"]
         for tick in itertools.islice(_ticks(row), number)
     ]
     print_rows(coming, NEXT_COLUMNS, as_json=as_json)
     for row in selected:
-        if _stopped(row):
+        if row["withdrawn_at"]:
+            session.echo(_withdrawn(row))
+        elif row["stopped"]:
             session.echo(f"{row['name']} is paused: it has no ticks until you resume it")
-
-
-def _stopped(row: Row) -> bool:
-    """Return whether the schedule is paused without an end."""
-    return row["paused"] and row["paused_until"] is None
 
 
 def _ticks(row: Row) -> Iterator[datetime]:
@@ -298,8 +309,10 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Resume schedules, from their next tick on."""
     from taskd.store import schedules as store
 
-    async def work(lane: Lane) -> tuple[list[str], set[str]]:
-        return await store.resume(lane, names), {row["name"] for row in await store.list_(lane)}
+    async def work(lane: Lane) -> tuple[list[str], dict[str, Row]]:
+        return await store.resume(lane, names), {
+            row["name"]: row for row in await store.list_(lane)
+        }
 
     resumed, existing = session.run(work)
     _check_exist(names, existing)
@@ -308,6 +321,8 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
         return
     for name in dict.fromkeys(names):
         session.echo(f"resumed: {name}" if name in resumed else f"was not paused: {name}")
+        if existing[name]["withdrawn_at"]:
+            session.echo(_withdrawn(existing[name]))
 
 
 @schedules.command()
@@ -317,7 +332,8 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Delete schedules; their jobs stay.
 
-    If an app declares a schedule in its code, the schedule is made again when the app starts.
+    If an app declares a schedule in its code, the schedule is made again when the app starts. A
+    schedule that its app has withdrawn is not.
     """
     from taskd.store import schedules as store
 
@@ -369,7 +385,7 @@ def _print_outcome(
     _check_exist(names, set(found))
 
 
-def _check_exist(names: tuple[str, ...], existing: set[str]) -> None:
+def _check_exist(names: tuple[str, ...], existing: Collection[str]) -> None:
     for name in names:
         if name not in existing:
             raise ScheduleNotFound(

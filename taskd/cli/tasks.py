@@ -1,11 +1,14 @@
-"""`taskd tasks`: list, pause and resume published tasks."""
+"""`taskd tasks`: list, pause, resume and forget published tasks."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 from taskd.cli.shared.output import (
     Row,
+    count,
     paused,
     paused_for,
     print_json,
@@ -15,7 +18,10 @@ from taskd.cli.shared.output import (
     text_of,
 )
 from taskd.cli.shared.session import Session, json_option, pass_session, pause_options
-from taskd.errors import UnknownTask
+from taskd.errors import TaskInUse, UnknownTask
+
+if TYPE_CHECKING:
+    from taskd.store.tasks import Forgotten
 
 
 def _arguments(row: Row) -> str:
@@ -57,7 +63,7 @@ COLUMNS = {
 
 @click.group()
 def tasks() -> None:
-    """List, pause and resume the tasks that workers have published."""
+    """List, pause, resume and forget the tasks that workers have published."""
 
 
 @tasks.command("list")
@@ -116,3 +122,46 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
         return
     for name in dict.fromkeys((*names, *resumed)):
         session.echo(f"{'resumed' if name in resumed else 'not paused'}: {printable(name)}")
+
+
+@tasks.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--despite-jobs", is_flag=True, help="Also if live jobs or schedules name the task.")
+@json_option
+@pass_session
+def forget(session: Session, names: tuple[str, ...], despite_jobs: bool, as_json: bool) -> None:
+    """Delete the records of tasks that no worker has any more, such as those of a former app.
+
+    Producers then no longer know the queue and the arguments of the task, and another app can
+    define a task of this name. Jobs stay.
+    """
+    from taskd.store import tasks as store
+
+    found = session.run(lambda lane: store.forget(lane, names, despite_jobs=despite_jobs))
+    kept = [each for each in found if not each.forgotten]
+    forgotten = [each.name for each in found if each.forgotten]
+    unknown = sorted(set(names) - {each.name for each in found})
+    if as_json:
+        print_json(
+            {"forgotten": forgotten, "kept": [each.name for each in kept], "unknown": unknown}
+        )
+    elif forgotten:
+        session.echo(f"forgotten: {', '.join(map(printable, forgotten))}")
+    if kept:
+        raise TaskInUse("; ".join(map(_in_use, kept)))
+    if unknown:
+        raise UnknownTask(f"no worker has published a task named {', '.join(map(repr, unknown))}")
+
+
+def _in_use(task: Forgotten) -> str:
+    """Say why the record of a task was not deleted, and what to do."""
+    kept = f"the record of {task.name!r} stays"
+    if task.workers:
+        workers = count(task.workers, "live worker")
+        return f"{kept}: {workers} {'has' if task.workers == 1 else 'have'} it (app {task.app!r})"
+    users = [count(task.jobs, "live job")] if task.jobs else []
+    users += [f"the schedule {name!r}" for name in task.schedules]
+    return (
+        f"{kept}: it is the task of {', '.join(users)}. Cancel the jobs (taskd jobs cancel --task) "
+        "and delete the schedules first, or pass --despite-jobs"
+    )

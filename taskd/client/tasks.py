@@ -293,6 +293,9 @@ def task(
 ) -> Any:
     """Make a function the handler of a task: `@task` or `@task(queue="email", timeout_s=30)`.
 
+    With the setting `task_prefix`, a name without a dot gets the prefix: `export` is named
+    `billing.export`. Former names (`aliases`) stay as they are.
+
     Args:
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
             parameter `ctx` receives the attempt's Context and is no argument of the job.
@@ -306,12 +309,23 @@ def task(
             cannot be combined with the others.
         ValueError: another handler has this name, or an option is outside its limits.
         InvalidJob: the name or the queue is not valid.
+        ConfigError: the setting `task_prefix` cannot be read.
     """
 
     def register(handler: Callable[..., Any]) -> Task[..., Any]:
         kind = BatchTask if "batch" in options else Task
-        made: Task[..., Any] = kind(handler, **options)
+        from taskd.config import task_prefix  # producers that declare no task do not need it
+
+        named = options
+        if prefix := task_prefix():
+            named = {**options, "name": _prefixed(prefix, options.get("name"), handler)}
+        made: Task[..., Any] = kind(handler, **named)
         registry.add(made)
         return made
 
     return register if handler is None else register(handler)
+
+
+def _prefixed(prefix: str, name: str | None, handler: Callable[..., Any]) -> str | None:
+    name = getattr(handler, "__name__", None) if name is None else name
+    return f"{prefix}.{name}" if isinstance(name, str) and name and "." not in name else name

@@ -10,7 +10,7 @@ from taskd.config.connection_words import connection_words, user_of_process
 from taskd.config.dsn import DEFAULT_PORT, check_dsn, has_password, hide_password
 from taskd.config.parsing import parse_duration_s
 from taskd.config.settings import LOG_LEVELS, PG_MAJOR_OLDEST, Settings
-from taskd.config.sources import Loaded, load, read_dsn
+from taskd.config.sources import Loaded, load, read_dsn, task_prefix
 
 __all__ = [
     "DEFAULT_PORT",
@@ -25,5 +25,6 @@ __all__ = [
     "load",
     "parse_duration_s",
     "read_dsn",
+    "task_prefix",
     "user_of_process",
 ]

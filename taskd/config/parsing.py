@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+APP_NAME_CHARS_MAX = 200
 
 
 def parse_duration_s(text: str) -> float:
@@ -87,6 +88,24 @@ def environment_name(value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", str(value)):
         raise ValueError("use 1 to 63 of the characters A-Z a-z 0-9 _ . -")
     return str(value)
+
+
+def app_name(value: Any) -> str:
+    """Return a checked name of an app."""
+    text = str(value).strip()
+    if not text or len(text) > APP_NAME_CHARS_MAX or not text.isprintable():
+        raise ValueError(f"use 1 to {APP_NAME_CHARS_MAX} printable characters")
+    return text
+
+
+def task_prefix(value: Any) -> str:
+    """Return a checked prefix of task names, without its dot."""
+    text = str(value).strip()
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,2}", text):
+        raise ValueError(
+            f"{text!r} is no prefix such as billing: use the characters A-Z a-z 0-9 _ -"
+        )
+    return text
 
 
 def names(value: Any) -> tuple[str, ...]:

@@ -16,12 +16,14 @@ from typing import Any
 from taskd.config.dsn import dsn_text
 from taskd.config.parsing import (
     address,
+    app_name,
     environment_name,
     names,
     networks,
     one_of,
     seconds,
     table,
+    task_prefix,
     url,
     whole_number,
 )
@@ -89,6 +91,18 @@ class Settings:
         whole_number(PG_MAJOR_OLDEST, 99),
     )
     app: str | None = setting(None, "The module whose @task functions the worker runs.", str)
+    app_name: str | None = setting(
+        None,
+        "The name of the app in the database, unique among the apps that share it; by default the "
+        "name of its project and the module, such as billing:worker.",
+        app_name,
+    )
+    task_prefix: str | None = setting(
+        None,
+        "A prefix of the app's task names: with billing, the task export is named billing.export. "
+        "Workers and producers of the app need the same value.",
+        task_prefix,
+    )
     queues: tuple[str, ...] = setting(
         (),
         "Queues to serve, `name` or `name:concurrency`; all queues of the app by default.",

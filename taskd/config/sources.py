@@ -7,10 +7,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from taskd.config.dsn import check_dsn, dsn_text
+from taskd.config.parsing import task_prefix as parse_prefix
 from taskd.config.settings import Settings
 from taskd.errors import ConfigError
 
@@ -78,6 +80,33 @@ def load(
         {name: sources.get(name, "default") for name in settings},
         tuple(_ignored(environ)),
     )
+
+
+def task_prefix() -> str | None:
+    """Return the setting `task_prefix`, which tasks need when they are declared; None: no prefix.
+
+    Only this setting is read, so that another one that is wrong does not stop an import.
+
+    Raises:
+        ConfigError: the value is wrong, or the file of the setting cannot be read.
+    """
+    raw, source = os.environ.get("TASKD_TASK_PREFIX"), "environment"
+    if not raw:
+        try:
+            raw, source = _prefix_in_files(Path.cwd())
+        except FileNotFoundError:  # the current directory was deleted
+            return None
+    return None if raw is None else _parsed("task_prefix", raw, parse_prefix, source)
+
+
+@lru_cache(maxsize=8)
+def _prefix_in_files(directory: Path) -> tuple[Any, str]:
+    found = [
+        (content["task_prefix"], source)
+        for source, content in _files(directory)
+        if "task_prefix" in content
+    ]
+    return found[-1] if found else (None, "")
 
 
 def _parsed(name: str, raw: Any, parse: Callable[[Any], Any], source: str) -> Any:

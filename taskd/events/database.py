@@ -143,6 +143,36 @@ def schedule_skipped(schedule: str, tick: datetime) -> None:
     emit("schedule.skipped", "info", schedule=schedule, tick=tick.isoformat())
 
 
+def schedules_withdrawn(schedules: Sequence[str], app: str) -> None:
+    """No live worker of the app declares these schedules any more, so they have no ticks now."""
+    emit("schedules.withdrawn", "warning", schedules=list(schedules), app=app)
+
+
+def schedules_declared_again(schedules: Sequence[str], app: str) -> None:
+    """A worker declares withdrawn schedules again; they continue with their next tick."""
+    emit("schedules.declared_again", "info", schedules=list(schedules), app=app)
+
+
+def tasks_contested(app: str, owners: Mapping[str, str]) -> None:
+    """The app defines tasks of other apps with other arguments; the worker does not start."""
+    emit("tasks.contested", "warning", app=app, owners=dict(owners))
+
+
+def limits_contested(app: str, owners: Mapping[str, str]) -> None:
+    """Live apps declare these limits with other bounds; those that were published last apply."""
+    emit("limits.contested", "warning", app=app, owners=dict(owners))
+
+
+def app_published(app: str) -> None:
+    """The last worker with another version of the app has ended; this one published its version."""
+    emit("app.published", "info", app=app)
+
+
+def app_not_published(app: str, error: str) -> None:
+    """Another app has taken the name of a task or schedule since this worker started."""
+    emit("app.not_published", "warning", app=app, error=error)
+
+
 def clock_set_back(ahead_s: float, schedules: Sequence[str]) -> None:
     """The database's clock was set back; ticks of `schedules` are computed from the new time."""
     emit("clock.set_back", "warning", ahead_s=round(ahead_s, 1), schedules=list(schedules))

@@ -106,11 +106,13 @@ async def set_(
     if not schedules:
         return {}
     now = (await on.fetch("database_time"))[0][0]
-    definitions = msgspec.json.encode([_definition(each, now) for each in schedules]).decode()
+    rows = [{**definition(each), "next_at": first(each.when, now)} for each in schedules]
+    definitions = msgspec.json.encode(rows).decode()
     return {row[0]: row[1] for row in await on.fetch("set_schedules", app, definitions)}
 
 
-def _definition(schedule: Schedule, now: datetime) -> Row:
+def definition(schedule: Schedule) -> Row:
+    """Return the columns of a schedule, without its next tick."""
     job, when = schedule.job, schedule.when
     period = when if isinstance(when, Every) else None
     cron = when if isinstance(when, Cron) else None
@@ -132,13 +134,12 @@ def _definition(schedule: Schedule, now: datetime) -> Row:
         "jitter_s": schedule.jitter_s,
         "deadline_s": schedule.deadline_s,
         "starts_at": period and period.starts_at,
-        "next_at": first(when, now),
         "checked": job.checked and schedule.query is None,
     }
 
 
 async def publish(on: Fetches, app: str, schedules: Iterable[Schedule]) -> None:
-    """Publish the schedules that an app declares; delete those that it no longer declares.
+    """Publish the schedules that an app declares; settle() withdraws those it no longer declares.
 
     Raises:
         AppError: a name belongs to another app, or to a schedule that was made at run time.
@@ -149,9 +150,27 @@ async def publish(on: Fetches, app: str, schedules: Iterable[Schedule]) -> None:
     if taken:
         raise AppError(
             f"app {app!r} declares schedules that another app has declared, or that were made at "
-            f"run time: {taken}. Rename them, or delete the others: taskd schedules delete"
+            f"run time: {taken}. Rename them, or delete the others: taskd schedules delete. If the "
+            "other app is an earlier version of this one, give this one its name: --app-name"
         )
-    await on.fetch("drop_undeclared_schedules", app, [each.name for each in declared])
+
+
+class Settled(NamedTuple):
+    """The schedules that settle() has withdrawn, and those that it has resumed, by name."""
+
+    withdrawn: list[str]
+    resumed: list[str]
+
+
+async def settle(on: Fetches, worker_id: int) -> Settled:
+    """Withdraw the schedules of a worker's app that no live worker declares; resume the others.
+
+    A withdrawn schedule has no ticks. It is resumed when a worker declares it again.
+    """
+    rows = await on.fetch("settle_schedules", worker_id)
+    return Settled(
+        sorted(row[0] for row in rows if row[1]), sorted(row[0] for row in rows if not row[1])
+    )
 
 
 async def due(on: Fetches, batch: int, *, with_query: bool) -> list[DueSchedule]:
@@ -197,7 +216,7 @@ async def list_(on: Fetches) -> list[Row]:
 
 
 async def delete(on: Fetches, names: Sequence[str]) -> dict[str, str | None]:
-    """Delete schedules; return by name the app that declares each (None: no app does)."""
+    """Delete schedules; return by name the app that declares each (None: no app does, any more)."""
     return {row[0]: row[1] for row in await on.fetch("delete_schedules", list(names))}
 
 

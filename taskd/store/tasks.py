@@ -73,6 +73,37 @@ async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
     return sorted(row[0] for row in await on.fetch("resume_tasks", list(names)))
 
 
+class Forgotten(NamedTuple):
+    """A task whose record was to be deleted.
+
+    Attributes:
+        app: the app that has published it.
+        workers: number of live workers that have it.
+        jobs: number of live jobs of the task, at most 1,000.
+        schedules: names of schedules that enqueue its jobs, at most 10.
+        forgotten: whether its record was deleted.
+    """
+
+    name: str
+    app: str
+    workers: int
+    jobs: int
+    schedules: list[str]
+    forgotten: bool
+
+
+async def forget(on: Fetches, names: Sequence[str], *, despite_jobs: bool) -> list[Forgotten]:
+    """Delete the records of tasks that no live worker has.
+
+    Args:
+        despite_jobs: also if live jobs or schedules name the task.
+
+    Returns:
+        The tasks that were published, sorted by name.
+    """
+    return [Forgotten(*row) for row in await on.fetch("forget_tasks", list(names), despite_jobs)]
+
+
 async def names(on: Fetches) -> list[str]:
     """Return the names of at most NAMES_MAX published tasks, sorted."""
     return [row[0] for row in await on.fetch("task_names", NAMES_MAX)]

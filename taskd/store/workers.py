@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from taskd.core.migration import CodeRange
 from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
 from taskd.errors import AppError
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs.jobs import DueIn
-from taskd.store.schedules import TicksIn
+from taskd.store.schedules import TicksIn, definition
+
+# How many names a message lists.
+NAMES_SHOWN = 5
 
 
 class Incarnation(NamedTuple):
@@ -67,6 +72,9 @@ class Surroundings(NamedTuple):
         elsewhere: by queue, the tasks that other live workers of the queue can run and this worker
             cannot, each with the newest version of its arguments that one of them reads.
         limits: concurrency of queues for which an operator has set it.
+        astray: whether a schedule of this app must be withdrawn or resumed (schedules.settle).
+        unpublished: whether a task of this worker is not published, or was published last by a
+            version of the app that no live worker has.
         now: the database's time.
     """
 
@@ -80,6 +88,8 @@ class Surroundings(NamedTuple):
     resumed: list[str]
     elsewhere: dict[str, dict[str, int]]
     limits: dict[str, int]
+    astray: bool
+    unpublished: bool
     now: datetime
 
 
@@ -138,11 +148,15 @@ async def register(
     lease_s: float,
     queues: Sequence[str],
     tasks: Mapping[str, int],
+    schedules: Sequence[str] = (),
+    code: str = "",
 ) -> None:
     """Insert the row of a new worker.
 
     Args:
         tasks: by name, the newest version of the arguments that the code of the worker reads.
+        schedules: the names of the schedules that the code declares.
+        code: the version of the app; see code_of().
     """
     await on.fetch(
         "register_worker",
@@ -159,7 +173,35 @@ async def register(
         list(tasks),
         list(tasks.values()),
         *me.schema,
+        list(schedules),
+        code,
     )
+
+
+async def check_namesakes(on: Fetches, me: Incarnation, own: Sequence[str]) -> None:
+    """Check that the live workers with the name of this app run this app.
+
+    Args:
+        own: the names of the tasks of this app, without built-in tasks.
+
+    Raises:
+        AppError: live workers have the name of this app, and none of its tasks.
+    """
+    rows = await on.fetch("find_namesakes", me.id, me.app, list(own)) if own else []
+    for host, pid, tasks, number in rows:
+        more = f" and {number - 1} more" if number > 1 else ""
+        raise AppError(
+            f"another app is named {me.app!r}, too: the worker with pid {pid} on {host}{more} has "
+            f"this name, and none of the tasks of this app. It runs {_some(tasks)}; this app has "
+            f"{_some(own)}. Name one of the apps: --app-name NAME, TASKD_APP_NAME, or app_name in "
+            "taskd.toml. If they are two versions of one app, keep the former name of a renamed "
+            'task: @task(aliases=["..."]), or stop the workers of the old version first.'
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(sorted(names)[:NAMES_SHOWN]) + more
 
 
 async def renew_lease(
@@ -197,9 +239,10 @@ async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surround
     """Read what a worker needs for upkeep, in one statement."""
     rows = await on.fetch("check_upkeep", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
     orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
-    tick_s, query_tick_s, expired, paused, resumed, elsewhere, limits, now, *_ = rest
+    tick_s, query_tick_s, expired, paused, resumed, elsewhere, limits, *rest = rest
+    astray, unpublished, now, *_ = rest
     return Surroundings(
-        [Other(*row[14:]) for row in rows if row[14] is not None],
+        [Other(*row[16:]) for row in rows if row[16] is not None],
         orphans,
         uncounted,
         DueIn(job_s, suspect_s, gate_s, limited),
@@ -209,6 +252,8 @@ async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surround
         resumed,
         msgspec.json.decode(elsewhere or "{}", type=dict[str, dict[str, int]]),
         msgspec.json.decode(limits or "{}", type=dict[str, int]),
+        astray,
+        unpublished,
         now,
     )
 
@@ -289,16 +334,23 @@ async def left(on: Fetches, queues: Sequence[str], tasks: Sequence[str]) -> Left
     return Left(*(await on.fetch("count_left", list(queues), list(tasks)))[0])
 
 
-async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[str]) -> None:
-    """Publish the tasks of the registry and declare the queues.
+def code_of(registry: Registry) -> str:
+    """Return a hash of the tasks, schedules and limits that an app declares: its version."""
+    tasks = [(name, task) for name, task in _names(registry) if not registry.is_built_in(task.name)]
+    declared = (
+        _columns(tasks),
+        [repr(task.limit) for _, task in tasks],
+        [definition(each) for each in registry.schedules.values()],
+    )
+    return hashlib.sha256(msgspec.json.encode(declared)).hexdigest()[:32]
 
-    Raises:
-        AppError: another app has published a task of the same name with another signature.
-    """
-    tasks = [(name, task) for task in registry for name in (task.name, *task.aliases)]
-    rows = await on.fetch(
-        "publish_tasks",
-        app,
+
+def _names(registry: Registry) -> list[tuple[str, Task[..., Any]]]:
+    return [(name, task) for task in registry for name in (task.name, *task.aliases)]
+
+
+def _columns(tasks: Sequence[tuple[str, Task[..., Any]]]) -> list[list[Any]]:
+    return [
         [name for name, _ in tasks],
         [t.signature_hash for _, t in tasks],
         [t.queue for _, t in tasks],
@@ -310,11 +362,39 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
         [msgspec.json.encode(t.redact).decode() for _, t in tasks],
         [None if name == t.name else t.name for name, t in tasks],
         [t.unique and t.unique.rule(t.unique_defaults) for _, t in tasks],
-    )
+    ]
+
+
+async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[str]) -> None:
+    """Publish the tasks of the registry and declare the queues.
+
+    Raises:
+        TasksTaken: another app has published a task of the same name with another signature.
+    """
+    tasks = _names(registry)
+    built_in = [registry.is_built_in(task.name) for _, task in tasks]
+    code = code_of(registry)
+    rows = await on.fetch("publish_tasks", app, registry.module, code, *_columns(tasks), built_in)
     if rows:
-        names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)
-        raise AppError(
-            f"app {app!r} defines tasks that another app has published with other arguments: "
-            f"{names}. Rename the task with @task(name=...), or make the signatures equal."
-        )
+        await on.fetch("contest_tasks", app, [row[0] for row in rows])
+        raise TasksTaken(app, {row[0]: row[1] for row in rows})
     await on.fetch("declare_queues", list(queues))
+
+
+class TasksTaken(AppError):
+    """An app defines tasks of other apps with other arguments.
+
+    Attributes:
+        owners: by name of the task, the app that has published it.
+    """
+
+    def __init__(self, app: str, owners: Mapping[str, str]) -> None:
+        names = ", ".join(f"{name!r} of app {owner!r}" for name, owner in owners.items())
+        super().__init__(
+            f"app {app!r} defines tasks that another app has published with other arguments: "
+            f"{names}. Give the tasks of this app a prefix (TASKD_TASK_PREFIX), rename the task "
+            "with @task(name=...), or make the signatures equal. If nobody runs the task of the "
+            "other app any more: taskd tasks forget NAME. If the other app is an earlier version "
+            "of this one, give this one its name: --app-name"
+        )
+        self.owners = owners

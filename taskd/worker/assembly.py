@@ -44,6 +44,7 @@ from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.stopping.emergency_stop import EmergencyStop
 from taskd.worker.stopping.signals import StopRequests
+from taskd.worker.upkeep.declarations import Declarations
 from taskd.worker.upkeep.promoter import Promoter
 from taskd.worker.upkeep.pruner import Pruner
 from taskd.worker.upkeep.reconciler import Reconciler
@@ -146,6 +147,9 @@ class Assembly:
         self._add_claiming(settings, registry, lease)
         self.controls = Controls(self.runners, self.shared)
         self.schedule_runners = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
+        self.declarations = Declarations(
+            self.upkeep, registry, list(limits), lambda: registration.me
+        )
         self.rescuer = Rescuer(
             self.upkeep,
             lease,
@@ -156,6 +160,7 @@ class Assembly:
             self.consumers.values(),
             self.controls,
             self.errors,
+            self.declarations,
         )
         self.pruner = Pruner(database)
         self._add_listening(settings, database)

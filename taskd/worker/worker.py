@@ -94,7 +94,6 @@ class Worker:
         self.limits = queue_limits(settings, registry)
         check_found(registry)
         self.ready = asyncio.Event()
-        self._app = app
         self._until_empty = until_empty
         self._reload = reload
         self._on_close = on_close
@@ -103,7 +102,7 @@ class Worker:
         self._last = last
         self._lease = Lease(settings.lease_s)
         self._registration = Registration(
-            app, self._lease, self.limits, registry.args_versions(), settings.environment
+            app, self._lease, self.limits, registry, settings.environment
         )
         self._pulse = Pulse()
         self._stops = StopRequests()
@@ -212,7 +211,8 @@ class Worker:
         )
         await self._registration.check_environment(self.parts.upkeep)
         await mend_sequences(self.parts.upkeep)
-        await publish_app(self._app, self.registry, self.limits, self.parts)
+        await self._registration.check_name(self.parts.upkeep)
+        await publish_app(self.parts)
         self.parts.begin_lines()
         await self._resources.open()
         self.parts.shared.resources = self._resources.made
@@ -228,6 +228,7 @@ class Worker:
         self.parts.errors.begin()
         self.parts.handler_tasks.watch()
         await self._registration.register(self.parts.upkeep, **connections)
+        await self.parts.declarations.settle()
         self.database.begin_use(events.store_unusable)
         # Before the first claim, so that no job of a paused task starts.
         await self.parts.rescuer.check()

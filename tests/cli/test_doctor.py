@@ -788,6 +788,62 @@ def test_schedules_that_are_overdue_or_failed_are_reported(doctor):
     assert "nightly has been overdue for 1h" in finding["found"][0]
 
 
+def test_withdrawn_schedules_are_reported(doctor):
+    taskd = doctor.shell
+    taskd("schedules", "set", "nightly", "t", "--queue", "q", "--every", "1h")
+    taskd.sql(
+        "UPDATE taskd.schedule SET app = 'app', withdrawn_at = now() - interval '2 h', "
+        "next_at = now() - interval '1 h', last_error = 'odd', last_error_at = now()"
+    )
+    finding = doctor.one("schedules")
+    assert finding["level"] == "warning"
+    [text] = finding["found"]
+    assert text.startswith("the schedule nightly was withdrawn 2h")
+    assert "no live worker of the app app declares it" in text
+    assert "taskd schedules delete nightly" in finding["repairs"][0]["text"]
+
+
+def test_a_schedule_of_an_app_without_workers_is_a_hint(doctor):
+    taskd = doctor.shell
+    taskd("schedules", "set", "nightly", "t", "--queue", "q", "--every", "1h")
+    taskd.sql("UPDATE taskd.schedule SET app = 'app'")
+    finding = doctor.one("schedules")
+    assert finding["level"] == "hint"
+    assert "belongs to the app app, which has no live worker" in finding["found"][0]
+    taskd.worker(1, "q")
+    assert doctor.one("schedules")["level"] == "ok"
+
+
+def test_apps_that_share_a_name_are_reported(doctor):
+    taskd = doctor.shell
+    for number, tasks in enumerate((["a", "b"], ["b", "c"], ["c", "d"])):
+        taskd.worker(number, "q")
+        taskd.sql(
+            "UPDATE taskd.worker SET tasks = $2, code = id::text WHERE id = $1", number, tasks
+        )
+    # Three versions of one app, of which the first and the last have no task in common.
+    assert doctor.one("apps")["level"] == "ok"
+    taskd.sql("UPDATE taskd.worker SET tasks = '{d,mail}' WHERE id = 1")
+    taskd.publish("mail")
+    taskd.sql("UPDATE taskd.task SET built_in = true")
+    taskd.sql("UPDATE taskd.worker SET tasks = '{a,mail}' WHERE id = 0")
+    finding = doctor.one("apps")
+    assert finding["level"] == "error"
+    assert finding["found"][0].startswith("two apps are named app: the workers with pid 4242")
+
+
+def test_a_task_that_two_apps_define_differently_is_reported(doctor):
+    taskd = doctor.shell
+    taskd.publish("export")
+    taskd.sql("UPDATE taskd.task SET contested_by = 'other', contested_at = now()")
+    finding = doctor.one("apps")
+    assert finding["level"] == "warning"
+    assert "the app other did not start" in finding["found"][0]
+    assert "the task export of the app app" in finding["found"][0]
+    taskd.sql("UPDATE taskd.task SET contested_at = now() - interval '2 days'")
+    assert doctor.one("apps")["level"] == "ok"
+
+
 def test_jobs_that_ought_to_have_moved_are_reported(doctor, late):
     taskd = doctor.shell
     taskd.worker(1, "q")

@@ -73,9 +73,9 @@ PINS = (
     Pin(
         "check_upkeep",
         (ME, 30, "host", "boot", "ns"),
-        "all queue all queue all task job_deadline job_due job_due job_due job_limit_arrived"
-        " job_parked job_parked job_running opening_at queue_bounded schedule_due schedule_due"
-        " worker_alive",
+        "all queue all queue all schedule all task job_deadline job_due job_due job_due"
+        " job_limit_arrived job_parked job_parked job_running opening_at queue_bounded schedule_due"
+        " schedule_due task_pkey worker_alive",
     ),
     # The owners, and the rows of the dead ones, which are then written by primary key.
     Pin(
@@ -126,6 +126,7 @@ NOT_PINNED = {
     **dict.fromkeys(("truncate_expired_partition", "drop_expired_partition"), BY_CATALOG),
     "follow_clock_back": "once, when a worker starts, and when the clock was set back",
     "turn_enqueue_checks_off": "once, when a worker has left",
+    "contest_tasks": "once, when a worker does not start",
     "clear_busy_mark": "it reads and writes a sequence, and no table",
     "count_left": "it counts all that is left, so it reads it: for --until-empty alone",
 }

@@ -7,9 +7,10 @@ from typing import Any
 
 from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import Every, Schedule
-from taskd.store import schedules
+from taskd.store import schedules, workers
 from taskd.store.connections.database import Lane
 from taskd.worker.upkeep.schedule_runner import fire
+from tests.store.helpers import incarnation
 
 JOB = NewJob("t", '{"a": 1}', queue="q")
 
@@ -45,3 +46,11 @@ async def made(sql: Any, name: str = "s") -> list[Any]:
 
 async def row(sql: Any, name: str = "s") -> Any:
     return await sql.fetchrow("SELECT * FROM taskd.schedule WHERE name = $1", name)
+
+
+async def register(
+    on: Any, worker_id: int, app: str, *declared: str, tasks: tuple[str, ...] = (), code: str = ""
+) -> None:
+    """Register a live worker of an app whose code declares these schedules."""
+    me = incarnation(worker_id)._replace(app=app)
+    await workers.register(on, me, 60.0, ["q"], dict.fromkeys(tasks, 1), declared, code)

@@ -17,7 +17,7 @@ from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import ValueRefused
 from taskd.worker.upkeep.schedule_runner import fire
 from tests.store.helpers import Transaction
-from tests.store.schedule_helpers import fire_due, late, made, make, nightly, row
+from tests.store.schedule_helpers import fire_due, late, made, make, nightly, register, row
 
 # Create, change, declare.
 
@@ -48,13 +48,15 @@ async def test_what_an_app_declares_is_its_own(sql: Any, lane: Lane) -> None:
     await schedules.publish(lane, "shop", [nightly("a"), nightly("b")])
     await schedules.publish(lane, "mail", [nightly("c")])
     await make(lane, nightly("by-hand"))
-    await schedules.publish(lane, "shop", [nightly("b")])
-    names = await sql.fetch("SELECT name FROM taskd.schedule ORDER BY name")
+    await sql.execute("UPDATE taskd.schedule SET created_at = now() - interval '1 hour'")
+    await register(lane, 1, "shop", "b")
+    assert await schedules.settle(lane, 1) == (["a"], [])
+    names = await sql.fetch("SELECT name FROM taskd.schedule WHERE NOT stopped ORDER BY name")
     assert [each["name"] for each in names] == ["b", "by-hand", "c"]
     for taken in ("c", "by-hand"):
         with pytest.raises(AppError, match=f"'{taken}'"):
             await schedules.publish(lane, "shop", [nightly("b"), nightly(taken, Every(5.0))])
-    assert await sql.fetchval("SELECT count(*) FROM taskd.schedule") == 3
+    assert await sql.fetchval("SELECT count(*) FROM taskd.schedule") == 4
     # Two apps can import one module: equal declarations belong to the app that has started last.
     await schedules.publish(lane, "shop", [nightly("b"), nightly("c")])
     await schedules.publish(lane, "mail", [])

@@ -51,6 +51,20 @@ async def test_within_an_app_the_newest_start_wins(lane: Lane) -> None:
     assert before.published_at < after.published_at
 
 
+async def test_a_refused_app_is_recorded_until_the_definitions_agree(lane: Lane, sql: Any) -> None:
+    contested = "SELECT contested_by FROM taskd.task WHERE name = 'a'"
+    await publish(lane, "shop", "a")
+    with pytest.raises(AppError, match="TASKD_TASK_PREFIX"):
+        await publish(lane, "bank", "a", "b", typed=int)
+    assert await sql.fetchval(contested) == "bank"
+    # Another start of the owner does not change that; a start with the arguments of the other does.
+    await publish(lane, "shop", "a")
+    assert await sql.fetchval(contested) == "bank"
+    await publish(lane, "shop", "a", typed=int)
+    assert await sql.fetchval(contested) is None
+    await publish(lane, "bank", "a", "b", typed=int)
+
+
 async def test_another_app_with_other_arguments_is_refused_with_the_name_of_the_owner(lane) -> None:
     await publish(lane, "shop", "a")
     before = await tasks.find(lane, ["a"])

@@ -277,7 +277,8 @@ SCENES: dict[str, Scene] = {
 
 AT_START = (
     *("identify_database", "count_connections", "declare_queues", "publish_tasks"),
-    *("drop_undeclared_schedules", "publish_limits", "read_environment", "register_worker"),
+    *("settle_schedules", "publish_limits", "read_environment", "register_worker"),
+    *("find_namesakes", "contested_limits"),
 )
 TICKS_AT_START = ("database_time", "set_schedules")
 # Points that no kind of job passes by itself.
@@ -331,6 +332,7 @@ WAYS = ("kill", "cancel", "lost")
 # Statements of workers that are not hit, and why.
 NOT_STRUCK: dict[str, str] = {
     "store_failures": "it changes no job, and the next worker writes its own",
+    "contest_tasks": "it changes no job, and its worker does not start",
 }
 # What is not done at a point, and why.
 NOT_DONE: dict[tuple[str, str], str] = {

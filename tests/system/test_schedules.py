@@ -20,12 +20,24 @@ async def tick() -> None: ...
 for n in range(5):
     schedule(f"s{n}", tick, every(1), catch_up="all")
 """
+# Two versions of an app, each with a schedule that the other does not declare.
+VERSIONS = """
+import os
+from taskd import task
+from taskd.schedules import every, schedule
+
+@task
+async def tick() -> None: ...
+
+for name in ("both", "only" + os.environ["VERSION"]):
+    schedule(name, tick, every(1), catch_up="all")
+"""
 SECONDS = 4
 WORKERS = 3
 
 
-async def start(home: Path, dsn: str) -> asyncio.subprocess.Process:
-    environ = os.environ | {"TASKD_DSN": dsn, "PYTHONPATH": str(ROOT)}
+async def start(home: Path, dsn: str, version: str = "1") -> asyncio.subprocess.Process:
+    environ = os.environ | {"TASKD_DSN": dsn, "PYTHONPATH": str(ROOT), "VERSION": version}
     nowhere = asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "taskd", "run", "--app", "ticking",
@@ -52,10 +64,52 @@ async def test_each_tick_makes_one_job_while_workers_are_killed(
         for each in workers:
             each.kill()
             await each.wait()
+    assert await fired_once(sql) == {f"s{n}" for n in range(5)}
+
+
+async def until(sql: Any, true: str) -> None:
+    """Wait until a query returns true."""
+    async with asyncio.timeout(60.0):
+        while not await sql.fetchval(true):
+            await asyncio.sleep(0.05)
+
+
+async def fired_once(sql: Any) -> set[str]:
+    """Check that each tick of each schedule has made one job; return the names of the schedules."""
     ticks = await sql.fetch("SELECT schedule, tick, count(*) AS n FROM taskd.jobs GROUP BY 1, 2")
     assert {each["n"] for each in ticks} == {1}
-    for each in await sql.fetch(
+    found = await sql.fetch(
         "SELECT schedule, count(*) AS n, date_part('epoch', max(tick) - min(tick)) AS span_s "
         "FROM taskd.jobs GROUP BY 1"
-    ):
+    )
+    for each in found:
         assert each["n"] == each["span_s"] + 1 >= 3, "no tick is missing"
+    return {each["schedule"] for each in found}
+
+
+async def test_no_tick_is_lost_while_two_versions_of_an_app_run_side_by_side_and_are_killed(
+    home: Path, dsn: str, sql: Any
+) -> None:
+    (home / "ticking.py").write_text(VERSIONS)
+    versions = ["1", "2", "2"]
+    workers = [await start(home, dsn, each) for each in versions]
+    try:
+        await until(sql, "SELECT count(DISTINCT schedule) = 3 FROM taskd.job_history")
+        # They are not protected by their age.
+        await sql.execute("UPDATE taskd.schedule SET created_at = now() - interval '1 hour'")
+        for number, victim in enumerate((0, 1, 0), 1):
+            await until(sql, "SELECT count(*) = 3 FROM taskd.worker WHERE died_at IS NULL")
+            workers[victim].kill()
+            await workers[victim].wait()
+            # Until other workers have declared it dead, and have looked around since.
+            dead = "FROM taskd.worker WHERE died_at < now() - interval '3 s'"
+            await until(sql, f"SELECT count(*) = {number} {dead}")
+            workers[victim] = await start(home, dsn, versions[victim])
+        await until(sql, "SELECT count(*) = 3 FROM taskd.worker WHERE died_at IS NULL")
+        assert await sql.fetchval("SELECT count(*) FROM taskd.schedule WHERE stopped") == 0
+    finally:
+        for each in workers:
+            if each.returncode is None:
+                each.kill()
+            await each.wait()
+    assert await fired_once(sql) == {"both", "only1", "only2"}

@@ -131,14 +131,23 @@ class Desk:
         return make
 
     def worker(
-        self, registry: Registry | None = None, *, until_empty: bool = False, **settings: Any
+        self,
+        registry: Registry | None = None,
+        *,
+        app: str = "app",
+        until_empty: bool = False,
+        **settings: Any,
     ) -> Started:
         """A worker, started and not yet ready."""
         merged = {"dsn": self.dsn, "drain_s": 1.0, "cancel_s": 1.0, "concurrency": 20}
         made = Settings(**merged | self.settings | settings)
         database = Database({"dsn": self.dsn}, statement_timeout_s=made.statement_timeout_s)
         worker = Worker(
-            made, self.registry if registry is None else registry, database, until_empty=until_empty
+            made,
+            self.registry if registry is None else registry,
+            database,
+            app=app,
+            until_empty=until_empty,
         )
         self.started.append(Started(worker))
         return self.started[-1]

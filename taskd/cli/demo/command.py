@@ -220,7 +220,7 @@ class Run:
 
         mailer = Mailer(settings)
         registry = Registry()
-        registry.add(mailer.task(backoff=Fixed(RETRY_S)))
+        registry.add_built_in(mailer.task(backoff=Fixed(RETRY_S)))
         worker = Worker(
             settings,
             registry,

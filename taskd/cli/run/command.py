@@ -70,6 +70,13 @@ def _check_queues(
 )
 @click.option("--app", metavar="MODULE", help="The module whose @task functions run.")
 @click.option(
+    "--app-name",
+    type=OfSetting("app_name"),
+    metavar="NAME",
+    help="The name of the app in the database; by default its project and the module, such as "
+    "billing:worker.",
+)
+@click.option(
     "--processes",
     type=OfSetting("processes"),
     metavar="N",
@@ -217,6 +224,7 @@ async def _run_here(
     from taskd.core.tasks.registry import BUILT_IN_APP, Registry
     from taskd.worker import StatsServer, Worker
     from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins
+    from taskd.worker.starting.app_name import default_name
 
     # Handlers enqueue into this worker's database, also if it was chosen on the command line.
     configure(settings=settings)
@@ -229,7 +237,7 @@ async def _run_here(
         settings,
         registry,
         target.database,
-        app=settings.app or BUILT_IN_APP,
+        app=(settings.app_name or default_name(settings.app)) if settings.app else BUILT_IN_APP,
         until_empty=until_empty,
         reload=reload,
         on_close=[tasks.close],

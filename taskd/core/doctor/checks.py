@@ -210,12 +210,17 @@ DATABASE = (
         ("doctor_workers",), jobs.workers,
     ),
     Check(
+        "apps", "Apps that share a name, and tasks that two apps define differently",
+        "An app that starts replaces the tasks of another app with its name.",
+        ("doctor_apps", "doctor_contested"), jobs.apps,
+    ),
+    Check(
         "services", "Services of workers that fail repeatedly",
         "The work of such a service is not done: rescue, promotion, schedules, upkeep.",
         ("doctor_services",), jobs.services,
     ),
     Check(
-        "schedules", "Schedules that are overdue or failed",
+        "schedules", "Schedules that are overdue, withdrawn or failed",
         "Such a schedule enqueues no jobs.",
         ("doctor_schedules",), jobs.schedules,
     ),

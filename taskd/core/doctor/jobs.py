@@ -266,6 +266,42 @@ def workers(facts: Facts) -> Iterator[Observation]:
     yield ok(f"{count(len(live), 'live worker')}")
 
 
+def apps(facts: Facts) -> Iterator[Observation]:
+    """Find apps that share a name, and tasks that two apps define differently."""
+    versions: dict[str, list[Row]] = {}
+    for row in facts["doctor_apps"]:
+        if row["tasks"]:
+            versions.setdefault(row["app"], []).append(row)
+    for app, rows in versions.items():
+        for stranger in _unrelated(rows):
+            yield error(
+                f"two apps are named {app}: the workers with pid {rows[0]['pid']} on "
+                f"{rows[0]['host']} and pid {stranger['pid']} on {stranger['host']} have no task "
+                "in common",
+                advice("Give one of them another name: --app-name, TASKD_APP_NAME or app_name."),
+            )
+    for row in facts["doctor_contested"]:
+        yield warning(
+            f"the app {row['contested_by']} did not start {span(row['contested_ago_s'])} ago, "
+            f"because it defines the task {row['name']} of the app {row['app']} with other "
+            "arguments",
+            advice(
+                "Give the tasks of one app a prefix (TASKD_TASK_PREFIX), or rename the task. If "
+                f"nobody runs the older one: `taskd tasks forget {shlex.quote(row['name'])}`."
+            ),
+        )
+    yield ok("no two live apps share a name, and no task has two definitions")
+
+
+def _unrelated(rows: list[Row]) -> list[Row]:
+    """Return the versions of an app that are not connected with the first one by common tasks."""
+    known, left = set(rows[0]["tasks"]), rows[1:]
+    while kin := [row for row in left if not known.isdisjoint(row["tasks"])]:
+        known.update(*(row["tasks"] for row in kin))
+        left = [row for row in left if row not in kin]
+    return left
+
+
 def services(facts: Facts) -> Iterator[Observation]:
     """Find services of live workers that fail repeatedly."""
     for row in facts["doctor_services"]:
@@ -278,8 +314,26 @@ def services(facts: Facts) -> Iterator[Observation]:
 
 
 def schedules(facts: Facts) -> Iterator[Observation]:
-    """Find schedules with an overdue or a failed tick."""
+    """Find schedules with an overdue or a failed tick, and withdrawn ones."""
     for row in facts["doctor_schedules"]:
+        if row["withdrawn_s"] is not None:
+            yield warning(
+                f"the schedule {row['name']} was withdrawn {span(row['withdrawn_s'])} ago: no live "
+                f"worker of the app {row['app']} declares it, so it has no ticks",
+                advice(
+                    "It resumes when the app declares it again. If it is not needed any more, "
+                    f"delete it: `taskd schedules delete {shlex.quote(row['name'])}`."
+                ),
+            )
+        elif row["ownerless"]:
+            yield hint(
+                f"the schedule {row['name']} belongs to the app {row['app']}, which has no live "
+                "worker; its jobs wait",
+                advice(
+                    "Start a worker of this app. If the app has another name now, give it this "
+                    "one (--app-name), or delete the schedule."
+                ),
+            )
         late = f"the schedule {row['name']} has been overdue for {span(row['late_s'] or 0)}"
         if row["late_s"] is not None and row["delayed_by"]:
             yield error(
@@ -301,7 +355,7 @@ def schedules(facts: Facts) -> Iterator[Observation]:
                 f"{span(row['error_s'] or 0)} ago: {row['last_error']}",
                 command("taskd schedules list"),
             )
-    yield ok("no schedule is overdue or has failed")
+    yield ok("no schedule is overdue, withdrawn or has failed")
 
 
 # What the reasons of `doctor_stuck` mean; the check `suspects` reports the reason `suspect`.

@@ -91,7 +91,7 @@ class Facts(msgspec.Struct, frozen=True):
         timeout_s: the timeout of one attempt, the job's own or its task's; None: no limit, or the
             task is not published.
         error_type, error_message: the error of the last failed attempt.
-        task_app: the app that has published its task.
+        task_app: the app that has published its task. `task_module`: the module of this app.
         schedule: the schedule that enqueued it, or None. `tick`: the tick for which it was
             enqueued.
         deadline: no attempt starts after it; None: it has none.
@@ -151,6 +151,7 @@ class Facts(msgspec.Struct, frozen=True):
     error_type: str | None
     error_message: str | None
     task_app: str | None
+    task_module: str | None
     schedule: str | None
     tick: datetime | None
     deadline: datetime | None

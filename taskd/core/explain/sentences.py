@@ -446,7 +446,8 @@ def _name(host: str, pid: int | None) -> str:
 
 def _run(facts: Facts) -> str:
     """Return the command that starts a worker for the job."""
-    app = "" if facts.task_app == BUILT_IN_APP else f" --app {shlex.quote(facts.task_app or 'APP')}"
+    module = shlex.quote(facts.task_module or "APP")
+    app = "" if facts.task_app == BUILT_IN_APP else f" --app {module}"
     return f"taskd run{app} --queue {facts.queue}"
 
 

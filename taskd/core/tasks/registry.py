@@ -30,10 +30,13 @@ class Registry:
         middleware: functions around attempts, outermost first; see taskd.core.tasks.middleware.
         reporters: functions that receive error reports; see taskd.core.tasks.reporter.
         hooks: functions in the threads of handlers, outermost first; see taskd.core.tasks.hooks.
+        module: the module of the app, as for `taskd run --app`; None: there is no app.
     """
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._built_in: set[str] = set()
+        self.module: str | None = None
         self.resources: dict[str, Callable[[], Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.middleware: list[Middleware] = []
@@ -55,6 +58,15 @@ class Registry:
                 )
         for name in (task.name, *task.aliases):
             self._tasks[name] = task
+
+    def add_built_in(self, task: Task[..., Any]) -> None:
+        """Register a task that belongs to taskd and not to the app."""
+        self.add(task)
+        self._built_in.add(task.name)
+
+    def is_built_in(self, name: str) -> bool:
+        """Return whether the task with this name belongs to taskd and not to the app."""
+        return name in self._built_in
 
     def add_resource(self, maker: Callable[[], Any]) -> None:
         """Register a resource under the name of its function.

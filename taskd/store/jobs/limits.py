@@ -43,26 +43,32 @@ class Claimed(NamedTuple):
     opens_s: float | None
 
 
-async def publish(on: Fetches, app: str, registry: Registry) -> None:
+async def publish(on: Fetches, app: str, registry: Registry) -> dict[str, str]:
     """Store the limits that the tasks of the app declare, and for each task the name of its limit.
+
+    Returns:
+        By name of the limit, the app that declares it with other bounds and has live workers.
 
     Raises:
         AppError: two tasks declare a limit of the same name with different bounds.
     """
     limits = _limits(app, registry)
     bounds = [limit.bounds for limit in limits.values()]
+    columns = [[each[column] for each in bounds] for column in range(4)]
+    contested = await on.fetch("contested_limits", app, list(limits), *columns) if limits else []
     # The former names of a task have the limit of the task.
     tasks = [(name, task) for task in registry for name in (task.name, *task.aliases)]
     await on.fetch(
         "publish_limits",
         app,
         list(limits),
-        *([each[column] for each in bounds] for column in range(4)),
+        *columns,
         [name for name, _ in tasks],
         [task.limit_name for _, task in tasks],
         [_json(task.limit.arguments if task.limit else ()) for _, task in tasks],
         [_json(task.limit_defaults) for _, task in tasks],
     )
+    return {row[0]: row[1] for row in contested}
 
 
 def _limits(app: str, registry: Registry) -> dict[str, Limit]:

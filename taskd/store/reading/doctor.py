@@ -85,6 +85,8 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         "doctor_tasks": (BATCH,),
         "doctor_unfit": (BATCH,),
         "doctor_workers": (),
+        "doctor_apps": (BATCH,),
+        "doctor_contested": (BATCH,),
         "doctor_running": (BATCH,),
         "doctor_services": (BATCH,),
         "doctor_schedules": (BATCH,),

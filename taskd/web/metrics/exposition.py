@@ -45,7 +45,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Outcomes and events that are exposed as 0 before the first one: otherwise an alert does not see
 # the first increase.
 OUTCOMES_FROM_START = ("retried", "failed")
-EVENTS_FROM_START = ("schedule.failed", "schedule.stalled", "workers.declared_dead", "loop.blocked")
+EVENTS_FROM_START = (
+    *("schedule.failed", "schedule.stalled", "schedules.withdrawn"),
+    *("workers.declared_dead", "loop.blocked"),
+)
 SOURCES = ("notify", "idle_poll", "time")
 INTERRUPTIONS = ("stop", "fence")
 STATES = ("blocked", "scheduled", "queued", "running")

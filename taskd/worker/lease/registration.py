@@ -9,7 +9,8 @@ from typing import Any
 
 from taskd import events
 from taskd.core.environment import mismatch
-from taskd.errors import ConfigError, TaskdError
+from taskd.core.tasks.registry import Registry
+from taskd.errors import AppError, ConfigError, TaskdError
 from taskd.store import workers
 from taskd.store.connections.database import Lane
 from taskd.store.schema import environment
@@ -24,7 +25,7 @@ class Registration:
 
     Args:
         limits: the concurrency of each queue that the worker serves, by name.
-        tasks: for each task that the worker runs, by name, the newest version of its arguments.
+        registry: the tasks and schedules of the worker.
         environment_name: the environment of the worker, which the database must have, too.
 
     Attributes:
@@ -36,11 +37,17 @@ class Registration:
         app: str,
         lease: Lease,
         limits: Mapping[str, int],
-        tasks: Mapping[str, int],
+        registry: Registry,
         environment_name: str | None,
     ) -> None:
         self.me = new_incarnation(app)
-        self._app, self._lease, self._limits, self._tasks = app, lease, limits, tasks
+        self._app, self._lease, self._limits = app, lease, limits
+        self._tasks, self._schedules = registry.args_versions(), list(registry.schedules)
+        # The tasks by which versions of an app recognise each other; none if there is no app.
+        self._own = [
+            name for name in registry.names() if registry.module and not registry.is_built_in(name)
+        ]
+        self._code = workers.code_of(registry)
         self._environment = environment_name
         self._log_fields: dict[str, Any] = {}
 
@@ -54,14 +61,31 @@ class Registration:
         if error is not None:
             raise ConfigError(error)
 
+    async def check_name(self, lane: Lane) -> None:
+        """Check that no other app with live workers has the name of this app.
+
+        Raises:
+            AppError: live workers have the name of this app, and none of its tasks.
+        """
+        await workers.check_namesakes(lane, self.me, self._own)
+
     async def register(self, lane: Lane, **log_fields: Any) -> None:
         """Register for the first time.
 
         Args:
             log_fields: further fields of the event `worker.started`, also after register_again().
+
+        Raises:
+            AppError: another app with the same name has started at the same time.
         """
         self._log_fields = log_fields
         await self._register(lane)
+        # Two apps that start together pass the first check, and see each other now.
+        try:
+            await self.check_name(lane)
+        except AppError:
+            await self.retire(lane)
+            raise
 
     async def register_again(self, lane: Lane) -> None:
         """Register under a new id, after the worker was declared dead."""
@@ -74,7 +98,15 @@ class Registration:
         await self.check_environment(lane)
         sent = boottime_s()
         queues = list(self._limits)
-        await workers.register(lane, self.me, self._lease.lease_s, queues, self._tasks)
+        await workers.register(
+            lane,
+            self.me,
+            self._lease.lease_s,
+            queues,
+            self._tasks,
+            self._schedules,
+            self._code,
+        )
         self._lease.begin(self.me.id, sent)
         events.worker_started(
             self.me.id,

@@ -47,6 +47,7 @@ def load_app(name: str) -> Registry:
             f"app {name!r} registers no task: decorate its handlers with @task from taskd, and "
             "import their modules from it"
         )
+    registries.DEFAULT.module = name
     return registries.DEFAULT
 
 
@@ -55,7 +56,7 @@ def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> R
     for task in built_ins:
         own = registry.get(task.name)
         if own is None:
-            registry.add(task)
+            registry.add_built_in(task)
         elif own is not task:
             events.task_replaced(task.name, f"{own.handler.__module__}.{own.handler.__qualname__}")
     return registry

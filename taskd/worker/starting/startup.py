@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from taskd import events
 from taskd.config import Settings
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.errors import ConfigError
-from taskd.store import schedules, workers
+from taskd.store import workers
 from taskd.store.connections.error_translation import NoRoom
-from taskd.store.jobs import limits
 from taskd.worker.assembly import Assembly
 from taskd.worker.services.service import Backoff
 from taskd.worker.stopping.parent_watch import ProcessIndex
@@ -87,13 +86,10 @@ async def check_connections(
     }
 
 
-async def publish_app(app: str, registry: Registry, queues: Iterable[str], parts: Assembly) -> None:
+async def publish_app(parts: Assembly) -> None:
     """Store the tasks, schedules and limits of the app, and read the key of the database.
 
     The key is the part of idempotency keys that differs between databases.
     """
-    lane = parts.upkeep
-    parts.shared.database_key = await workers.identify(lane)
-    await workers.publish(lane, app, registry, list(queues))
-    await schedules.publish(lane, app, registry.schedules.values())
-    await limits.publish(lane, app, registry)
+    parts.shared.database_key = await workers.identify(parts.upkeep)
+    await parts.declarations.publish()

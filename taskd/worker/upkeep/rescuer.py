@@ -26,6 +26,7 @@ from taskd.worker.lease.state import Lease
 from taskd.worker.operator_settings import Controls
 from taskd.worker.services.failures import Lasting
 from taskd.worker.services.service import Loop
+from taskd.worker.upkeep.declarations import Declarations
 
 # A job that was the only suspect in quarantine when its worker crashed has caused the crash, and
 # fails at its third crash. Any other job that ran during crashes runs again, and fails only at its
@@ -57,6 +58,7 @@ class Rescuer(Loop):
             had marked a queue as polled has kept producers from notifying.
         controls: applies the settings of operators.
         errors: receives a report of each dead worker, and of its jobs.
+        declarations: follows the changes of what other workers of the app declare.
     """
 
     name = "rescuer"
@@ -72,11 +74,12 @@ class Rescuer(Loop):
         consumers: Collection[Consumer],
         controls: Controls,
         errors: ErrorQueue,
+        declarations: Declarations,
     ) -> None:
         super().__init__(min(lease.lease_s / 6, SWEEP_EVERY_S_MAX))
         self._lane, self._lease, self._me, self._counts = lane, lease, me, counts
         self._on_due, self._on_ticks, self._consumers = on_due, on_ticks, consumers
-        self._controls, self._errors = controls, errors
+        self._controls, self._errors, self._declarations = controls, errors, declarations
         self._neighbours = Neighbours(self.wakeup.set)
         self._stored: tuple[int, list[Lasting]] | None = None
         # The database's time at the last check, and when this worker received it (time.monotonic).
@@ -127,6 +130,7 @@ class Rescuer(Loop):
             await self._expire()
         if seen.resumed:
             await self._unpark(seen.resumed)
+        await self._declarations.follow(seen)
         return AFTER_DEATH_S if died else None
 
     async def _store_failures(self) -> None:

@@ -392,6 +392,16 @@ async def test_queues_are_paused_and_resumed(guarded, sql):
     assert "Pause…" in (await guarded.get("/queues/email")).text
 
 
+async def test_a_withdrawn_schedule_is_shown_as_such(guarded, sql):
+    await sql.execute(
+        "INSERT INTO taskd.schedule (name, app, every_s, task, queue, withdrawn_at) "
+        "VALUES ('nightly', 'shop', 3600, 'report', 'email', now())"
+    )
+    text = (await guarded.get("/schedules")).text
+    assert '<span class="mark">withdrawn</span>' in text
+    assert "No live worker of its app declares it." in text
+
+
 async def test_schedules_run_now_and_pause(guarded, sql):
     await sql.execute(
         "INSERT INTO taskd.schedule (name, every_s, task, queue) "
