@@ -622,7 +622,7 @@ CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
 -- never ends its transaction. If it is full, PostgreSQL refuses NOTIFY, which would roll back the caller's transaction;
 -- without a NOTIFY, polls find the jobs. PostgreSQL also refuses PREPARE TRANSACTION after a NOTIFY: a transaction for
 -- two-phase commit begins with SET LOCAL taskd.notify = 'off', and polls find its jobs.
--- Called by: 5 functions, 13 statements.
+-- Called by: 7 functions, 10 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -720,7 +720,7 @@ RETURN (((abs(taskd.busy_mark(queue, 0)) - taskd.busy_mark_until(queue, clock_ti
 -- seen the change (taskd/worker/claiming/busy_mark.py). The function is volatile, so it looks for workers with a new
 -- snapshot. Above READ COMMITTED there is no new snapshot, so there it always notifies. The setting enable_seqscan keeps the
 -- plan on the index, whatever the statistics were when the query was planned.
--- Called by: 10 functions, 6 statements.
+-- Called by: 11 functions, 5 statements.
 CREATE FUNCTION taskd.notify_workers(queue text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1588,7 +1588,7 @@ $$;
 -- Enqueue a follower: the job with a newer version of a unique key, which was stored with the job that ran, and has now
 -- ended. Return its id. Its key is free: the statement that calls this has deleted the row that held it. The function runs
 -- with the owner's rights, because workers are not allowed to insert jobs.
--- Called by: ack_done, ack_outcomes, complete_job, expire_jobs, cancel_jobs, rescue_jobs.
+-- Called by: cancel(), ack_done, ack_outcomes, complete_job, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.enqueue_follower(task text, unique_key text, follower jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1772,7 +1772,7 @@ $$;
 -- limits afterwards. A job that can no longer start is cancelled. Its dependants are then handled in the same way, in the
 -- next wave. The function runs with the owner's rights, because workers and admins are allowed to end jobs, but not to write
 -- dependencies.
--- Called by: 2 functions, 6 statements.
+-- Called by: 2 functions, 5 statements.
 CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1872,7 +1872,7 @@ END
 $$;
 
 -- Lock jobs that the caller will cancel or change, and all jobs that their end can move or end.
--- Called by: change(), cancel_jobs.
+-- Called by: cancel(), change().
 CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1882,7 +1882,7 @@ AS $$
 DECLARE
     tries integer := 0;
     began timestamptz := clock_timestamp();
-    states text[] := array_fill('cancelled'::text, ARRAY[cardinality(ids)]);
+    states text[] := array_fill('cancelled'::text, ARRAY[coalesce(cardinality(ids), 0)]);
     waiting bigint[];
     again bigint[];
     held bigint[];
@@ -2489,54 +2489,6 @@ BEGIN
 END
 $$;
 
--- Cancel the waiting jobs of a schedule, and request the cancellation of its running jobs. Rows are moved to the history
--- with all columns, without naming these.
--- Called by: make_scheduled_jobs().
-CREATE FUNCTION taskd.cancel_scheduled_jobs(schedule text) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-AS $$
-#variable_conflict use_variable
-DECLARE
-    unblocked_count bigint;                 -- read, so that the CTE runs
-    notified_count bigint;
-BEGIN
-    WITH held AS MATERIALIZED (
-        SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
-    ), ended AS (
-        DELETE FROM taskd.job AS job USING held WHERE job.id = held.id AND held.state <> 'running' RETURNING job.*
-    ), kept AS (
-        INSERT INTO taskd.job_history
-        SELECT (jsonb_populate_record(NULL::taskd.job_history, to_jsonb(ended) || jsonb_build_object(
-            'state', 'cancelled', 'reason', 'its schedule made another one', 'finished_at', clock_timestamp(),
-            'expires_at', now() + make_interval(secs => greatest(
-                coalesce(queue.keep_failed_s, 2592000), CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END))
-        ))).*
-        FROM ended
-        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
-        WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
-    ), unblocked AS (
-        SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
-        FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-    ), opened AS (
-        -- The next jobs of their limits can get their slots.
-        INSERT INTO taskd.opening (limit_name, limit_key)
-        SELECT limit_name, limit_key FROM ended
-        WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
-    ), cancelling AS (
-        UPDATE taskd.job AS job
-        SET cancel_reason = coalesce(job.cancel_reason, 'its schedule made another one')
-        FROM held
-        WHERE job.id = held.id AND held.state = 'running'
-    )
-    SELECT (SELECT count(*) FROM unblocked), (SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited)
-    INTO unblocked_count, notified_count;
-    PERFORM taskd.notify('taskd', worker_id::text)
-    FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
-END
-$$;
-
 -- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return their
 -- ids, or `skipped` if there are none. The function runs with the owner's rights, because workers are not allowed to insert
 -- jobs. The arguments can only be those of the schedule, or those from a query that runs as the user who has set it. Unless
@@ -2567,7 +2519,9 @@ BEGIN
         RETURN;
     END IF;
     IF def.overlap = 'cancel' THEN
-        PERFORM taskd.cancel_scheduled_jobs(schedule);
+        PERFORM taskd.cancel(
+            ARRAY(SELECT j.id FROM taskd.job AS j WHERE j.schedule = schedule), 'its schedule made another one'
+        );
     END IF;
     SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
     -- Arguments of an older schema version are converted, and checked, by the worker.
@@ -2996,7 +2950,7 @@ $$;
 -- be locked. For these an opening is inserted instead. The same happens for all limits above READ COMMITTED, where there is no
 -- new snapshot after the lock, and for limits whose next job is refused by a trigger of the user: the outcome of the job that
 -- has ended must not wait for another job.
--- Called by: ack_done, ack_outcomes, expire_jobs, cancel_jobs, rescue_jobs.
+-- Called by: cancel(), ack_done, ack_outcomes, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3364,8 +3318,91 @@ END
 $$;
 
 -- ====================================================================================================
--- Functions: retry, change, wait for jobs
+-- Functions: cancel, retry, change, wait for jobs
 -- ====================================================================================================
+
+-- Cancel jobs: a waiting job ends, and the cancellation of a running job is requested. Return for each job the state
+-- `cancelled` or `running`; finished and unknown jobs are not in the result.
+--
+--     SELECT * FROM taskd.cancel(ARRAY[17, 18], 'the order was withdrawn');
+--
+-- The worker of a running job cancels its handler within seconds of the commit. Jobs of a workflow that need a cancelled job
+-- are cancelled with it. states: cancel only jobs that are in one of these states when they are locked. The jobs stay locked
+-- until the caller commits. The function runs with the owner's rights, because no other user is allowed to end jobs.
+-- Called by: SQL clients, make_scheduled_jobs(), cancel_jobs.
+CREATE FUNCTION taskd.cancel(
+    ids bigint[],
+    reason text DEFAULT NULL,
+    states text[] DEFAULT NULL,
+    alone boolean DEFAULT false             -- the transaction contains only this call, so that it may lock limits
+) RETURNS TABLE (job_id bigint, state text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    why text := taskd.checked_reason(coalesce(nullif(cancel.reason, ''), 'cancel requested'));
+BEGIN
+    -- From here on no other transaction moves these jobs, and the statement below sees their current rows: a job that was
+    -- queued at the start of the call can be running when it is locked.
+    PERFORM taskd.lock_jobs(ids);
+    RETURN QUERY
+    WITH ended AS (
+        DELETE FROM taskd.job AS job
+        WHERE job.id = ANY (ids) AND job.state <> 'running' AND (states IS NULL OR job.state::text = ANY (states))
+        RETURNING job.*
+    ), kept AS (
+        INSERT INTO taskd.job_history (
+            id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+            state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
+            key_scope, unique_key, version,
+            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        )
+        SELECT ended.id, NULL, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
+               now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
+                                                      CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)),
+               ended.timeout_s, ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
+               ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, why, ended.errors,
+               ended.key_scope, ended.unique_key, ended.version,
+               ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+               ended.limit_name, ended.limit_key, ended.metadata
+        FROM ended
+        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+        WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
+    ), requested AS (
+        UPDATE taskd.job AS job
+        SET cancel_reason = coalesce(job.cancel_reason, why)
+        WHERE job.id = ANY (ids) AND job.state = 'running' AND (states IS NULL OR 'running' = ANY (states))
+        RETURNING job.id, job.worker_id
+    ), notified AS (
+        SELECT taskd.notify('taskd', w.worker_id::text) FROM (SELECT DISTINCT worker_id FROM requested) AS w
+    ), followers AS (
+        SELECT taskd.enqueue_follower(ended.task, ended.unique_key, ended.follower) FROM ended WHERE follower IS NOT NULL
+    ), unblocked AS (
+        SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
+        FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+    ), announced AS (
+        SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
+    ), gone AS (
+        -- Read after the other rows are written, because limits are locked last.
+        SELECT limit_name, limit_key
+        FROM ended
+        WHERE limit_name IS NOT NULL AND (ended.state = 'queued' OR gate IN ('next', 'admitted'))
+          AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
+    ), freed AS (
+        SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key)) FROM gone WHERE alone HAVING count(*) > 0
+    ), opened AS (
+        INSERT INTO taskd.opening (limit_name, limit_key) SELECT limit_name, limit_key FROM gone WHERE NOT alone
+    )
+    SELECT ended.id, 'cancelled'
+    FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblocked) AS u,
+         (SELECT count(*) FROM announced) AS t, (SELECT count(*) FROM freed) AS o
+    UNION ALL
+    SELECT requested.id, 'running' FROM requested, (SELECT count(*) FROM notified) AS c;
+END
+$$;
 
 -- Return these jobs, and the jobs that were cancelled because of them, in the order of their ids.
 -- Called by: retry().
@@ -3386,19 +3423,24 @@ AS $$
     SELECT array_agg(id ORDER BY id) FROM found
 $$;
 
--- Retry failed and cancelled jobs; return their new states. A job keeps its id and its fence, so that a late write of an
--- earlier attempt cannot be mistaken for one of a new attempt. It gets at least one more attempt, a crash count of 0, and no
--- deadline. A job stays in the history after 1,000 attempts, or if another job holds its unique key, even one that is just
--- being inserted. Of several jobs with the same key, the last one is retried.
+-- Retry failed and cancelled jobs, now or at the given time. Return the new state of each retried job; jobs that stay as
+-- they are, are not in the result.
+--
+--     SELECT * FROM taskd.retry(ARRAY[17, 18], delay_s => 60);
+--
+-- A job keeps its id. It gets at least one more attempt, a crash count of 0, and no deadline. A job is not retried after
+-- 1,000 attempts, or if another job holds its unique key, even one that is just being inserted. Of several jobs with the same
+-- key, the last one is retried. A job in the state `blocked` waits for its limit, or for its parents.
 --
 -- The jobs that were cancelled because of a retried job are retried with it. A job that is retried together with a parent,
--- or while that parent is live, waits for the parent again. A job stays in the history if one of its parents has failed
--- and is not retried.
---
--- Finished jobs are found by their ids. Their states are compared as text: otherwise, on a partition without statistics, the
--- planner chose job_history_not_done, and read all failed jobs.
--- Called by: retry_jobs.
-CREATE FUNCTION taskd.retry(ids bigint[], due timestamptz) RETURNS TABLE (job_id bigint, state text)
+-- or while that parent is live, waits for the parent again. A job is not retried if one of its parents has failed and is not
+-- retried. The function runs with the owner's rights, because no other user is allowed to move jobs out of the history.
+-- Called by: SQL clients, retry_jobs.
+CREATE FUNCTION taskd.retry(
+    ids bigint[],
+    run_at timestamptz DEFAULT NULL,
+    delay_s double precision DEFAULT NULL
+) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3407,6 +3449,7 @@ SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
     tries integer := 0;
     began timestamptz := clock_timestamp();
     patience text := current_setting('lock_timeout');
@@ -3419,6 +3462,8 @@ BEGIN
     LOOP
         wanted := taskd.cancelled_with(ids);
         BEGIN
+            -- Finished jobs are found by their ids. Their states are compared as text: otherwise, on a partition without
+            -- statistics, the planner chose job_history_not_done, and read all failed jobs.
             retried := ARRAY(
                 SELECT past.id
                 FROM taskd.job_history AS past
@@ -3511,6 +3556,7 @@ BEGIN
                   AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
                 RETURNING h.*
             ), inserted AS (
+                -- The fence stays, so that a late write of an earlier attempt cannot be mistaken for one of a new attempt.
                 INSERT INTO taskd.job AS j (
                     id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
                     max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
@@ -3715,15 +3761,47 @@ BEGIN
 END
 $$;
 
+-- Return the states of jobs, and the outcomes of those that have ended. Unknown jobs are not in the result.
+--
+-- Several jobs can have one id if the sequence of ids has gone back (see taskd.mend_sequences()). At any time at most one of
+-- them is live. Therefore `enqueued_us`, a time at which the job was live, in microseconds since 1970, tells them apart. If
+-- `enqueued_us` is NULL, the live job is read, or else the newest.
+-- Called by: await_jobs(), results().
+CREATE FUNCTION taskd.read_outcomes(ids bigint[], enqueued_us bigint[])
+RETURNS TABLE (id bigint, live_us bigint, state text, awaited boolean, reason text, error text, result text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT wanted.id, wanted.us, found.state, found.awaited, found.reason, found.error, found.result
+    FROM (
+        SELECT DISTINCT a.id, a.us, timestamptz 'epoch' + a.us * interval '1 microsecond' AS at
+        FROM unnest(ids, enqueued_us) AS a (id, us)
+    ) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT j.state::text, j.awaited, NULL::text AS reason, NULL::text AS error, NULL::text AS result
+        FROM taskd.job AS j WHERE j.id = wanted.id AND coalesce(j.enqueued_at <= wanted.at, true)
+        UNION ALL
+        (SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
+         FROM taskd.job_history AS h
+         WHERE h.id = wanted.id
+           -- `finished_at` is before `enqueued_at` if the clock was set back in between.
+           AND coalesce(wanted.at BETWEEN h.enqueued_at AND greatest(h.finished_at, h.enqueued_at), true)
+         ORDER BY h.enqueued_at DESC
+         LIMIT 1)
+        LIMIT 1
+    ) AS found;
+END
+$$;
+
 -- Return the outcomes of jobs, and mark the jobs that have not ended: the statement that ends a marked job notifies the
 -- channel `taskd:ended` with its id. (No name of a queue contains a colon, so no queue has this channel.) Rows are marked
 -- first and read afterwards: a job that ends in between is returned with its outcome, and a job that ends later has its
 -- mark. The function does not wait for locked rows, and does not mark them; `awaited` is false for them, and the caller must
 -- call again. A claim can have skipped a queued row while it was being marked, so the workers are notified.
---
--- Several jobs can have one id if the sequence of ids has gone back (see taskd.mend_sequences()). At any time at most one of
--- them is live. Therefore `enqueued_us`, a time at which the job was live, in microseconds since 1970, tells them apart. If
--- `enqueued_us` is NULL, the live job is read, or else the newest.
 --
 -- The function runs with the owner's rights: users who are allowed to call it can read the results of jobs, other producers
 -- cannot.
@@ -3757,25 +3835,285 @@ BEGIN
     LOOP
         PERFORM taskd.notify_workers(queue);
     END LOOP;
+    RETURN QUERY SELECT * FROM taskd.read_outcomes(ids, enqueued_us);
+END
+$$;
+
+-- Return the states of jobs, and the result, reason and last error of those that have ended. Unknown jobs are not in the
+-- result: they were never committed, or their queue keeps no finished jobs.
+--
+--     SELECT state, result FROM taskd.results(ARRAY[17, 18]);
+--
+-- The function runs with the owner's rights: users who are allowed to call it can read the results of all jobs.
+-- Called by: SQL clients, wait().
+CREATE FUNCTION taskd.results(ids bigint[])
+RETURNS TABLE (job_id bigint, state text, result jsonb, reason text, error jsonb)
+LANGUAGE plpgsql STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.state, o.result::jsonb, o.reason, o.error::jsonb FROM taskd.read_outcomes(ids, '{}') AS o;
+END
+$$;
+
+-- Return whether this transaction, or one of its savepoints, has written or locked a row with this xmin or xmax. A visible
+-- row whose transaction is still in progress is one of the own transaction.
+-- Called by: check_wait().
+CREATE FUNCTION taskd.is_own_write(row_xid xid) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    own bigint := pg_current_xact_id_if_assigned()::text;
+    -- Savepoints have later ids. A row has only the last 32 bits of an id.
+    later bigint := (row_xid::text::bigint - own) & 4294967295;
+BEGIN
+    RETURN coalesce(later < 2147483648 AND pg_xact_status((own + later)::text::xid8) = 'in progress', false);
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN false;  -- the id is not assigned yet: the row is so old that its id is used again later
+END
+$$;
+
+-- Wait until these jobs have ended, and return their outcomes as taskd.results() does.
+--
+--     SELECT state, result FROM taskd.wait(ARRAY[17], timeout_s => 30);
+--
+-- The function checks the jobs every 10 ms at first, later every half second. If a job has not ended after timeout_s seconds,
+-- at most 60, it raises an error (`object_not_in_prerequisite_state`); call it again to wait longer. A job whose queue keeps
+-- no finished jobs has no row.
+--
+-- While the function waits, it occupies the connection, and its snapshot keeps vacuum from removing dead rows of the whole
+-- database. So use it for short jobs, in a transaction that holds no locks. The Python client's `result()` listens instead.
+--
+-- The function raises an error at once for a job that its own transaction has enqueued, changed or locked, because that job
+-- cannot start before the commit; for an unknown job; and above READ COMMITTED, where a transaction does not see what others
+-- commit. It accepts up to 1,000 jobs.
+-- Called by: SQL clients.
+CREATE FUNCTION taskd.wait(
+    ids bigint[],
+    timeout_s double precision DEFAULT 10
+) RETURNS TABLE (job_id bigint, state text, result jsonb, reason text, error jsonb)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    began CONSTANT timestamptz := clock_timestamp();
+    pause_s double precision := 0.01;
+    left_s double precision;
+    live record;
+BEGIN
+    PERFORM taskd.check_wait(ids, timeout_s);
+    LOOP
+        -- Each execution has a new snapshot, and so sees what was committed meanwhile.
+        SELECT j.id, j.state INTO live FROM taskd.job AS j WHERE j.id = ANY (ids) ORDER BY j.id LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        left_s := timeout_s - date_part('epoch', clock_timestamp() - began);
+        IF left_s <= 0 THEN
+            RAISE EXCEPTION 'job % is still % after % s', live.id, live.state, timeout_s
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call taskd.wait() again to wait longer.';
+        END IF;
+        PERFORM pg_sleep(least(pause_s, left_s));
+        pause_s := least(pause_s * 1.5, 0.5);
+    END LOOP;
+    RETURN QUERY SELECT * FROM taskd.results(ids);
+END
+$$;
+
+-- Raise an error if taskd.wait() would wait in vain.
+-- Called by: wait().
+CREATE FUNCTION taskd.check_wait(ids bigint[], timeout_s double precision) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    wrong_id bigint;
+BEGIN
+    IF (timeout_s BETWEEN 0 AND 60 AND cardinality(ids) <= 1000) IS NOT TRUE THEN
+        RAISE EXCEPTION 'taskd.wait() takes up to 1000 ids of jobs, and a timeout_s from 0 to 60 seconds'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION 'a % transaction never sees that a job ends after its first statement', current_setting('transaction_isolation')
+            USING ERRCODE = 'invalid_transaction_state', HINT = 'Call taskd.wait() in a READ COMMITTED transaction.';
+    END IF;
+    SELECT j.id INTO wrong_id
+    FROM taskd.job AS j
+    WHERE j.id = ANY (ids) AND (taskd.is_own_write(j.xmin) OR taskd.is_own_write(j.xmax))
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'job % cannot end before this transaction commits, because the transaction has enqueued, changed or locked it', wrong_id
+            USING ERRCODE = 'invalid_transaction_state', HINT = 'Commit first, then call taskd.wait().';
+    END IF;
+    -- One query reads both tables: in each snapshot a job is in one of them.
+    SELECT wanted.id INTO wrong_id
+    FROM unnest(ids) AS wanted (id)
+    WHERE NOT EXISTS (SELECT FROM taskd.jobs AS known WHERE known.id = wanted.id)
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'no job has the id %: it was never committed, or its queue keeps it no longer', wrong_id
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+-- ====================================================================================================
+-- Functions: pauses
+-- ====================================================================================================
+
+-- Return the reason of a pause or a cancellation, or raise an error if it is too long.
+-- Called by: cancel(), pause_queues(), pause_tasks().
+CREATE FUNCTION taskd.checked_reason(reason text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF octet_length(reason) > 500 THEN
+        RAISE EXCEPTION 'the reason takes % bytes; the limit is 500', octet_length(reason)
+            USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    RETURN reason;
+END
+$$;
+
+-- Return the end of a pause that begins now and lasts for_s seconds; NULL: until it is resumed.
+-- Called by: pause_queues(), pause_tasks().
+CREATE FUNCTION taskd.pause_end(for_s double precision) RETURNS timestamptz
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF for_s <= 0 OR for_s > 315360000 THEN
+        RAISE EXCEPTION 'for_s is the length of a pause in seconds, above 0 and at most ten years; it is %', for_s
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Without for_s, the pause lasts until it is resumed.';
+    END IF;
+    RETURN clock_timestamp() + make_interval(secs => for_s);
+END
+$$;
+
+-- Pause queues, so that workers claim none of their jobs; return the names of the queues. Running jobs continue.
+--
+--     SELECT taskd.pause_queues(ARRAY['email'], for_s => 3600, reason => 'the provider is down');
+--
+-- for_s: seconds until the queues resume by themselves; otherwise they are paused until taskd.resume_queues(). A queue that
+-- does not exist yet is paused as well. Rows are written in the order of their names, so that two calls cannot deadlock.
+-- Called by: SQL clients, pause_queues.
+CREATE FUNCTION taskd.pause_queues(
+    queues text[],
+    for_s double precision DEFAULT NULL,
+    reason text DEFAULT NULL
+) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
     RETURN QUERY
-    SELECT wanted.id, wanted.us, found.state, found.awaited, found.reason, found.error, found.result
-    FROM (
-        SELECT DISTINCT a.id, a.us, timestamptz 'epoch' + a.us * interval '1 microsecond' AS at
-        FROM unnest(ids, enqueued_us) AS a (id, us)
-    ) AS wanted
-    CROSS JOIN LATERAL (
-        SELECT j.state::text, j.awaited, NULL::text AS reason, NULL::text AS error, NULL::text AS result
-        FROM taskd.job AS j WHERE j.id = wanted.id AND coalesce(j.enqueued_at <= wanted.at, true)
-        UNION ALL
-        (SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
-         FROM taskd.job_history AS h
-         WHERE h.id = wanted.id
-           -- `finished_at` is before `enqueued_at` if the clock was set back in between.
-           AND coalesce(wanted.at BETWEEN h.enqueued_at AND greatest(h.finished_at, h.enqueued_at), true)
-         ORDER BY h.enqueued_at DESC
-         LIMIT 1)
-        LIMIT 1
-    ) AS found;
+    INSERT INTO taskd.queue (name, paused_at, paused_until, pause_reason)
+    SELECT n, clock_timestamp(), taskd.pause_end(for_s), taskd.checked_reason(reason)
+    FROM (SELECT DISTINCT n FROM unnest(queues) AS n ORDER BY n) AS named
+    ON CONFLICT (name) DO UPDATE
+    SET paused_at = excluded.paused_at, paused_until = excluded.paused_until, pause_reason = excluded.pause_reason
+    RETURNING name::text;
+END
+$$;
+
+-- Resume queues; return the names of those that were paused. Their workers are notified.
+--
+--     SELECT taskd.resume_queues(ARRAY['email']);
+-- Called by: SQL clients, resume_queues.
+CREATE FUNCTION taskd.resume_queues(queues text[]) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT name FROM taskd.queue WHERE name = ANY (queues) AND paused_at IS NOT NULL ORDER BY name FOR UPDATE
+    ), resumed AS (
+        UPDATE taskd.queue AS queue
+        SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+        FROM held
+        WHERE queue.name = held.name
+        RETURNING queue.name::text
+    ), notified AS (
+        SELECT taskd.notify_workers(name) FROM resumed
+    )
+    SELECT name FROM resumed, (SELECT count(*) FROM notified) AS r;
+END
+$$;
+
+-- Pause tasks, so that workers start none of their jobs; return the names of the tasks, with their former names. Running
+-- jobs continue.
+--
+--     SELECT taskd.pause_tasks(ARRAY['send_report'], reason => 'wrong figures');
+--
+-- for_s: seconds until the tasks resume by themselves; otherwise they are paused until taskd.resume_tasks(). A task that is
+-- not published cannot be paused, and is not in the result. Workers still claim jobs of a paused task, because claims do not
+-- read tasks, and release them without the loss of an attempt: the jobs wait as `scheduled` until the task is resumed.
+-- Called by: SQL clients, pause_tasks.
+CREATE FUNCTION taskd.pause_tasks(
+    tasks text[],
+    for_s double precision DEFAULT NULL,
+    reason text DEFAULT NULL
+) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT name FROM taskd.task WHERE name = ANY (tasks) OR alias_of = ANY (tasks) ORDER BY name FOR UPDATE
+    ), paused AS (
+        UPDATE taskd.task AS task
+        SET paused_at = clock_timestamp(), paused_until = taskd.pause_end(for_s), pause_reason = taskd.checked_reason(reason)
+        FROM held
+        WHERE task.name = held.name
+        RETURNING task.name::text
+    ), notified AS (
+        SELECT taskd.notify('taskd', '') WHERE EXISTS (SELECT FROM paused)
+    )
+    SELECT name FROM paused, (SELECT count(*) FROM notified) AS c;
+END
+$$;
+
+-- Resume tasks; return the names of those that were paused, with former names. Their jobs are queued within seconds.
+--
+--     SELECT taskd.resume_tasks(ARRAY['send_report']);
+-- Called by: SQL clients, resume_tasks.
+CREATE FUNCTION taskd.resume_tasks(tasks text[]) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT name
+        FROM taskd.task
+        WHERE (name = ANY (tasks) OR alias_of = ANY (tasks)) AND paused_at IS NOT NULL
+        ORDER BY name
+        FOR UPDATE
+    ), resumed AS (
+        UPDATE taskd.task AS task
+        SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+        FROM held
+        WHERE task.name = held.name
+        RETURNING task.name::text
+    ), notified AS (
+        SELECT taskd.notify('taskd', '') WHERE EXISTS (SELECT FROM resumed)
+    )
+    SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
 END
 $$;
 
