@@ -127,8 +127,8 @@ GRANT EXECUTE ON FUNCTION
     taskd.raise_invalid_job(text, text, jsonb, text[], text[]),
     taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
     taskd.check_queue_room(text, integer, bigint), taskd.run_enqueue_checks(text, timestamptz),
-    taskd.args_are_valid(jsonb, text[], text[]), taskd.checked_queue_name(text)
-    TO taskd_producer;
+    taskd.args_are_valid(jsonb, text[], jsonpath), taskd.checked_queue_name(text)
+    TO taskd_producer, taskd_admin;
 
 -- The index job_is_valid evaluates this function for each row that is written.
 GRANT EXECUTE ON FUNCTION taskd.job_is_valid(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)
@@ -166,8 +166,11 @@ GRANT SELECT, INSERT, DELETE, UPDATE (renewed_at, lease_until, draining, died_at
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer), taskd.truncate_expired_partition(text),
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
-    taskd.required_args(jsonb), taskd.accepted_args(jsonb)
+    taskd.required_args(jsonb), taskd.accepted_args(jsonb), taskd.fitting_args(jsonb)
     TO taskd_worker;
+-- Publishing a task, and the error about a wrong argument, compile the checks of its types.
+GRANT EXECUTE ON FUNCTION taskd.arg_checks(jsonb), taskd.value_check(text, jsonb, jsonb)
+    TO taskd_producer, taskd_worker, taskd_admin;
 
 -- A statement that ends or releases a job admits the next jobs of its limit, by functions that lock and count.
 GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]) TO taskd_worker;
@@ -278,21 +281,6 @@ GRANT SELECT ON taskd.bucket TO taskd_admin;
 GRANT SELECT, INSERT, UPDATE, DELETE ON taskd.job_limit TO taskd_admin;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
 -- A queue with a new retention gets the partitions for it at once.
-GRANT EXECUTE ON FUNCTION
-    taskd.make_history_partitions(integer),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean, text, jsonb, boolean, jsonb),
-    taskd.unique_key_of(jsonb, jsonb), taskd.canonical_json(jsonb), taskd.bounded_key(text), taskd.version_of(jsonb, jsonb),
-    taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
-                         text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
-                         boolean, boolean, text, jsonb, boolean, jsonb),
-    taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
-                               double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
-                               text[], double precision[], text[], double precision[], bigint[], boolean, text[]),
-    taskd.lock_key_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
-    taskd.raise_invalid_job(text, text, jsonb, text[], text[]),
-    taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
-    taskd.check_queue_room(text, integer, bigint), taskd.run_enqueue_checks(text, timestamptz)
-    TO taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.make_history_partitions(integer) TO taskd_admin;
 
 COMMIT;

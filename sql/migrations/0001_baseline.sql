@@ -328,8 +328,8 @@ CREATE INDEX queue_keeps ON taskd.queue (name) WHERE keep_done_s <> 604800;
 -- The few queues with a depth limit; each enqueue reads them.
 CREATE INDEX queue_bounded ON taskd.queue (name) WHERE max_depth IS NOT NULL;
 
--- Return the names of the required arguments in a JSON Schema. Generated columns of taskd.task store the result, so that
--- taskd.enqueue() checks arguments without another query.
+-- Return the names of the required arguments in a JSON Schema. Generated columns of taskd.task store the results of these
+-- functions, so that taskd.enqueue() checks arguments without another query.
 -- Called by: the schema.
 CREATE FUNCTION taskd.required_args(args_schema jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE
@@ -342,6 +342,70 @@ CREATE FUNCTION taskd.accepted_args(args_schema jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema -> 'properties') AS p (name) $$;
+
+-- Return how SQL checks the value at `place`, a path in a jsonpath, by its part of a JSON Schema. `fits`: the text of a
+-- predicate that is true if the value has the right JSON type, or is one of the listed values; it is false if there is no
+-- value. `expected`: what the value must be. Both are NULL if SQL does not check the value. Every value fits that a worker
+-- accepts: a decimal can also be a number. (Workers refuse 5.0 as an integer, SQL does not.)
+-- Called by: arg_checks().
+CREATE FUNCTION taskd.value_check(place text, rule jsonb, definitions jsonb, OUT fits text, OUT expected text)
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    named text := substr(rule ->> '$ref', length('#/$defs/') + 1);
+    listed jsonb := coalesce(rule -> 'enum', '[]');
+    types text[] := CASE WHEN rule ->> 'format' = 'decimal' THEN ARRAY['string', 'number']
+                         WHEN jsonb_typeof(rule -> 'type') = 'array' THEN ARRAY(SELECT jsonb_array_elements_text(rule -> 'type'))
+                         ELSE ARRAY[rule ->> 'type'] END;
+BEGIN
+    IF named IS NOT NULL THEN
+        -- Without the definition itself, so that a definition of itself comes to an end.
+        SELECT c.* INTO fits, expected FROM taskd.value_check(place, definitions -> named, definitions - named) AS c;
+    ELSIF rule ? 'anyOf' THEN
+        SELECT CASE WHEN bool_and(c.fits IS NOT NULL) THEN string_agg(c.fits, ' || ') END, string_agg(c.expected, ' or ')
+        INTO fits, expected
+        FROM jsonb_array_elements(rule -> 'anyOf') AS choice, taskd.value_check(place, choice, definitions) AS c;
+    ELSIF jsonb_array_length(listed) BETWEEN 1 AND 50 THEN
+        -- Values of different types are neither equal nor unequal for jsonpath.
+        SELECT string_agg(format('%s.type() == "%s"', place, jsonb_typeof(v))
+                          || CASE WHEN jsonb_typeof(v) IN ('object', 'array') THEN '' ELSE format(' && %s == %s', place, v) END, ' || '),
+               format('one of %s', string_agg(v::text, ', '))
+        INTO fits, expected
+        FROM jsonb_array_elements(listed) AS v;
+    ELSIF types <@ ARRAY['string', 'integer', 'number', 'boolean', 'object', 'array', 'null'] THEN
+        SELECT string_agg(CASE t WHEN 'integer' THEN format('%1$s.type() == "number" && %1$s %% 1 == 0', place)
+                                 ELSE format('%s.type() == "%s"', place, t) END, ' || '),
+               string_agg(t, ' or ')
+        INTO fits, expected
+        FROM unnest(types) AS t;
+    END IF;
+END
+$$;
+
+-- Return for each argument in a JSON Schema: its name, and what taskd.value_check() returns.
+-- Called by: fitting_args(), raise_invalid_job().
+CREATE FUNCTION taskd.arg_checks(args_schema jsonb) RETURNS TABLE (name text, place text, fits text, expected text)
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT p.name, '$.' || to_json(p.name), c.fits, c.expected
+    FROM jsonb_each(args_schema -> 'properties') AS p (name, rule),
+         taskd.value_check('$.' || to_json(p.name), p.rule, args_schema -> '$defs') AS c
+$$;
+
+-- Return a predicate that is true for arguments with all required ones, and with the right types.
+-- Called by: the schema.
+CREATE FUNCTION taskd.fitting_args(args_schema jsonb) RETURNS jsonpath
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(string_agg(
+        CASE WHEN args_schema -> 'required' ? name THEN format('(%s)', coalesce(fits, format('exists(%s)', place)))
+             ELSE '(!exists(' || place || ') || ' || fits || ')' END, ' && '
+    ), 'exists($)')::jsonpath
+    FROM taskd.arg_checks(args_schema)
+$$;
 
 -- Tasks as workers have published them.
 CREATE TABLE taskd.task (
@@ -369,8 +433,12 @@ CREATE TABLE taskd.task (
     -- directly.
     usual boolean NOT NULL GENERATED ALWAYS AS (limit_name IS NULL AND unique_rule IS NULL AND args_version = 1) STORED,
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
-    accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED
+    accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED,
+    fits jsonpath NOT NULL GENERATED ALWAYS AS (taskd.fitting_args(args_schema)) STORED
 );
+-- The schema is the largest column, and no enqueue reads it. So it leaves a row that is too large, and the others need not be
+-- compressed.
+ALTER TABLE taskd.task ALTER args_schema SET STORAGE EXTERNAL;
 
 -- Workers, one row for each start of a worker process, kept for a week after its end for diagnosis. The table is logged on
 -- purpose: a crash of the server empties unlogged tables, and then all running jobs would be rescued although their workers
@@ -929,6 +997,7 @@ AS $$
 #variable_conflict use_variable
 DECLARE
     arg text;
+    expected text;
 BEGIN
     IF queue IS NULL THEN
         RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
@@ -954,18 +1023,33 @@ BEGIN
         RAISE EXCEPTION 'task "%" has no argument "%"', task, arg
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    -- The arguments of an unpublished task are not checked.
+    IF required IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT c.name, c.expected INTO arg, expected
+    FROM taskd.task AS t CROSS JOIN LATERAL taskd.arg_checks(t.args_schema) AS c
+    WHERE t.name = task AND args ? c.name AND NOT args @@ c.fits::jsonpath
+    ORDER BY c.name
+    LIMIT 1;
+    IF FOUND THEN
+        -- The value can be personal data, and errors are logged.
+        RAISE EXCEPTION 'the argument "%" of task "%" must be %; its type is %', arg, task, left(expected, 500), jsonb_typeof(args -> arg)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
 END
 $$;
 
--- Return whether the arguments are an object with all required arguments, without unknown ones, and within the size limit
--- (see taskd.payload). The planner inlines the body. It is a single CASE: separate conditions without a column of the task
--- would get a plan node of their own, which would add 8 us to taskd.enqueue().
--- Called by: enqueue_one(), enqueue().
-CREATE FUNCTION taskd.args_are_valid(args jsonb, required text[], accepted text[]) RETURNS boolean
+-- Return whether the arguments are an object with all required arguments, without unknown ones, with the right types, and
+-- within the size limit (see taskd.payload); NULL if the task is not published. The planner inlines the body. It is a single
+-- CASE: separate conditions without a column of the task would get a plan node of their own, which would add 8 us to
+-- taskd.enqueue().
+-- Called by: enqueue_one(), enqueue(), enqueue_unique(), enqueue_after(), make_scheduled_jobs(), change().
+CREATE FUNCTION taskd.args_are_valid(args jsonb, accepted text[], fits jsonpath) RETURNS boolean
 LANGUAGE sql STABLE
 RETURN CASE WHEN jsonb_typeof(args) = 'object'
                  AND CASE WHEN pg_column_size(args) <= 400 THEN true ELSE octet_length(args::text) <= 262144 END
-            THEN args ?& required AND args - accepted = '{}' ELSE false END;
+            THEN args @@ fits AND args - accepted = '{}' ELSE false END;
 
 -- Check the name of a queue and return it. With a cast instead, PostgreSQL would prepare the check for each enqueue, even if
 -- it is not needed.
@@ -1144,12 +1228,11 @@ BEGIN
         SELECT t.queue, nullif(t.args_version, 1)::integer, t.limit_name,
                CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
                CASE WHEN NOT no_key THEN t.unique_rule END, t.required, t.accepted,
-               taskd.args_are_valid(args, t.required, t.accepted)
+               taskd.args_are_valid(args, t.accepted, t.fits)
         INTO usual_queue, args_version, limit_name, limit_values, rule, required, accepted, usual
         FROM taskd.task AS t WHERE t.name = task;
         queue := coalesce(queue, usual_queue);
         IF usual IS NOT TRUE THEN
-            -- The arguments of an unpublished task are not checked.
             PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
         END IF;
         IF rule IS NOT NULL THEN
@@ -1182,8 +1265,9 @@ $$;
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
 --
 -- The published task gives the job its queue, limit and unique key. If another job holds the unique key, the returned id can
--- be the id of that job; with no_key, the job gets no key. The function refuses missing and unknown arguments. The worker
--- checks the types of the arguments before the handler runs.
+-- be the id of that job; with no_key, the job gets no key. The function refuses missing and unknown arguments, and arguments
+-- of a wrong JSON type or outside of a list of values. The worker checks everything else before the handler runs: bounds,
+-- formats, and what is inside of objects and arrays.
 -- Called by: SQL clients.
 CREATE FUNCTION taskd.enqueue(
     task text,
@@ -1215,7 +1299,7 @@ BEGIN
         SELECT CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true) THEN t.queue ELSE taskd.checked_queue_name(queue) END,
                t.name, args, priority
         FROM taskd.task AS t
-        WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.args_are_valid(args, t.required, t.accepted)
+        WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.args_are_valid(args, t.accepted, t.fits)
         RETURNING j.id, CASE WHEN taskd.is_polled_unbounded(j.queue) OR taskd.enqueue_checks_are_off() THEN false
                              ELSE taskd.run_enqueue_checks(j.queue, pg_catalog.now()) END
         INTO job_id, notified;
@@ -1314,6 +1398,7 @@ DECLARE
     target_queue text := queue;
     required text[];
     accepted text[];
+    valid boolean;
     target_limit text := limit_name;
     target_limit_key text;
     window_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
@@ -1334,12 +1419,11 @@ BEGIN
     END IF;
     IF NOT checked THEN
         SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
-               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
-        INTO target_queue, vars.required, vars.accepted, target_args_version, target_limit, limit_values
+               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
+               taskd.args_are_valid(args, t.accepted, t.fits)
+        INTO target_queue, vars.required, vars.accepted, target_args_version, target_limit, limit_values, vars.valid
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
-        IF target_queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
-           OR NOT args ?& vars.required OR args - vars.accepted <> '{}'
-        THEN
+        IF target_queue IS NULL OR vars.valid IS NOT TRUE THEN
             PERFORM taskd.raise_invalid_job(enqueue_unique.task, target_queue, enqueue_unique.args, vars.required, vars.accepted);
         END IF;
     END IF;
@@ -2105,6 +2189,7 @@ DECLARE
     target_queue text := queue;
     required text[];
     accepted text[];
+    valid boolean;
     args_version integer;
     limit_name text;
     limit_values jsonb;
@@ -2115,12 +2200,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
-           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
-    INTO target_queue, required, accepted, args_version, limit_name, limit_values
+           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
+           taskd.args_are_valid(args, t.accepted, t.fits)
+    INTO target_queue, required, accepted, args_version, limit_name, limit_values, valid
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
-    IF target_queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
-       OR NOT args ?& required OR args - accepted <> '{}'
-    THEN
+    IF target_queue IS NULL OR valid IS NOT TRUE THEN
         PERFORM taskd.raise_invalid_job(task, target_queue, args, required, accepted);
     END IF;
     PERFORM taskd.lock_parents(parents);
@@ -2412,13 +2496,13 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % may not fire schedules', name, session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
     END IF;
-    SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1) INTO queue, required, accepted, set_args_version
+    -- The rows of a query can bring required arguments.
+    SELECT coalesce(queue, t.queue), CASE WHEN query IS NULL OR t.required IS NULL THEN t.required ELSE '{}' END, t.accepted,
+           nullif(t.args_version, 1)
+    INTO queue, required, accepted, set_args_version
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
-    IF queue IS NULL OR NOT checked AND (
-        jsonb_typeof(args) IS DISTINCT FROM 'object' OR octet_length(args::text) > 262144
-        OR query IS NULL AND NOT args ?& required OR args - accepted <> '{}'
-    ) THEN
-        PERFORM taskd.raise_invalid_job(task, queue, args, CASE WHEN query IS NULL THEN required ELSE '{}' END, accepted);
+    IF queue IS NULL OR NOT checked THEN
+        PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
     END IF;
     wanted := jsonb_build_object(
         'every_s', period_s, 'cron', cron, 'timezone', timezone, 'task', task, 'queue', queue, 'args', args, 'query', query,
@@ -2527,7 +2611,7 @@ BEGIN
     -- Arguments of an older schema version are converted, and checked, by the worker.
     IF argses IS NOT NULL AND known.args_version = coalesce(def.args_version, 1) THEN
         SELECT def.args || a INTO wrong_args FROM unnest(argses) AS a
-        WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
+        WHERE NOT taskd.args_are_valid(def.args || a, known.accepted, known.fits)
         LIMIT 1;
         IF FOUND THEN
             PERFORM taskd.raise_invalid_job(def.task, def.queue, wrong_args, known.required, known.accepted);
@@ -3688,7 +3772,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
         LEFT JOIN taskd.task AS t ON t.name = j.task
         WHERE j.id = ANY (ids) AND j.worker_id IS NULL
-          AND (jsonb_typeof(new.args) <> 'object' OR NOT new.args ?& t.required OR new.args - t.accepted <> '{}'
+          AND (NOT taskd.args_are_valid(new.args, t.accepted, t.fits)
                OR change.args IS NULL AND coalesce(j.args_version, 1) <> t.args_version)
         ORDER BY j.id
         LIMIT 1;

@@ -126,6 +126,19 @@ async def test_an_admin_cancels_retries_and_changes_jobs(
     assert await state_of(sql, waiting) == "scheduled"
 
 
+async def test_producers_and_admins_enqueue(call: Call, sql: Any) -> None:
+    await sql.execute(PUBLISH)
+    for kind in ("producer", "admin"):
+        for enqueue_one in (
+            "enqueue('t')",
+            "enqueue('t', delay_s => 60)",
+            "enqueue('unpublished', queue => 'q')",
+            "enqueue_unique('t', '{}', 'k')",
+            "enqueue_after('t', after => ARRAY[1])",
+        ):
+            assert len(await call(kind, f"SELECT taskd.{enqueue_one}")) == 1
+
+
 async def test_an_admin_pauses_and_resumes_queues_and_tasks(call: Call, sql: Any) -> None:
     await sql.execute(PUBLISH)
     pause = "SELECT taskd.pause_{}(ARRAY[{}], for_s => 60, reason => 'why')"
