@@ -4,8 +4,11 @@
 -- overwritten: the statement returns the task and that app, and the worker refuses to start. These are the tasks that the INSERT
 -- has not written; a look at the table before would miss a task that the other app publishes at the same time. Each former name
 -- of a task is published as a task, too, so that producers can still use the name, and no other app can take it.
+--
+-- `built_in`: publish the built-in tasks without a worker, as `taskd db migrate` does. They replace only rows of the app `taskd`
+-- that no live worker has published. Any app can replace these rows: an app's own task replaces the built-in one.
 
--- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[])
+-- name: publish_tasks(app text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[], built_in boolean)
 -- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
@@ -29,7 +32,11 @@ WITH mine AS MATERIALIZED (
         args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version,
         redact = excluded.redact, alias_of = excluded.alias_of, unique_rule = excluded.unique_rule,
         published_at = excluded.published_at
-    WHERE task.app = excluded.app OR task.signature = excluded.signature
+    WHERE NOT $13 AND (task.app = excluded.app OR task.signature = excluded.signature)
+       OR task.app = 'taskd' AND NOT EXISTS (
+           SELECT FROM taskd.worker AS worker
+           WHERE worker.died_at IS NULL AND worker.app = task.app AND task.name = ANY (worker.tasks)
+       )
     RETURNING name::text
 )
 SELECT mine.name, coalesce(task.app, '(starting now)') AS app

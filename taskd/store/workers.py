@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from taskd.core.migration import CodeRange
-from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.registry import BUILT_IN_APP, Registry
+from taskd.core.tasks.task import Task
 from taskd.errors import AppError
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs.jobs import DueIn
@@ -293,10 +294,25 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
     Raises:
         AppError: another app has published a task of the same name with another signature.
     """
-    tasks = [(name, task) for task in registry for name in (task.name, *task.aliases)]
-    rows = await on.fetch(
-        "publish_tasks",
-        app,
+    rows = await on.fetch("publish_tasks", app, *_columns(registry), False)
+    if rows:
+        names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)
+        raise AppError(
+            f"app {app!r} defines tasks that another app has published with other arguments: "
+            f"{names}. Rename the task with @task(name=...), or make the signatures equal."
+        )
+    await on.fetch("declare_queues", list(queues))
+
+
+async def publish_built_in(on: Fetches, tasks: Iterable[Task[..., Any]]) -> None:
+    """Publish built-in tasks that no worker has published yet, so that producers can use them."""
+    await on.fetch("publish_tasks", BUILT_IN_APP, *_columns(tasks), True)
+
+
+def _columns(published: Iterable[Task[..., Any]]) -> list[list[Any]]:
+    """Return the columns of the tasks, in the order of the parameters of `publish_tasks`."""
+    tasks = [(name, task) for task in published for name in (task.name, *task.aliases)]
+    return [
         [name for name, _ in tasks],
         [t.signature_hash for _, t in tasks],
         [t.queue for _, t in tasks],
@@ -308,11 +324,4 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
         [msgspec.json.encode(t.redact).decode() for _, t in tasks],
         [None if name == t.name else t.name for name, t in tasks],
         [t.unique and t.unique.rule(t.unique_defaults) for _, t in tasks],
-    )
-    if rows:
-        names = ", ".join(f"{row[0]!r} of app {row[1]!r}" for row in rows)
-        raise AppError(
-            f"app {app!r} defines tasks that another app has published with other arguments: "
-            f"{names}. Rename the task with @task(name=...), or make the signatures equal."
-        )
-    await on.fetch("declare_queues", list(queues))
+    ]
