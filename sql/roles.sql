@@ -90,12 +90,11 @@ GRANT EXECUTE ON FUNCTION
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text, jsonb)
     TO taskd_producer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]), taskd.jobs_with_locked_dependants(bigint[]) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]), taskd.jobs_with_locked_dependants(bigint[]) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.next_stage(bigint, text, jsonb, jsonb, text), taskd.enqueue_next_stage(bigint, bigint, jsonb),
     taskd.parent_results(bigint, bigint), taskd.prune_workflows()
     TO taskd_worker;
-GRANT EXECUTE ON FUNCTION taskd.lock_jobs(bigint[]), taskd.retry(bigint[], timestamptz) TO taskd_admin;
 GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_admin;
 GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
@@ -108,7 +107,7 @@ GRANT INSERT (
     queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
     metadata
 )
-    ON taskd.job TO taskd_producer;
+    ON taskd.job TO taskd_producer, taskd_admin;
 GRANT SELECT (id, queue) ON taskd.job TO taskd_producer;
 GRANT SELECT ON taskd.task TO taskd_producer;
 GRANT SELECT (name, max_depth) ON taskd.queue TO taskd_producer;
@@ -128,8 +127,8 @@ GRANT EXECUTE ON FUNCTION
     taskd.raise_invalid_job(text, text, jsonb, text[], text[]),
     taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
     taskd.check_queue_room(text, integer, bigint), taskd.run_enqueue_checks(text, timestamptz),
-    taskd.args_are_valid(jsonb, text[], text[]), taskd.checked_queue_name(text)
-    TO taskd_producer;
+    taskd.args_are_valid(jsonb, text[], jsonpath), taskd.checked_queue_name(text)
+    TO taskd_producer, taskd_admin;
 
 -- The index job_is_valid evaluates this function for each row that is written.
 GRANT EXECUTE ON FUNCTION taskd.job_is_valid(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)
@@ -167,11 +166,14 @@ GRANT SELECT, INSERT, DELETE, UPDATE (renewed_at, lease_until, draining, died_at
 GRANT EXECUTE ON FUNCTION
     taskd.make_history_partitions(integer), taskd.truncate_expired_partition(text),
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
-    taskd.required_args(jsonb), taskd.accepted_args(jsonb)
+    taskd.required_args(jsonb), taskd.accepted_args(jsonb), taskd.fitting_args(jsonb)
     TO taskd_worker;
+-- Publishing a task, and the error about a wrong argument, compile the checks of its types.
+GRANT EXECUTE ON FUNCTION taskd.arg_checks(jsonb), taskd.value_check(text, jsonb, jsonb)
+    TO taskd_producer, taskd_worker, taskd_admin;
 
 -- A statement that ends or releases a job admits the next jobs of its limit, by functions that lock and count.
-GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.state_when_due(text, timestamptz) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.admit_due(bigint, bigint, bigint, bigint[]), taskd.take_queue_slots(text, bigint),
@@ -187,7 +189,7 @@ GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
 GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 
 -- The only job that workers insert: the follower, a job with a newer version, when the job before it ends.
-GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb) TO taskd_worker, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb) TO taskd_worker;
 
 -- A function writes schedules; workers and admins pause and delete them. Jobs of schedules get the arguments that are stored
 -- in the schedule, or those from its query, which runs with the rights of the user who has set it: a worker fires only
@@ -247,46 +249,39 @@ GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.job_log TO taskd_worker;
 GRANT SELECT ON taskd.job_log TO taskd_admin;
 
 -- Results of jobs can be personal data. A login of a producer can read the results of its jobs, and of all others, if it is
--- granted this function in addition (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) TO shop).
-GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) TO taskd_admin;
+-- granted these functions in addition: the first one for the client's `result()`, the others for SQL
+-- (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) TO shop).
+GRANT EXECUTE ON FUNCTION
+    taskd.await_jobs(bigint[], bigint[]), taskd.results(bigint[]), taskd.wait(bigint[], double precision)
+    TO taskd_admin;
 
 -- Sequences can be behind their rows after a switch-over: workers advance them, and observers can read which are behind.
 GRANT EXECUTE ON FUNCTION taskd.sequences_behind() TO taskd_worker, taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.mend_sequences() TO taskd_worker, taskd_admin;
 
--- Admins: a cancellation moves a job to the history, a retry moves it back unchanged. To lock a row of the history for that,
--- PostgreSQL requires the right to update one of its columns: the reason.
+-- Admins change jobs, queues and tasks through functions. No job has an owner, so a function cannot tell a producer's jobs
+-- from others: a login of a producer that is granted one of these functions in addition can use it on every job.
 GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker TO taskd_admin;
-GRANT INSERT, DELETE, UPDATE (cancel_reason) ON taskd.job TO taskd_admin;
-GRANT INSERT, DELETE, UPDATE (reason) ON taskd.job_history TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
 GRANT DELETE, UPDATE (paused_at, paused_until, pause_reason) ON taskd.task TO taskd_admin;
+-- `taskd bench` deletes its own jobs. To lock a row before it is deleted, PostgreSQL requires the right to update one of its
+-- columns.
+GRANT DELETE, UPDATE (cancel_reason) ON taskd.job TO taskd_admin;
+GRANT DELETE ON taskd.job_history TO taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.key_holder(bigint) TO taskd_observer, taskd_admin;
--- A function changes waiting jobs, and no others.
 GRANT EXECUTE ON FUNCTION
-    taskd.redacted(text, jsonb),
+    taskd.cancel(bigint[], text, text[], boolean),
+    taskd.retry(bigint[], timestamptz, double precision),
     taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
-                 timestamptz, double precision)
+                 timestamptz, double precision),
+    taskd.pause_queues(text[], double precision, text), taskd.resume_queues(text[]),
+    taskd.pause_tasks(text[], double precision, text), taskd.resume_tasks(text[]),
+    taskd.redacted(text, jsonb)
     TO taskd_admin;
 GRANT SELECT ON taskd.bucket TO taskd_admin;
 GRANT SELECT, INSERT, UPDATE, DELETE ON taskd.job_limit TO taskd_admin;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
 -- A queue with a new retention gets the partitions for it at once.
-GRANT EXECUTE ON FUNCTION
-    taskd.make_history_partitions(integer),
-    taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, integer, boolean, text, jsonb, boolean, jsonb),
-    taskd.unique_key_of(jsonb, jsonb), taskd.canonical_json(jsonb), taskd.bounded_key(text), taskd.version_of(jsonb, jsonb),
-    taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
-                         text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
-                         boolean, boolean, text, jsonb, boolean, jsonb),
-    taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
-                               double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
-                               text[], double precision[], text[], double precision[], bigint[], boolean, text[]),
-    taskd.lock_key_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
-    taskd.raise_invalid_job(text, text, jsonb, text[], text[]),
-    taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
-    taskd.check_queue_room(text, integer, bigint), taskd.run_enqueue_checks(text, timestamptz)
-    TO taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.make_history_partitions(integer) TO taskd_admin;
 
 COMMIT;

@@ -328,8 +328,8 @@ CREATE INDEX queue_keeps ON taskd.queue (name) WHERE keep_done_s <> 604800;
 -- The few queues with a depth limit; each enqueue reads them.
 CREATE INDEX queue_bounded ON taskd.queue (name) WHERE max_depth IS NOT NULL;
 
--- Return the names of the required arguments in a JSON Schema. Generated columns of taskd.task store the result, so that
--- taskd.enqueue() checks arguments without another query.
+-- Return the names of the required arguments in a JSON Schema. Generated columns of taskd.task store the results of these
+-- functions, so that taskd.enqueue() checks arguments without another query.
 -- Called by: the schema.
 CREATE FUNCTION taskd.required_args(args_schema jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE
@@ -342,6 +342,70 @@ CREATE FUNCTION taskd.accepted_args(args_schema jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema -> 'properties') AS p (name) $$;
+
+-- Return how SQL checks the value at `place`, a path in a jsonpath, by its part of a JSON Schema. `fits`: the text of a
+-- predicate that is true if the value has the right JSON type, or is one of the listed values; it is false if there is no
+-- value. `expected`: what the value must be. Both are NULL if SQL does not check the value. Every value fits that a worker
+-- accepts: a decimal can also be a number. (Workers refuse 5.0 as an integer, SQL does not.)
+-- Called by: arg_checks().
+CREATE FUNCTION taskd.value_check(place text, rule jsonb, definitions jsonb, OUT fits text, OUT expected text)
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    named text := substr(rule ->> '$ref', length('#/$defs/') + 1);
+    listed jsonb := coalesce(rule -> 'enum', '[]');
+    types text[] := CASE WHEN rule ->> 'format' = 'decimal' THEN ARRAY['string', 'number']
+                         WHEN jsonb_typeof(rule -> 'type') = 'array' THEN ARRAY(SELECT jsonb_array_elements_text(rule -> 'type'))
+                         ELSE ARRAY[rule ->> 'type'] END;
+BEGIN
+    IF named IS NOT NULL THEN
+        -- Without the definition itself, so that a definition of itself comes to an end.
+        SELECT c.* INTO fits, expected FROM taskd.value_check(place, definitions -> named, definitions - named) AS c;
+    ELSIF rule ? 'anyOf' THEN
+        SELECT CASE WHEN bool_and(c.fits IS NOT NULL) THEN string_agg(c.fits, ' || ') END, string_agg(c.expected, ' or ')
+        INTO fits, expected
+        FROM jsonb_array_elements(rule -> 'anyOf') AS choice, taskd.value_check(place, choice, definitions) AS c;
+    ELSIF jsonb_array_length(listed) BETWEEN 1 AND 50 THEN
+        -- Values of different types are neither equal nor unequal for jsonpath.
+        SELECT string_agg(format('%s.type() == "%s"', place, jsonb_typeof(v))
+                          || CASE WHEN jsonb_typeof(v) IN ('object', 'array') THEN '' ELSE format(' && %s == %s', place, v) END, ' || '),
+               format('one of %s', string_agg(v::text, ', '))
+        INTO fits, expected
+        FROM jsonb_array_elements(listed) AS v;
+    ELSIF types <@ ARRAY['string', 'integer', 'number', 'boolean', 'object', 'array', 'null'] THEN
+        SELECT string_agg(CASE t WHEN 'integer' THEN format('%1$s.type() == "number" && %1$s %% 1 == 0', place)
+                                 ELSE format('%s.type() == "%s"', place, t) END, ' || '),
+               string_agg(t, ' or ')
+        INTO fits, expected
+        FROM unnest(types) AS t;
+    END IF;
+END
+$$;
+
+-- Return for each argument in a JSON Schema: its name, and what taskd.value_check() returns.
+-- Called by: fitting_args(), raise_invalid_job().
+CREATE FUNCTION taskd.arg_checks(args_schema jsonb) RETURNS TABLE (name text, place text, fits text, expected text)
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT p.name, '$.' || to_json(p.name), c.fits, c.expected
+    FROM jsonb_each(args_schema -> 'properties') AS p (name, rule),
+         taskd.value_check('$.' || to_json(p.name), p.rule, args_schema -> '$defs') AS c
+$$;
+
+-- Return a predicate that is true for arguments with all required ones, and with the right types.
+-- Called by: the schema.
+CREATE FUNCTION taskd.fitting_args(args_schema jsonb) RETURNS jsonpath
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(string_agg(
+        CASE WHEN args_schema -> 'required' ? name THEN format('(%s)', coalesce(fits, format('exists(%s)', place)))
+             ELSE '(!exists(' || place || ') || ' || fits || ')' END, ' && '
+    ), 'exists($)')::jsonpath
+    FROM taskd.arg_checks(args_schema)
+$$;
 
 -- Tasks as workers have published them.
 CREATE TABLE taskd.task (
@@ -374,8 +438,12 @@ CREATE TABLE taskd.task (
     -- directly.
     usual boolean NOT NULL GENERATED ALWAYS AS (limit_name IS NULL AND unique_rule IS NULL AND args_version = 1) STORED,
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
-    accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED
+    accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED,
+    fits jsonpath NOT NULL GENERATED ALWAYS AS (taskd.fitting_args(args_schema)) STORED
 );
+-- The schema is the largest column, and no enqueue reads it. So it leaves a row that is too large, and the others need not be
+-- compressed.
+ALTER TABLE taskd.task ALTER args_schema SET STORAGE EXTERNAL;
 
 -- Workers, one row for each start of a worker process, kept for a week after its end for diagnosis. The table is logged on
 -- purpose: a crash of the server empties unlogged tables, and then all running jobs would be rescued although their workers
@@ -636,7 +704,7 @@ CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
 -- never ends its transaction. If it is full, PostgreSQL refuses NOTIFY, which would roll back the caller's transaction;
 -- without a NOTIFY, polls find the jobs. PostgreSQL also refuses PREPARE TRANSACTION after a NOTIFY: a transaction for
 -- two-phase commit begins with SET LOCAL taskd.notify = 'off', and polls find its jobs.
--- Called by: 5 functions, 13 statements.
+-- Called by: 7 functions, 10 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -734,7 +802,7 @@ RETURN (((abs(taskd.busy_mark(queue, 0)) - taskd.busy_mark_until(queue, clock_ti
 -- seen the change (taskd/worker/claiming/busy_mark.py). The function is volatile, so it looks for workers with a new
 -- snapshot. Above READ COMMITTED there is no new snapshot, so there it always notifies. The setting enable_seqscan keeps the
 -- plan on the index, whatever the statistics were when the query was planned.
--- Called by: 10 functions, 6 statements.
+-- Called by: 11 functions, 5 statements.
 CREATE FUNCTION taskd.notify_workers(queue text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -943,6 +1011,7 @@ AS $$
 #variable_conflict use_variable
 DECLARE
     arg text;
+    expected text;
 BEGIN
     IF queue IS NULL THEN
         RAISE EXCEPTION 'no worker has published a task named "%" and no queue was named', task
@@ -968,18 +1037,33 @@ BEGIN
         RAISE EXCEPTION 'task "%" has no argument "%"', task, arg
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    -- The arguments of an unpublished task are not checked.
+    IF required IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT c.name, c.expected INTO arg, expected
+    FROM taskd.task AS t CROSS JOIN LATERAL taskd.arg_checks(t.args_schema) AS c
+    WHERE t.name = task AND args ? c.name AND NOT args @@ c.fits::jsonpath
+    ORDER BY c.name
+    LIMIT 1;
+    IF FOUND THEN
+        -- The value can be personal data, and errors are logged.
+        RAISE EXCEPTION 'the argument "%" of task "%" must be %; its type is %', arg, task, left(expected, 500), jsonb_typeof(args -> arg)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
 END
 $$;
 
--- Return whether the arguments are an object with all required arguments, without unknown ones, and within the size limit
--- (see taskd.payload). The planner inlines the body. It is a single CASE: separate conditions without a column of the task
--- would get a plan node of their own, which would add 8 us to taskd.enqueue().
--- Called by: enqueue_one(), enqueue().
-CREATE FUNCTION taskd.args_are_valid(args jsonb, required text[], accepted text[]) RETURNS boolean
+-- Return whether the arguments are an object with all required arguments, without unknown ones, with the right types, and
+-- within the size limit (see taskd.payload); NULL if the task is not published. The planner inlines the body. It is a single
+-- CASE: separate conditions without a column of the task would get a plan node of their own, which would add 8 us to
+-- taskd.enqueue().
+-- Called by: enqueue_one(), enqueue(), enqueue_unique(), enqueue_after(), make_scheduled_jobs(), change().
+CREATE FUNCTION taskd.args_are_valid(args jsonb, accepted text[], fits jsonpath) RETURNS boolean
 LANGUAGE sql STABLE
 RETURN CASE WHEN jsonb_typeof(args) = 'object'
                  AND CASE WHEN pg_column_size(args) <= 400 THEN true ELSE octet_length(args::text) <= 262144 END
-            THEN args ?& required AND args - accepted = '{}' ELSE false END;
+            THEN args @@ fits AND args - accepted = '{}' ELSE false END;
 
 -- Check the name of a queue and return it. With a cast instead, PostgreSQL would prepare the check for each enqueue, even if
 -- it is not needed.
@@ -1158,12 +1242,11 @@ BEGIN
         SELECT t.queue, nullif(t.args_version, 1)::integer, t.limit_name,
                CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
                CASE WHEN NOT no_key THEN t.unique_rule END, t.required, t.accepted,
-               taskd.args_are_valid(args, t.required, t.accepted)
+               taskd.args_are_valid(args, t.accepted, t.fits)
         INTO usual_queue, args_version, limit_name, limit_values, rule, required, accepted, usual
         FROM taskd.task AS t WHERE t.name = task;
         queue := coalesce(queue, usual_queue);
         IF usual IS NOT TRUE THEN
-            -- The arguments of an unpublished task are not checked.
             PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
         END IF;
         IF rule IS NOT NULL THEN
@@ -1196,8 +1279,9 @@ $$;
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
 --
 -- The published task gives the job its queue, limit and unique key. If another job holds the unique key, the returned id can
--- be the id of that job; with no_key, the job gets no key. The function refuses missing and unknown arguments. The worker
--- checks the types of the arguments before the handler runs.
+-- be the id of that job; with no_key, the job gets no key. The function refuses missing and unknown arguments, and arguments
+-- of a wrong JSON type or outside of a list of values. The worker checks everything else before the handler runs: bounds,
+-- formats, and what is inside of objects and arrays.
 -- Called by: SQL clients.
 CREATE FUNCTION taskd.enqueue(
     task text,
@@ -1229,7 +1313,7 @@ BEGIN
         SELECT CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true) THEN t.queue ELSE taskd.checked_queue_name(queue) END,
                t.name, args, priority
         FROM taskd.task AS t
-        WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.args_are_valid(args, t.required, t.accepted)
+        WHERE t.name OPERATOR(pg_catalog.=) task AND t.usual AND taskd.args_are_valid(args, t.accepted, t.fits)
         RETURNING j.id, CASE WHEN taskd.is_polled_unbounded(j.queue) OR taskd.enqueue_checks_are_off() THEN false
                              ELSE taskd.run_enqueue_checks(j.queue, pg_catalog.now()) END
         INTO job_id, notified;
@@ -1328,6 +1412,7 @@ DECLARE
     target_queue text := queue;
     required text[];
     accepted text[];
+    valid boolean;
     target_limit text := limit_name;
     target_limit_key text;
     window_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
@@ -1348,12 +1433,11 @@ BEGIN
     END IF;
     IF NOT checked THEN
         SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
-               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
-        INTO target_queue, vars.required, vars.accepted, target_args_version, target_limit, limit_values
+               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
+               taskd.args_are_valid(args, t.accepted, t.fits)
+        INTO target_queue, vars.required, vars.accepted, target_args_version, target_limit, limit_values, vars.valid
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
-        IF target_queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
-           OR NOT args ?& vars.required OR args - vars.accepted <> '{}'
-        THEN
+        IF target_queue IS NULL OR vars.valid IS NOT TRUE THEN
             PERFORM taskd.raise_invalid_job(enqueue_unique.task, target_queue, enqueue_unique.args, vars.required, vars.accepted);
         END IF;
     END IF;
@@ -1602,7 +1686,7 @@ $$;
 -- Enqueue a follower: the job with a newer version of a unique key, which was stored with the job that ran, and has now
 -- ended. Return its id. Its key is free: the statement that calls this has deleted the row that held it. The function runs
 -- with the owner's rights, because workers are not allowed to insert jobs.
--- Called by: ack_done, ack_outcomes, complete_job, expire_jobs, cancel_jobs, rescue_jobs.
+-- Called by: cancel(), ack_done, ack_outcomes, complete_job, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.enqueue_follower(task text, unique_key text, follower jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1786,7 +1870,7 @@ $$;
 -- limits afterwards. A job that can no longer start is cancelled. Its dependants are then handled in the same way, in the
 -- next wave. The function runs with the owner's rights, because workers and admins are allowed to end jobs, but not to write
 -- dependencies.
--- Called by: 2 functions, 6 statements.
+-- Called by: 2 functions, 5 statements.
 CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1886,7 +1970,7 @@ END
 $$;
 
 -- Lock jobs that the caller will cancel or change, and all jobs that their end can move or end.
--- Called by: change(), cancel_jobs.
+-- Called by: cancel(), change().
 CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1896,7 +1980,7 @@ AS $$
 DECLARE
     tries integer := 0;
     began timestamptz := clock_timestamp();
-    states text[] := array_fill('cancelled'::text, ARRAY[cardinality(ids)]);
+    states text[] := array_fill('cancelled'::text, ARRAY[coalesce(cardinality(ids), 0)]);
     waiting bigint[];
     again bigint[];
     held bigint[];
@@ -2119,6 +2203,7 @@ DECLARE
     target_queue text := queue;
     required text[];
     accepted text[];
+    valid boolean;
     args_version integer;
     limit_name text;
     limit_values jsonb;
@@ -2129,12 +2214,11 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
-           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END
-    INTO target_queue, required, accepted, args_version, limit_name, limit_values
+           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
+           taskd.args_are_valid(args, t.accepted, t.fits)
+    INTO target_queue, required, accepted, args_version, limit_name, limit_values, valid
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
-    IF target_queue IS NULL OR jsonb_typeof(args) IS DISTINCT FROM 'object' OR pg_column_size(args) > 40000
-       OR NOT args ?& required OR args - accepted <> '{}'
-    THEN
+    IF target_queue IS NULL OR valid IS NOT TRUE THEN
         PERFORM taskd.raise_invalid_job(task, target_queue, args, required, accepted);
     END IF;
     PERFORM taskd.lock_parents(parents);
@@ -2431,13 +2515,13 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % may not fire schedules', name, session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
     END IF;
-    SELECT coalesce(queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1) INTO queue, required, accepted, set_args_version
+    -- The rows of a query can bring required arguments.
+    SELECT coalesce(queue, t.queue), CASE WHEN query IS NULL OR t.required IS NULL THEN t.required ELSE '{}' END, t.accepted,
+           nullif(t.args_version, 1)
+    INTO queue, required, accepted, set_args_version
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
-    IF queue IS NULL OR NOT checked AND (
-        jsonb_typeof(args) IS DISTINCT FROM 'object' OR octet_length(args::text) > 262144
-        OR query IS NULL AND NOT args ?& required OR args - accepted <> '{}'
-    ) THEN
-        PERFORM taskd.raise_invalid_job(task, queue, args, CASE WHEN query IS NULL THEN required ELSE '{}' END, accepted);
+    IF queue IS NULL OR NOT checked THEN
+        PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
     END IF;
     wanted := jsonb_build_object(
         'every_s', period_s, 'cron', cron, 'timezone', timezone, 'task', task, 'queue', queue, 'args', args, 'query', query,
@@ -2511,54 +2595,6 @@ BEGIN
 END
 $$;
 
--- Cancel the waiting jobs of a schedule, and request the cancellation of its running jobs. Rows are moved to the history
--- with all columns, without naming these.
--- Called by: make_scheduled_jobs().
-CREATE FUNCTION taskd.cancel_scheduled_jobs(schedule text) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
-AS $$
-#variable_conflict use_variable
-DECLARE
-    unblocked_count bigint;                 -- read, so that the CTE runs
-    notified_count bigint;
-BEGIN
-    WITH held AS MATERIALIZED (
-        SELECT j.id, j.state FROM taskd.job AS j WHERE j.schedule = schedule ORDER BY j.id FOR UPDATE
-    ), ended AS (
-        DELETE FROM taskd.job AS job USING held WHERE job.id = held.id AND held.state <> 'running' RETURNING job.*
-    ), kept AS (
-        INSERT INTO taskd.job_history
-        SELECT (jsonb_populate_record(NULL::taskd.job_history, to_jsonb(ended) || jsonb_build_object(
-            'state', 'cancelled', 'reason', 'its schedule made another one', 'finished_at', clock_timestamp(),
-            'expires_at', now() + make_interval(secs => greatest(
-                coalesce(queue.keep_failed_s, 2592000), CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END))
-        ))).*
-        FROM ended
-        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
-        WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
-    ), unblocked AS (
-        SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
-        FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-    ), opened AS (
-        -- The next jobs of their limits can get their slots.
-        INSERT INTO taskd.opening (limit_name, limit_key)
-        SELECT limit_name, limit_key FROM ended
-        WHERE limit_name IS NOT NULL AND (state = 'queued' OR gate IN ('next', 'admitted'))
-    ), cancelling AS (
-        UPDATE taskd.job AS job
-        SET cancel_reason = coalesce(job.cancel_reason, 'its schedule made another one')
-        FROM held
-        WHERE job.id = held.id AND held.state = 'running'
-    )
-    SELECT (SELECT count(*) FROM unblocked), (SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited)
-    INTO unblocked_count, notified_count;
-    PERFORM taskd.notify('taskd', worker_id::text)
-    FROM (SELECT DISTINCT j.worker_id FROM taskd.job AS j WHERE j.schedule = schedule AND j.state = 'running') AS w;
-END
-$$;
-
 -- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return their
 -- ids, or `skipped` if there are none. The function runs with the owner's rights, because workers are not allowed to insert
 -- jobs. The arguments can only be those of the schedule, or those from a query that runs as the user who has set it. Unless
@@ -2589,13 +2625,15 @@ BEGIN
         RETURN;
     END IF;
     IF def.overlap = 'cancel' THEN
-        PERFORM taskd.cancel_scheduled_jobs(schedule);
+        PERFORM taskd.cancel(
+            ARRAY(SELECT j.id FROM taskd.job AS j WHERE j.schedule = schedule), 'its schedule made another one'
+        );
     END IF;
     SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
     -- Arguments of an older schema version are converted, and checked, by the worker.
     IF argses IS NOT NULL AND known.args_version = coalesce(def.args_version, 1) THEN
         SELECT def.args || a INTO wrong_args FROM unnest(argses) AS a
-        WHERE NOT (def.args || a) ?& known.required OR (def.args || a) - known.accepted <> '{}'
+        WHERE NOT taskd.args_are_valid(def.args || a, known.accepted, known.fits)
         LIMIT 1;
         IF FOUND THEN
             PERFORM taskd.raise_invalid_job(def.task, def.queue, wrong_args, known.required, known.accepted);
@@ -3018,7 +3056,7 @@ $$;
 -- be locked. For these an opening is inserted instead. The same happens for all limits above READ COMMITTED, where there is no
 -- new snapshot after the lock, and for limits whose next job is refused by a trigger of the user: the outcome of the job that
 -- has ended must not wait for another job.
--- Called by: ack_done, ack_outcomes, expire_jobs, cancel_jobs, rescue_jobs.
+-- Called by: cancel(), ack_done, ack_outcomes, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3386,8 +3424,91 @@ END
 $$;
 
 -- ====================================================================================================
--- Functions: retry, change, wait for jobs
+-- Functions: cancel, retry, change, wait for jobs
 -- ====================================================================================================
+
+-- Cancel jobs: a waiting job ends, and the cancellation of a running job is requested. Return for each job the state
+-- `cancelled` or `running`; finished and unknown jobs are not in the result.
+--
+--     SELECT * FROM taskd.cancel(ARRAY[17, 18], 'the order was withdrawn');
+--
+-- The worker of a running job cancels its handler within seconds of the commit. Jobs of a workflow that need a cancelled job
+-- are cancelled with it. states: cancel only jobs that are in one of these states when they are locked. The jobs stay locked
+-- until the caller commits. The function runs with the owner's rights, because no other user is allowed to end jobs.
+-- Called by: SQL clients, make_scheduled_jobs(), cancel_jobs.
+CREATE FUNCTION taskd.cancel(
+    ids bigint[],
+    reason text DEFAULT NULL,
+    states text[] DEFAULT NULL,
+    alone boolean DEFAULT false             -- the transaction contains only this call, so that it may lock limits
+) RETURNS TABLE (job_id bigint, state text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    why text := taskd.checked_reason(coalesce(nullif(cancel.reason, ''), 'cancel requested'));
+BEGIN
+    -- From here on no other transaction moves these jobs, and the statement below sees their current rows: a job that was
+    -- queued at the start of the call can be running when it is locked.
+    PERFORM taskd.lock_jobs(ids);
+    RETURN QUERY
+    WITH ended AS (
+        DELETE FROM taskd.job AS job
+        WHERE job.id = ANY (ids) AND job.state <> 'running' AND (states IS NULL OR job.state::text = ANY (states))
+        RETURNING job.*
+    ), kept AS (
+        INSERT INTO taskd.job_history (
+            id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+            state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
+            key_scope, unique_key, version,
+            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        )
+        SELECT ended.id, NULL, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
+               now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
+                                                      CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)),
+               ended.timeout_s, ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
+               ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, why, ended.errors,
+               ended.key_scope, ended.unique_key, ended.version,
+               ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+               ended.limit_name, ended.limit_key, ended.metadata
+        FROM ended
+        LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
+        WHERE coalesce(queue.keep_failed_s, 2592000) > 0 OR ended.workflow_id IS NOT NULL
+    ), requested AS (
+        UPDATE taskd.job AS job
+        SET cancel_reason = coalesce(job.cancel_reason, why)
+        WHERE job.id = ANY (ids) AND job.state = 'running' AND (states IS NULL OR 'running' = ANY (states))
+        RETURNING job.id, job.worker_id
+    ), notified AS (
+        SELECT taskd.notify('taskd', w.worker_id::text) FROM (SELECT DISTINCT worker_id FROM requested) AS w
+    ), followers AS (
+        SELECT taskd.enqueue_follower(ended.task, ended.unique_key, ended.follower) FROM ended WHERE follower IS NOT NULL
+    ), unblocked AS (
+        SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
+        FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
+    ), announced AS (
+        SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
+    ), gone AS (
+        -- Read after the other rows are written, because limits are locked last.
+        SELECT limit_name, limit_key
+        FROM ended
+        WHERE limit_name IS NOT NULL AND (ended.state = 'queued' OR gate IN ('next', 'admitted'))
+          AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
+    ), freed AS (
+        SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key)) FROM gone WHERE alone HAVING count(*) > 0
+    ), opened AS (
+        INSERT INTO taskd.opening (limit_name, limit_key) SELECT limit_name, limit_key FROM gone WHERE NOT alone
+    )
+    SELECT ended.id, 'cancelled'
+    FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblocked) AS u,
+         (SELECT count(*) FROM announced) AS t, (SELECT count(*) FROM freed) AS o
+    UNION ALL
+    SELECT requested.id, 'running' FROM requested, (SELECT count(*) FROM notified) AS c;
+END
+$$;
 
 -- Return these jobs, and the jobs that were cancelled because of them, in the order of their ids.
 -- Called by: retry().
@@ -3408,19 +3529,24 @@ AS $$
     SELECT array_agg(id ORDER BY id) FROM found
 $$;
 
--- Retry failed and cancelled jobs; return their new states. A job keeps its id and its fence, so that a late write of an
--- earlier attempt cannot be mistaken for one of a new attempt. It gets at least one more attempt, a crash count of 0, and no
--- deadline. A job stays in the history after 1,000 attempts, or if another job holds its unique key, even one that is just
--- being inserted. Of several jobs with the same key, the last one is retried.
+-- Retry failed and cancelled jobs, now or at the given time. Return the new state of each retried job; jobs that stay as
+-- they are, are not in the result.
+--
+--     SELECT * FROM taskd.retry(ARRAY[17, 18], delay_s => 60);
+--
+-- A job keeps its id. It gets at least one more attempt, a crash count of 0, and no deadline. A job is not retried after
+-- 1,000 attempts, or if another job holds its unique key, even one that is just being inserted. Of several jobs with the same
+-- key, the last one is retried. A job in the state `blocked` waits for its limit, or for its parents.
 --
 -- The jobs that were cancelled because of a retried job are retried with it. A job that is retried together with a parent,
--- or while that parent is live, waits for the parent again. A job stays in the history if one of its parents has failed
--- and is not retried.
---
--- Finished jobs are found by their ids. Their states are compared as text: otherwise, on a partition without statistics, the
--- planner chose job_history_not_done, and read all failed jobs.
--- Called by: retry_jobs.
-CREATE FUNCTION taskd.retry(ids bigint[], due timestamptz) RETURNS TABLE (job_id bigint, state text)
+-- or while that parent is live, waits for the parent again. A job is not retried if one of its parents has failed and is not
+-- retried. The function runs with the owner's rights, because no other user is allowed to move jobs out of the history.
+-- Called by: SQL clients, retry_jobs.
+CREATE FUNCTION taskd.retry(
+    ids bigint[],
+    run_at timestamptz DEFAULT NULL,
+    delay_s double precision DEFAULT NULL
+) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3429,6 +3555,7 @@ SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
     tries integer := 0;
     began timestamptz := clock_timestamp();
     patience text := current_setting('lock_timeout');
@@ -3441,6 +3568,8 @@ BEGIN
     LOOP
         wanted := taskd.cancelled_with(ids);
         BEGIN
+            -- Finished jobs are found by their ids. Their states are compared as text: otherwise, on a partition without
+            -- statistics, the planner chose job_history_not_done, and read all failed jobs.
             retried := ARRAY(
                 SELECT past.id
                 FROM taskd.job_history AS past
@@ -3533,6 +3662,7 @@ BEGIN
                   AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
                 RETURNING h.*
             ), inserted AS (
+                -- The fence stays, so that a late write of an earlier attempt cannot be mistaken for one of a new attempt.
                 INSERT INTO taskd.job AS j (
                     id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
                     max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
@@ -3664,7 +3794,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
         LEFT JOIN taskd.task AS t ON t.name = j.task
         WHERE j.id = ANY (ids) AND j.worker_id IS NULL
-          AND (jsonb_typeof(new.args) <> 'object' OR NOT new.args ?& t.required OR new.args - t.accepted <> '{}'
+          AND (NOT taskd.args_are_valid(new.args, t.accepted, t.fits)
                OR change.args IS NULL AND coalesce(j.args_version, 1) <> t.args_version)
         ORDER BY j.id
         LIMIT 1;
@@ -3737,15 +3867,47 @@ BEGIN
 END
 $$;
 
+-- Return the states of jobs, and the outcomes of those that have ended. Unknown jobs are not in the result.
+--
+-- Several jobs can have one id if the sequence of ids has gone back (see taskd.mend_sequences()). At any time at most one of
+-- them is live. Therefore `enqueued_us`, a time at which the job was live, in microseconds since 1970, tells them apart. If
+-- `enqueued_us` is NULL, the live job is read, or else the newest.
+-- Called by: await_jobs(), results().
+CREATE FUNCTION taskd.read_outcomes(ids bigint[], enqueued_us bigint[])
+RETURNS TABLE (id bigint, live_us bigint, state text, awaited boolean, reason text, error text, result text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT wanted.id, wanted.us, found.state, found.awaited, found.reason, found.error, found.result
+    FROM (
+        SELECT DISTINCT a.id, a.us, timestamptz 'epoch' + a.us * interval '1 microsecond' AS at
+        FROM unnest(ids, enqueued_us) AS a (id, us)
+    ) AS wanted
+    CROSS JOIN LATERAL (
+        SELECT j.state::text, j.awaited, NULL::text AS reason, NULL::text AS error, NULL::text AS result
+        FROM taskd.job AS j WHERE j.id = wanted.id AND coalesce(j.enqueued_at <= wanted.at, true)
+        UNION ALL
+        (SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
+         FROM taskd.job_history AS h
+         WHERE h.id = wanted.id
+           -- `finished_at` is before `enqueued_at` if the clock was set back in between.
+           AND coalesce(wanted.at BETWEEN h.enqueued_at AND greatest(h.finished_at, h.enqueued_at), true)
+         ORDER BY h.enqueued_at DESC
+         LIMIT 1)
+        LIMIT 1
+    ) AS found;
+END
+$$;
+
 -- Return the outcomes of jobs, and mark the jobs that have not ended: the statement that ends a marked job notifies the
 -- channel `taskd:ended` with its id. (No name of a queue contains a colon, so no queue has this channel.) Rows are marked
 -- first and read afterwards: a job that ends in between is returned with its outcome, and a job that ends later has its
 -- mark. The function does not wait for locked rows, and does not mark them; `awaited` is false for them, and the caller must
 -- call again. A claim can have skipped a queued row while it was being marked, so the workers are notified.
---
--- Several jobs can have one id if the sequence of ids has gone back (see taskd.mend_sequences()). At any time at most one of
--- them is live. Therefore `enqueued_us`, a time at which the job was live, in microseconds since 1970, tells them apart. If
--- `enqueued_us` is NULL, the live job is read, or else the newest.
 --
 -- The function runs with the owner's rights: users who are allowed to call it can read the results of jobs, other producers
 -- cannot.
@@ -3779,25 +3941,285 @@ BEGIN
     LOOP
         PERFORM taskd.notify_workers(queue);
     END LOOP;
+    RETURN QUERY SELECT * FROM taskd.read_outcomes(ids, enqueued_us);
+END
+$$;
+
+-- Return the states of jobs, and the result, reason and last error of those that have ended. Unknown jobs are not in the
+-- result: they were never committed, or their queue keeps no finished jobs.
+--
+--     SELECT state, result FROM taskd.results(ARRAY[17, 18]);
+--
+-- The function runs with the owner's rights: users who are allowed to call it can read the results of all jobs.
+-- Called by: SQL clients, wait().
+CREATE FUNCTION taskd.results(ids bigint[])
+RETURNS TABLE (job_id bigint, state text, result jsonb, reason text, error jsonb)
+LANGUAGE plpgsql STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN QUERY SELECT o.id, o.state, o.result::jsonb, o.reason, o.error::jsonb FROM taskd.read_outcomes(ids, '{}') AS o;
+END
+$$;
+
+-- Return whether this transaction, or one of its savepoints, has written or locked a row with this xmin or xmax. A visible
+-- row whose transaction is still in progress is one of the own transaction.
+-- Called by: check_wait().
+CREATE FUNCTION taskd.is_own_write(row_xid xid) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    own bigint := pg_current_xact_id_if_assigned()::text;
+    -- Savepoints have later ids. A row has only the last 32 bits of an id.
+    later bigint := (row_xid::text::bigint - own) & 4294967295;
+BEGIN
+    RETURN coalesce(later < 2147483648 AND pg_xact_status((own + later)::text::xid8) = 'in progress', false);
+EXCEPTION WHEN invalid_parameter_value THEN
+    RETURN false;  -- the id is not assigned yet: the row is so old that its id is used again later
+END
+$$;
+
+-- Wait until these jobs have ended, and return their outcomes as taskd.results() does.
+--
+--     SELECT state, result FROM taskd.wait(ARRAY[17], timeout_s => 30);
+--
+-- The function checks the jobs every 10 ms at first, later every half second. If a job has not ended after timeout_s seconds,
+-- at most 60, it raises an error (`object_not_in_prerequisite_state`); call it again to wait longer. A job whose queue keeps
+-- no finished jobs has no row.
+--
+-- While the function waits, it occupies the connection, and its snapshot keeps vacuum from removing dead rows of the whole
+-- database. So use it for short jobs, in a transaction that holds no locks. The Python client's `result()` listens instead.
+--
+-- The function raises an error at once for a job that its own transaction has enqueued, changed or locked, because that job
+-- cannot start before the commit; for an unknown job; and above READ COMMITTED, where a transaction does not see what others
+-- commit. It accepts up to 1,000 jobs.
+-- Called by: SQL clients.
+CREATE FUNCTION taskd.wait(
+    ids bigint[],
+    timeout_s double precision DEFAULT 10
+) RETURNS TABLE (job_id bigint, state text, result jsonb, reason text, error jsonb)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    began CONSTANT timestamptz := clock_timestamp();
+    pause_s double precision := 0.01;
+    left_s double precision;
+    live record;
+BEGIN
+    PERFORM taskd.check_wait(ids, timeout_s);
+    LOOP
+        -- Each execution has a new snapshot, and so sees what was committed meanwhile.
+        SELECT j.id, j.state INTO live FROM taskd.job AS j WHERE j.id = ANY (ids) ORDER BY j.id LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        left_s := timeout_s - date_part('epoch', clock_timestamp() - began);
+        IF left_s <= 0 THEN
+            RAISE EXCEPTION 'job % is still % after % s', live.id, live.state, timeout_s
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call taskd.wait() again to wait longer.';
+        END IF;
+        PERFORM pg_sleep(least(pause_s, left_s));
+        pause_s := least(pause_s * 1.5, 0.5);
+    END LOOP;
+    RETURN QUERY SELECT * FROM taskd.results(ids);
+END
+$$;
+
+-- Raise an error if taskd.wait() would wait in vain.
+-- Called by: wait().
+CREATE FUNCTION taskd.check_wait(ids bigint[], timeout_s double precision) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+DECLARE
+    wrong_id bigint;
+BEGIN
+    IF (timeout_s BETWEEN 0 AND 60 AND cardinality(ids) <= 1000) IS NOT TRUE THEN
+        RAISE EXCEPTION 'taskd.wait() takes up to 1000 ids of jobs, and a timeout_s from 0 to 60 seconds'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION 'a % transaction never sees that a job ends after its first statement', current_setting('transaction_isolation')
+            USING ERRCODE = 'invalid_transaction_state', HINT = 'Call taskd.wait() in a READ COMMITTED transaction.';
+    END IF;
+    SELECT j.id INTO wrong_id
+    FROM taskd.job AS j
+    WHERE j.id = ANY (ids) AND (taskd.is_own_write(j.xmin) OR taskd.is_own_write(j.xmax))
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'job % cannot end before this transaction commits, because the transaction has enqueued, changed or locked it', wrong_id
+            USING ERRCODE = 'invalid_transaction_state', HINT = 'Commit first, then call taskd.wait().';
+    END IF;
+    -- One query reads both tables: in each snapshot a job is in one of them.
+    SELECT wanted.id INTO wrong_id
+    FROM unnest(ids) AS wanted (id)
+    WHERE NOT EXISTS (SELECT FROM taskd.jobs AS known WHERE known.id = wanted.id)
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'no job has the id %: it was never committed, or its queue keeps it no longer', wrong_id
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END
+$$;
+
+-- ====================================================================================================
+-- Functions: pauses
+-- ====================================================================================================
+
+-- Return the reason of a pause or a cancellation, or raise an error if it is too long.
+-- Called by: cancel(), pause_queues(), pause_tasks().
+CREATE FUNCTION taskd.checked_reason(reason text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF octet_length(reason) > 500 THEN
+        RAISE EXCEPTION 'the reason takes % bytes; the limit is 500', octet_length(reason)
+            USING ERRCODE = 'program_limit_exceeded';
+    END IF;
+    RETURN reason;
+END
+$$;
+
+-- Return the end of a pause that begins now and lasts for_s seconds; NULL: until it is resumed.
+-- Called by: pause_queues(), pause_tasks().
+CREATE FUNCTION taskd.pause_end(for_s double precision) RETURNS timestamptz
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF for_s <= 0 OR for_s > 315360000 THEN
+        RAISE EXCEPTION 'for_s is the length of a pause in seconds, above 0 and at most ten years; it is %', for_s
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Without for_s, the pause lasts until it is resumed.';
+    END IF;
+    RETURN clock_timestamp() + make_interval(secs => for_s);
+END
+$$;
+
+-- Pause queues, so that workers claim none of their jobs; return the names of the queues. Running jobs continue.
+--
+--     SELECT taskd.pause_queues(ARRAY['email'], for_s => 3600, reason => 'the provider is down');
+--
+-- for_s: seconds until the queues resume by themselves; otherwise they are paused until taskd.resume_queues(). A queue that
+-- does not exist yet is paused as well. Rows are written in the order of their names, so that two calls cannot deadlock.
+-- Called by: SQL clients, pause_queues.
+CREATE FUNCTION taskd.pause_queues(
+    queues text[],
+    for_s double precision DEFAULT NULL,
+    reason text DEFAULT NULL
+) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
     RETURN QUERY
-    SELECT wanted.id, wanted.us, found.state, found.awaited, found.reason, found.error, found.result
-    FROM (
-        SELECT DISTINCT a.id, a.us, timestamptz 'epoch' + a.us * interval '1 microsecond' AS at
-        FROM unnest(ids, enqueued_us) AS a (id, us)
-    ) AS wanted
-    CROSS JOIN LATERAL (
-        SELECT j.state::text, j.awaited, NULL::text AS reason, NULL::text AS error, NULL::text AS result
-        FROM taskd.job AS j WHERE j.id = wanted.id AND coalesce(j.enqueued_at <= wanted.at, true)
-        UNION ALL
-        (SELECT h.state::text, NULL, h.reason, (h.errors -> -1)::text, h.result::text
-         FROM taskd.job_history AS h
-         WHERE h.id = wanted.id
-           -- `finished_at` is before `enqueued_at` if the clock was set back in between.
-           AND coalesce(wanted.at BETWEEN h.enqueued_at AND greatest(h.finished_at, h.enqueued_at), true)
-         ORDER BY h.enqueued_at DESC
-         LIMIT 1)
-        LIMIT 1
-    ) AS found;
+    INSERT INTO taskd.queue (name, paused_at, paused_until, pause_reason)
+    SELECT n, clock_timestamp(), taskd.pause_end(for_s), taskd.checked_reason(reason)
+    FROM (SELECT DISTINCT n FROM unnest(queues) AS n ORDER BY n) AS named
+    ON CONFLICT (name) DO UPDATE
+    SET paused_at = excluded.paused_at, paused_until = excluded.paused_until, pause_reason = excluded.pause_reason
+    RETURNING name::text;
+END
+$$;
+
+-- Resume queues; return the names of those that were paused. Their workers are notified.
+--
+--     SELECT taskd.resume_queues(ARRAY['email']);
+-- Called by: SQL clients, resume_queues.
+CREATE FUNCTION taskd.resume_queues(queues text[]) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT name FROM taskd.queue WHERE name = ANY (queues) AND paused_at IS NOT NULL ORDER BY name FOR UPDATE
+    ), resumed AS (
+        UPDATE taskd.queue AS queue
+        SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+        FROM held
+        WHERE queue.name = held.name
+        RETURNING queue.name::text
+    ), notified AS (
+        SELECT taskd.notify_workers(name) FROM resumed
+    )
+    SELECT name FROM resumed, (SELECT count(*) FROM notified) AS r;
+END
+$$;
+
+-- Pause tasks, so that workers start none of their jobs; return the names of the tasks, with their former names. Running
+-- jobs continue.
+--
+--     SELECT taskd.pause_tasks(ARRAY['send_report'], reason => 'wrong figures');
+--
+-- for_s: seconds until the tasks resume by themselves; otherwise they are paused until taskd.resume_tasks(). A task that is
+-- not published cannot be paused, and is not in the result. Workers still claim jobs of a paused task, because claims do not
+-- read tasks, and release them without the loss of an attempt: the jobs wait as `scheduled` until the task is resumed.
+-- Called by: SQL clients, pause_tasks.
+CREATE FUNCTION taskd.pause_tasks(
+    tasks text[],
+    for_s double precision DEFAULT NULL,
+    reason text DEFAULT NULL
+) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT name FROM taskd.task WHERE name = ANY (tasks) OR alias_of = ANY (tasks) ORDER BY name FOR UPDATE
+    ), paused AS (
+        UPDATE taskd.task AS task
+        SET paused_at = clock_timestamp(), paused_until = taskd.pause_end(for_s), pause_reason = taskd.checked_reason(reason)
+        FROM held
+        WHERE task.name = held.name
+        RETURNING task.name::text
+    ), notified AS (
+        SELECT taskd.notify('taskd', '') WHERE EXISTS (SELECT FROM paused)
+    )
+    SELECT name FROM paused, (SELECT count(*) FROM notified) AS c;
+END
+$$;
+
+-- Resume tasks; return the names of those that were paused, with former names. Their jobs are queued within seconds.
+--
+--     SELECT taskd.resume_tasks(ARRAY['send_report']);
+-- Called by: SQL clients, resume_tasks.
+CREATE FUNCTION taskd.resume_tasks(tasks text[]) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT name
+        FROM taskd.task
+        WHERE (name = ANY (tasks) OR alias_of = ANY (tasks)) AND paused_at IS NOT NULL
+        ORDER BY name
+        FOR UPDATE
+    ), resumed AS (
+        UPDATE taskd.task AS task
+        SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+        FROM held
+        WHERE task.name = held.name
+        RETURNING task.name::text
+    ), notified AS (
+        SELECT taskd.notify('taskd', '') WHERE EXISTS (SELECT FROM resumed)
+    )
+    SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
 END
 $$;
 

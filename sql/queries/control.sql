@@ -19,47 +19,15 @@ FROM taskd.change($1::bigint[], $2::smallint, $3, $4, $5::text::jsonb, $6::text:
 -- roles: observer, admin
 SELECT DISTINCT task::text AS task FROM taskd.job WHERE id = ANY ($1::bigint[]) AND worker_id IS NULL;
 
--- Pause tasks by their names, together with their former names. Claims do not read taskd.task, so workers still claim jobs of a
--- paused task, and release them as `parked`: the jobs become `scheduled`, so that claims no longer read them, and their
--- attempts are refunded. A task that no worker has published cannot be paused, and is missing in the result.
+-- See taskd.pause_tasks() and taskd.resume_tasks().
 
 -- name: pause_tasks(names text[], for_s double precision, reason text)
 -- roles: admin
-WITH held AS MATERIALIZED (
-    SELECT name
-    FROM taskd.task
-    WHERE name = ANY ($1::text[]) OR alias_of = ANY ($1::text[])
-    ORDER BY name
-    FOR UPDATE
-), paused AS (
-    UPDATE taskd.task AS task
-    SET paused_at = clock_timestamp(), paused_until = clock_timestamp() + make_interval(secs => $2), pause_reason = $3
-    FROM held
-    WHERE task.name = held.name
-    RETURNING task.name::text
-), notified AS (
-    SELECT taskd.notify('taskd', '')
-)
-SELECT name FROM paused, (SELECT count(*) FROM notified) AS c;
+SELECT name FROM taskd.pause_tasks($1::text[], $2, $3) AS name;
 
 -- name: resume_tasks(names text[])
 -- roles: admin
-WITH held AS MATERIALIZED (
-    SELECT name
-    FROM taskd.task
-    WHERE (name = ANY ($1::text[]) OR alias_of = ANY ($1::text[])) AND paused_at IS NOT NULL
-    ORDER BY name
-    FOR UPDATE
-), resumed AS (
-    UPDATE taskd.task AS task
-    SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
-    FROM held
-    WHERE task.name = held.name
-    RETURNING task.name::text
-), notified AS (
-    SELECT taskd.notify('taskd', '')
-)
-SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
+SELECT name FROM taskd.resume_tasks($1::text[]) AS name;
 
 -- Unpark the jobs that this worker can run: after the pause of their task, or because this worker is the first one of their
 -- queue that has the task. Every worker runs this, in batches; a later call finds jobs that another worker parks meanwhile. A

@@ -10,33 +10,15 @@ INSERT INTO taskd.queue (name)
 SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n
 ON CONFLICT (name) DO NOTHING;
 
+-- See taskd.pause_queues() and taskd.resume_queues().
+
 -- name: pause_queues(names text[], for_s double precision, reason text)
 -- roles: admin
-INSERT INTO taskd.queue (name, paused_at, paused_until, pause_reason)
-SELECT n, clock_timestamp(), clock_timestamp() + make_interval(secs => $2), $3
-FROM (SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n) AS named
-ON CONFLICT (name) DO UPDATE
-SET paused_at = excluded.paused_at, paused_until = excluded.paused_until, pause_reason = excluded.pause_reason
-RETURNING name::text;
+SELECT name FROM taskd.pause_queues($1::text[], $2, $3) AS name;
 
 -- name: resume_queues(names text[])
 -- roles: admin
-WITH held AS MATERIALIZED (
-    SELECT name
-    FROM taskd.queue
-    WHERE name = ANY ($1::text[]) AND paused_at IS NOT NULL
-    ORDER BY name
-    FOR UPDATE
-), resumed AS (
-    UPDATE taskd.queue AS queue
-    SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
-    FROM held
-    WHERE queue.name = held.name
-    RETURNING queue.name::text
-), notified AS (
-    SELECT taskd.notify_workers(name) FROM resumed
-)
-SELECT name FROM resumed, (SELECT count(*) FROM notified) AS r;
+SELECT name FROM taskd.resume_queues($1::text[]) AS name;
 
 -- name: keep_queue(name text, keep_done_s integer, keep_failed_s integer)
 -- roles: admin

@@ -5,8 +5,11 @@
 -- has not written; a look at the table before would miss a task that the other app publishes at the same time. Each former name
 -- of a task is published as a task, too, so that producers can still use the name, and no other app can take it. Built-in tasks
 -- overwrite each other: with two versions of taskd, two apps can have different signatures of one.
+--
+-- `without_worker`: publish the built-in tasks without a worker, as `taskd db migrate` does. They replace only rows of the app
+-- `taskd` that no live worker has published. Any app can replace these rows: an app's own task replaces the built-in one.
 
--- name: publish_tasks(app text, module text, code text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[], built_ins boolean[])
+-- name: publish_tasks(app text, module text, code text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[], built_ins boolean[], without_worker boolean)
 -- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
@@ -32,7 +35,12 @@ WITH mine AS MATERIALIZED (
         built_in = excluded.built_in, published_at = excluded.published_at,
         contested_by = CASE WHEN task.signature = excluded.signature AND task.contested_by <> excluded.app
                             THEN task.contested_by END
-    WHERE task.app = excluded.app OR task.signature = excluded.signature OR task.built_in AND excluded.built_in
+    WHERE NOT $16::boolean
+          AND (task.app = excluded.app OR task.signature = excluded.signature OR task.built_in AND excluded.built_in)
+       OR task.app = 'taskd' AND NOT EXISTS (
+           SELECT FROM taskd.worker AS worker
+           WHERE worker.died_at IS NULL AND worker.app = task.app AND task.name = ANY (worker.tasks)
+       )
     RETURNING name::text
 )
 SELECT mine.name, coalesce(task.app, '(starting now)') AS app

@@ -70,7 +70,7 @@ def tasks() -> None:
 @json_option
 @pass_session
 def list_(session: Session, as_json: bool) -> None:
-    """List the tasks that workers have published, with their arguments."""
+    """List the tasks that workers have published, and the built-in tasks, with their arguments."""
     from taskd.store.reading import reports
 
     rows = session.run(reports.list_tasks)

@@ -88,7 +88,7 @@ class ClientControl(ClientConnections):
             reason: `taskd why` and the dashboard show it.
 
         Raises:
-            InvalidJob: `for_s` is not above zero.
+            InvalidJob: `for_s` is not above zero, or longer than ten years.
         """
         return await stored_tasks.pause(
             await self._pool(), list(tasks), above_zero(for_s), clean_reason(reason) or None
@@ -126,7 +126,8 @@ class ClientControl(ClientConnections):
             reason: `taskd why` and the dashboard show it.
 
         Raises:
-            InvalidJob: a name is not a valid name of a queue, or `for_s` is not above zero.
+            InvalidJob: a name is not a valid name of a queue, or `for_s` is not above zero, or
+                longer than ten years.
         """
         names = [check_queue(name) for name in queues]
         return await stored_queues.pause(

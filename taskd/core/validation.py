@@ -5,6 +5,8 @@ from __future__ import annotations
 from taskd.errors import InvalidJob
 
 SHOWN_CHARS_MAX = 300
+# Ten years, as in taskd.pause_end().
+PAUSE_S_MAX = 315_360_000
 
 
 def quoted(value: object) -> str:
@@ -31,7 +33,9 @@ def check_seconds(name: str, value: object, low: float, high: float) -> None:
 
 
 def above_zero(for_s: float | None) -> float | None:
-    """Return the duration of a pause; raise InvalidJob unless `for_s` is above zero or None."""
-    if for_s is not None and not 0 < for_s < float("inf"):
-        raise InvalidJob(f"for_s {for_s!r} is not a number of seconds above zero")
+    """Return the duration of a pause; raise InvalidJob unless it is up to ten years, or None."""
+    if for_s is not None and not 0 < for_s <= PAUSE_S_MAX:
+        raise InvalidJob(
+            f"for_s {for_s!r} is not a number of seconds above zero, of at most {PAUSE_S_MAX}"
+        )
     return for_s

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
 from taskd.core.migration import CodeRange
-from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.registry import BUILT_IN_APP, Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError
 from taskd.store.connections.statements import Fetches
@@ -345,8 +345,8 @@ def code_of(registry: Registry) -> str:
     return hashlib.sha256(msgspec.json.encode(declared)).hexdigest()[:32]
 
 
-def _names(registry: Registry) -> list[tuple[str, Task[..., Any]]]:
-    return [(name, task) for task in registry for name in (task.name, *task.aliases)]
+def _names(tasks: Iterable[Task[..., Any]]) -> list[tuple[str, Task[..., Any]]]:
+    return [(name, task) for task in tasks for name in (task.name, *task.aliases)]
 
 
 def _columns(tasks: Sequence[tuple[str, Task[..., Any]]]) -> list[list[Any]]:
@@ -374,11 +374,21 @@ async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[st
     tasks = _names(registry)
     built_in = [registry.is_built_in(task.name) for _, task in tasks]
     code = code_of(registry)
-    rows = await on.fetch("publish_tasks", app, registry.module, code, *_columns(tasks), built_in)
+    rows = await on.fetch(
+        "publish_tasks", app, registry.module, code, *_columns(tasks), built_in, False
+    )
     if rows:
         await on.fetch("contest_tasks", app, [row[0] for row in rows])
         raise TasksTaken(app, {row[0]: row[1] for row in rows})
     await on.fetch("declare_queues", list(queues))
+
+
+async def publish_built_in(on: Fetches, tasks: Iterable[Task[..., Any]]) -> None:
+    """Publish built-in tasks that no worker has published yet, so that producers can use them."""
+    named = _names(tasks)
+    await on.fetch(
+        "publish_tasks", BUILT_IN_APP, None, "", *_columns(named), [True] * len(named), True
+    )
 
 
 class TasksTaken(AppError):

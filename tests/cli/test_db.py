@@ -2,6 +2,7 @@
 
 import subprocess
 
+import asyncpg
 import pytest
 
 from taskd import embedded
@@ -36,6 +37,27 @@ def test_migrate_as_json(empty):
     assert empty.json("db", "migrate") == [{"applied": [], "postponed": [], "schema": newest}]
     [check] = empty.json("db", "check")
     assert check == {"schema": newest, "oldest": newest, "newest": newest, "mended": []}
+
+
+def test_migrate_publishes_the_built_in_tasks(empty):
+    empty("db", "migrate")
+    for _ in range(2):
+        found = {each["name"]: each["queue"] for each in empty.json("tasks", "list")}
+        assert found == {"http_request": "http", "run_command": "commands", "send_email": "email"}
+        empty.sql("UPDATE taskd.task SET queue = 'outdated', signature = 'outdated'")
+        empty("db", "migrate")
+    mail = '{"to": "ada@example.org", "subject": "hello", "body": "text"}'
+    empty.sql(f"SELECT taskd.enqueue('send_email', '{mail}')")
+    assert [each["queue"] for each in empty.json("jobs", "list")] == ["email"]
+    wrong = mail.replace('"text"', "5")
+    with pytest.raises(asyncpg.InvalidParameterValueError, match='"body" of task "send_email"'):
+        empty.sql(f"SELECT taskd.enqueue('send_email', '{wrong}')")
+
+
+def test_a_login_without_the_schema_can_check_that_nothing_is_missing(taskd, logins):
+    taskd("db", "migrate")
+    as_observer = ("--dsn", logins.dsn("observer"))
+    assert "nothing was missing" in taskd(*as_observer, "db", "migrate").stderr
 
 
 def run_psql(dsn, script):
@@ -234,6 +256,7 @@ def test_the_embedded_server(nowhere, tmp_path):
         assert again["dsn"] == started.stdout.strip() == nowhere.json("db", "dsn")[0]["dsn"]
         [status] = nowhere.json("db", "status")
         assert (status["running"], status["kept"]) == (True, True)
+        assert len(nowhere.json("tasks", "list")) == 3  # the built-in tasks
         assert (again["home"], again["major"]) == (status["home"], status["major"])
         assert "running:" in nowhere("db", "status").stdout
         # A command without a DSN uses it and prints nothing about it, as it runs already.

@@ -258,6 +258,16 @@ def test_a_task_that_no_worker_of_its_queue_knows(taskd, why):
     assert "next: taskd run --app app --queue email\n" in explained
 
 
+def test_a_built_in_task_that_no_worker_enables_is_named_as_such(taskd, why):
+    taskd("db", "migrate")
+    taskd.enqueue("send_email", "to=ada@example.org", "subject=s", "body=b")
+    taskd.worker(12, "email")
+    [found] = taskd.json("jobs", "list")
+    explained = why(found["id"])[1]
+    assert "It is a built-in task: a worker runs it if its settings enable it." in explained
+    assert "next: taskd run --queue email\n" in explained
+
+
 def test_a_job_for_later_says_when(taskd, why):
     made = job(taskd, "--in", "1h")
     taskd.worker(12, "email")

@@ -136,10 +136,17 @@ def _parameters(text: str) -> tuple[list[tuple[str, str, str]], list[str]]:
 
 
 def columns() -> str:
-    """The columns of the view taskd.jobs, with what the tables say of them."""
+    """The columns of the view taskd.jobs and their types, with what the tables say of them."""
     text = (sql_root() / "migrations" / "0001_baseline.sql").read_text(encoding="utf-8")
     [view] = re.findall(r"CREATE VIEW taskd\.jobs AS\s+SELECT (.*?)FROM", text, re.DOTALL)
     shown = [each.split(" AS ")[-1].strip().partition("::")[0] for each in view.split(",")]
+    [job] = re.findall(r"CREATE TABLE taskd\.job \((.*?)\n\)", text, re.DOTALL)
+    types = dict(re.findall(r"^    (\w+) (double precision|\w+)[ ,]", job, re.MULTILINE))
+    for each in view.split(","):
+        cast, _, name = each.strip().partition(" AS ")
+        column, _, kind = cast.partition("::")
+        if kind or "IS NOT NULL" in cast:
+            types[name or column] = kind or "boolean"
     noted: dict[str, str] = {}
     for name in ("job_history", "job"):
         [body] = re.findall(rf"CREATE TABLE taskd\.{name} \((.*?)\n\)", text, re.DOTALL)
@@ -147,7 +154,10 @@ def columns() -> str:
             found = re.match(r"\s+(\w+) [^-]*-- (.*)", line)
             if found:
                 noted[found[1]] = found[2]
-    return table(("Column", "Meaning"), [(code(n), noted.get(n, PLAIN.get(n, ""))) for n in shown])
+    return table(
+        ("Column", "Type", "Meaning"),
+        [(code(n), types[n], noted.get(n, PLAIN.get(n, ""))) for n in shown],
+    )
 
 
 # What a table's comment leaves to its name.

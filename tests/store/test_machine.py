@@ -51,9 +51,6 @@ STATEMENTS = {
             "FROM ended WHERE follower IS NOT NULL AND state = 'done'",
         ),
     ),
-    "a cancelled job that keeps its place in the line": planted(
-        "cancel_jobs", (r"\(state = 'queued' OR gate IN", "(false AND gate IN")
-    ),
     "a deadline that counts as a good end": planted(
         "expire_jobs", (r"array_agg\('failed'::text\)", "array_agg('done'::text)")
     ),
@@ -87,6 +84,9 @@ FUNCTIONS = {
     ),
     "a limit that counts one too few": FunctionBug(
         "admit_keys", ((r"THEN rule\.concurrency - \(", "THEN 1 + rule.concurrency - ("),)
+    ),
+    "a cancelled job that keeps its place in the line": FunctionBug(
+        "cancel", ((r"\(ended\.state = 'queued' OR gate IN", "(false AND gate IN"),)
     ),
     "a retry that begins the fences anew": FunctionBug(
         "retry", ((r"past\.timeout_s, past\.fence,", "past.timeout_s, 0,"),)

@@ -229,7 +229,7 @@ async def test_a_query_without_rows_makes_no_job_and_is_no_error(sql: Any, lane:
         ("SELECT n AS a FROM generate_series(1, 100001) AS n", "more than 100000 rows"),
         ("SELECT 1 AS b", 'needs the argument "a"'),
         ("SELECT 1 AS a, 2 AS c", 'has no argument "c"'),
-        ("SELECT repeat('x', 300000) AS a", "payload_fits_256_kib"),
+        ("SELECT repeat('x', 300000) AS a", "take 300009 bytes"),
         ("SELECT 1 AS a, pg_sleep(10)", "statement timeout"),
     ],
 )

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from taskd import task
+from taskd import tasks as built_in
+from taskd.config import Settings
 from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError
 from taskd.store import tasks, workers
 from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
-from tests.store.helpers import Connect, Transaction, waits_for_lock
+from tests.store.helpers import Connect, Transaction, bury, new_worker, waits_for_lock
 
 
 def registry(*names: str, typed: type = str, **options: Any) -> Registry:
@@ -100,3 +102,65 @@ async def test_publishing_declares_the_queues_that_are_served(sql, lane: Lane) -
         "one",
         "two",
     }
+
+
+# The built-in tasks, which `taskd db migrate` publishes without a worker.
+
+ALL_BUILT_IN = ["http_request", "run_command", "send_email"]
+
+
+async def app_of(lane: Lane, name: str) -> str:
+    return (await tasks.find(lane, [name]))[name].app
+
+
+async def test_what_a_migration_has_published_is_replaced_by_a_newer_one(sql, lane: Lane) -> None:
+    await workers.publish_built_in(lane, registry("send_email", queue="old"))
+    await workers.publish_built_in(lane, built_in.signatures())
+    assert await tasks.names(lane) == ALL_BUILT_IN
+    found = (await tasks.find(lane, ["send_email"]))["send_email"]
+    assert (found.app, found.queue) == ("taskd", "email")
+
+
+async def test_an_apps_own_task_replaces_a_built_in_one_and_stays(lane: Lane) -> None:
+    await workers.publish_built_in(lane, built_in.signatures())
+    await publish(lane, "shop", "send_email", queue="own")
+    await workers.publish_built_in(lane, built_in.signatures())
+    assert await app_of(lane, "send_email") == "shop"
+    with pytest.raises(AppError, match="'send_email' of app 'shop'"):
+        await publish(lane, "bank", "send_email", typed=int)
+
+
+async def test_what_a_live_worker_has_published_is_replaced_by_nobody(sql, lane: Lane) -> None:
+    await publish(lane, "taskd", "send_email", queue="of_the_worker")
+    worker_id = await new_worker(lane)
+    await sql.execute("UPDATE taskd.worker SET app = 'taskd', tasks = '{send_email}'")
+    await workers.publish_built_in(lane, built_in.signatures())
+    assert (await tasks.find(lane, ["send_email"]))["send_email"].queue == "of_the_worker"
+    with pytest.raises(AppError, match="'send_email' of app 'taskd'"):
+        await publish(lane, "bank", "send_email", typed=int)
+    await bury(lane, worker_id)
+    await publish(lane, "bank", "send_email", typed=int)
+    assert await app_of(lane, "send_email") == "bank"
+
+
+async def test_a_worker_replaces_the_built_in_tasks_of_another_version(lane: Lane) -> None:
+    await workers.publish_built_in(lane, built_in.signatures())
+    await publish(lane, "taskd", "send_email", queue="newer")
+    assert (await tasks.find(lane, ["send_email"]))["send_email"].queue == "newer"
+
+
+async def test_the_tasks_that_a_worker_enables_are_those_that_a_migration_publishes() -> None:
+    settings = Settings(
+        smtp_host="localhost",
+        smtp_sender="a@example.org",
+        commands={"w": {"argv": ["true"]}},
+        http_hosts=["example.org"],
+    )
+    enabled = {task.name: task for task in built_in.built_in(settings)}
+    try:
+        for known in built_in.signatures():
+            made = enabled[known.name]
+            for field in ("args_schema", "queue", "max_attempts", "timeout_s", "redact", "kind"):
+                assert getattr(made, field) == getattr(known, field), (known.name, field)
+    finally:
+        await built_in.close()

@@ -282,7 +282,7 @@ async def test_what_does_not_fit_fails_the_job_and_the_run_goes_on_when_it_is_re
     await desk.emitted.wait("job.result_refused", job_id=job[0])
     counts = worker.worker.parts.shared.recorder.counts
     assert (counts["done"], counts["failed"]) == (0, 1)
-    await desk.sql.execute("SELECT taskd.retry(ARRAY[$1::bigint], NULL)", job[0])
+    await desk.sql.execute("SELECT taskd.retry(ARRAY[$1::bigint])", job[0])
     assert [row[:2] for row in await ran(desk, run_id)] == [
         ("fetch", "done"), ("parse", "done"), ("save", "done")
     ]  # fmt: skip
@@ -293,7 +293,7 @@ async def test_a_failed_stage_ends_the_run_and_goes_on_when_it_is_retried(desk, 
     run_id, _ = await begin(desk, ingest)
     assert [row[:2] for row in await ran(desk, run_id)] == [("fetch", "done"), ("parse", "failed")]
     del ingest.says["parse"]
-    await desk.sql.execute("SELECT taskd.retry(array_agg(id), NULL) FROM taskd.jobs")
+    await desk.sql.execute("SELECT taskd.retry(array_agg(id)) FROM taskd.jobs")
     assert [row[1] for row in await ran(desk, run_id)] == ["done"] * 3
 
 

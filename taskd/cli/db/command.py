@@ -236,12 +236,21 @@ def start(session: Session, as_json: bool) -> None:
     Without this command, the server stops soon after the last taskd process that uses it has ended.
     """
     from taskd import embedded
-    from taskd.store.connections.database import Database
+    from taskd.cli.db import migrate as migrating
+    from taskd.store.connections.database import Database, Lane
     from taskd.store.schema import migrations
+
+    async def prepare(database: Database) -> None:
+        await migrations.migrate(database)
+        lane = Lane(database, "migrate")
+        try:
+            await migrating.publish_built_in(lane)
+        finally:
+            await lane.close()
 
     server = embedded.keep(settings=_own(session))
     try:
-        run(migrations.migrate(Database(server.connect_args())))
+        run(prepare(Database(server.connect_args())))
         if as_json:
             print_json({"dsn": server.dsn(), "home": server.home, "major": server.major})
         else:

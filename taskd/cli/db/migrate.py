@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +20,12 @@ from taskd.core.migration import (
     out_of_date,
     version,
 )
-from taskd.errors import SchemaError
+from taskd.errors import PermissionDenied, SchemaError
 from taskd.store.schema import migration_history, migrations
 from taskd.store.schema.migration_history import OldWorker
+
+if TYPE_CHECKING:
+    from taskd.store.connections.database import Lane
 
 EXIT_CHECK_FAILED = 4
 
@@ -44,12 +48,15 @@ def apply(
             )
             if applied:
                 await stored_roles.renew(target.database)
-            if wanted is not None:
-                lane = Lane(target.database, "migrate")
-                try:
+            lane = Lane(target.database, "migrate")
+            try:
+                if wanted is not None:
                     await environment.name(lane, wanted)
-                finally:
-                    await lane.close()
+                # A login that does not own the schema can only check that nothing is missing.
+                with suppress(*[] if applied else [PermissionDenied]):
+                    await publish_built_in(lane)
+            finally:
+                await lane.close()
             return applied, await migrations.entries(target.database)
 
     end = events.subscribe(lambda name, fields: _print_event(session, name, fields))
@@ -69,6 +76,14 @@ def apply(
     what = "; it is newer than this taskd, which works with it" if newer else ""
     nothing = "" if names or left else "; nothing was missing"
     session.echo(f"the schema taskd is at {number:04d}{what or nothing}")
+
+
+async def publish_built_in(lane: Lane) -> None:
+    """Publish the built-in tasks, so that SQL producers can use them before a worker has run."""
+    from taskd import tasks
+    from taskd.store import workers
+
+    await workers.publish_built_in(lane, tasks.signatures())
 
 
 def _print_event(session: Session, name: str, fields: Mapping[str, Any]) -> None:

@@ -209,6 +209,9 @@ def _task_unknown(facts: Facts) -> Words:
     text = f"{_servers(facts, _with_app)}, {knows} the task {first_line(facts.task)}."
     if facts.task_app is None:
         return f"{text} No worker has ever published a task of this name.", ["taskd tasks list"]
+    if facts.task_app == BUILT_IN_APP:
+        text += " It is a built-in task: a worker runs it if its settings enable it."
+        return text, [_run(facts)]
     return f"{text} The app {first_line(facts.task_app)} has published it.", [_run(facts)]
 
 
