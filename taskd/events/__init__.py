@@ -82,6 +82,7 @@ from taskd.events.stream import (
     jobs_folded,
     level,
     line,
+    log_stream,
     measure,
     queue_claimed,
     subscribe,
@@ -89,6 +90,7 @@ from taskd.events.stream import (
 )
 from taskd.events.workers import (
     action_taken,
+    app_import_slow,
     figures_delayed,
     http_listening,
     login_accepted,
@@ -121,6 +123,7 @@ __all__ = [
     "acks_delayed",
     "acks_written",
     "action_taken",
+    "app_import_slow",
     "bind",
     "claims_delayed",
     "clock_set_back",
@@ -158,6 +161,7 @@ __all__ = [
     "listener_lost",
     "listener_pooled",
     "listeners_none",
+    "log_stream",
     "login_accepted",
     "login_refused",
     "logs_dropped",

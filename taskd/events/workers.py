@@ -157,3 +157,8 @@ def action_taken(action: str, who: str, target: str, jobs: int, job_ids: Sequenc
 def task_replaced(name: str, by: str) -> None:
     """A task of the app replaces the built-in task of the same name."""
     emit("task.replaced", "info", task=name, by=by)
+
+
+def app_import_slow(app: str, waits_s: float, at: str, hint: str) -> None:
+    """The import of the app takes long; `at` is the line of a module that is being executed."""
+    emit("app.import_slow", "warning", app=app, waits_s=round(waits_s, 1), at=at, hint=hint)

@@ -39,7 +39,7 @@ from taskd.worker.starting.startup import check_connections, publish_app, when_c
 from taskd.worker.status import WorkerStatus, take
 from taskd.worker.stopping.drain import Drain
 from taskd.worker.stopping.parent_watch import ProcessIndex
-from taskd.worker.stopping.signals import Signals, StopRequests
+from taskd.worker.stopping.signals import Signals, StopRequests, dump_stacks
 from taskd.worker.until_empty import emptied
 from taskd.worker.upkeep.sequences import mend_sequences
 
@@ -191,9 +191,7 @@ class Worker:
         if not self.report.why:
             self.report.why = why or "asked"
         if why == "SIGQUIT":
-            import faulthandler
-
-            faulthandler.dump_traceback(all_threads=True)
+            dump_stacks()
         self._stops.add(at_once=why == "SIGQUIT")
 
     async def _start(self) -> None:
@@ -302,7 +300,10 @@ class Worker:
         self.settings = settings
         self.parts.shared.cancel_s = settings.cancel_s
         events.configure(
-            settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
+            settings.log_format,
+            settings.log_level,
+            job_lines_per_s=settings.job_lines_per_s,
+            stream=events.log_stream(),
         )
         self.parts.lines.relevel()
         events.worker_reloaded({runner.queue: runner.limit for runner in self.parts.runners})
