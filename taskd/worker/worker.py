@@ -10,7 +10,10 @@ import contextlib
 import gc
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context as ContextVars
+from contextvars import copy_context
 from dataclasses import asdict
+from enum import Enum, auto
 
 from taskd import events
 from taskd.config import Settings
@@ -34,16 +37,24 @@ from taskd.worker.sd_notify import Notify
 from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.starting.app_import import queue_limits
-from taskd.worker.starting.resources import Resources
+from taskd.worker.starting.resources import CANCEL_S, CLOSE_S_MAX, Resources
 from taskd.worker.starting.startup import check_connections, publish_app, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
 from taskd.worker.stopping.drain import Drain
-from taskd.worker.stopping.parent_watch import ProcessIndex
-from taskd.worker.stopping.signals import Signals, StopRequests, dump_stacks
+from taskd.worker.stopping.parent_watch import EXIT_ABANDONED, ProcessIndex
+from taskd.worker.stopping.signals import Signals, StopPhase, StopRequests, dump_stacks
 from taskd.worker.until_empty import emptied
 from taskd.worker.upkeep.sequences import mend_sequences
 
 BESIDE_S = 2.0
+
+
+class _Phase(Enum):
+    """What the worker does, on which it depends how long a stop can take."""
+
+    STARTING = auto()
+    RUNNING = auto()
+    CLOSING = auto()
 
 
 class Worker:
@@ -105,7 +116,8 @@ class Worker:
         )
         self._pulse = Pulse()
         self._stops = StopRequests()
-        self._resources = Resources(registry)
+        self._resources = Resources(registry, self._resources_cancelled)
+        self._phase = _Phase.STARTING
         self._traces: traces.Traces | None = None
         self.beside: list[Service] = []
         self.counters: Counters | None = None
@@ -163,17 +175,20 @@ class Worker:
             self.stop,
             self._quiet,
             self._reload_settings,
-            patience_s=lambda phase: phase.patience_s(self.settings),
-            leave=self.parts.emergency_stop,
+            patience_s=self._patience_s,
+            leave=self._leave,
             last=self._last,
         )
         signals.install()
         self._notify.starting()
         try:
-            await self._start()
-            await self._stops.requested.wait()
-            await self._drain()
+            if await self._prepared():
+                await self._begin()
+                await self._stops.requested.wait()
+                await self._drain()
         finally:
+            if self._phase is _Phase.STARTING:
+                self._phase = _Phase.CLOSING
             # A signal that arrives from now on must not interrupt the clean-up.
             try:
                 await self._close()
@@ -194,21 +209,60 @@ class Worker:
             dump_stacks()
         self._stops.add(at_once=why == "SIGQUIT")
 
-    async def _start(self) -> None:
+    def _patience_s(self, phase: StopPhase) -> float:
+        """Return the most seconds that the worker needs from the request for a phase on."""
+        match self._phase:
+            case _Phase.STARTING:
+                return 0.0
+            case _Phase.RUNNING:
+                return phase.patience_s(self.settings)
+            case _Phase.CLOSING:
+                return CLOSE_S_MAX + CANCEL_S
+
+    def _leave(self) -> int:
+        """Log what blocks the event loop, and write all outcomes; return the exit code."""
+        self.parts.emergency_stop()
+        match self._phase:
+            case _Phase.STARTING:
+                return 0
+            case _Phase.RUNNING:
+                return EXIT_ABANDONED
+            case _Phase.CLOSING:
+                return self.report.exit_code
+
+    async def _prepared(self) -> bool:
+        """Run _prepare() until a stop is requested; return whether it has come to its end."""
+        # The resources and their attempts share the variables, so the tasks do too.
+        variables = copy_context()
+        preparing = asyncio.create_task(self._prepare(variables), name="prepare", context=variables)
+        stopping = asyncio.create_task(self._stops.requested.wait(), name="stop-requested")
+        try:
+            await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            preparing.cancel()
+            await asyncio.wait({preparing})
+        if preparing.cancelled():
+            return False
+        preparing.result()
+        return True
+
+    async def _prepare(self, variables: ContextVars) -> None:
+        """Do the part of the start that can take long, and of which nothing needs a drain."""
         if self.database.pooled:
             events.store_pooled()
             if self.parts.listener is None:
                 events.listeners_none()
         for lane in self.parts.lanes:
             await when_connections_are_free(lane.open, self._stops.requested)
-        connections = await check_connections(
+        self._connections = await check_connections(
             self.settings, self.registry, self.parts, self._process_index
         )
         await self._registration.check_environment(self.parts.upkeep)
         await mend_sequences(self.parts.upkeep)
         await publish_app(self._app, self.registry, self.limits, self.parts)
         self.parts.begin_lines()
-        await self._resources.open()
+        await self._resources.open(variables)
         self.parts.shared.resources = self._resources.made
         if self._last:
             # Objects that exist now live until the end. Without freeze(), the garbage collector
@@ -219,7 +273,11 @@ class Worker:
         if self._traces is not None:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.handler_tasks.watch()
-        await self._registration.register(self.parts.upkeep, **connections)
+
+    async def _begin(self) -> None:
+        """Register, start the services, and claim."""
+        self._phase = _Phase.RUNNING
+        await self._registration.register(self.parts.upkeep, **self._connections)
         self.database.begin_use(events.store_unusable)
         # Before the first claim, so that no job of a paused task starts.
         await self.parts.rescuer.check()
@@ -250,6 +308,12 @@ class Worker:
         self.parts.health.begun = True
         self.ready.set()
         self._notify.ready()
+
+    def _resources_cancelled(self) -> None:
+        """Stop, because a resource has failed while handlers use it."""
+        if not self._stops.requested.is_set():
+            self.report.gave_up = True
+            self.stop("a resource was cancelled")
 
     def _works_with(self, oldest: int) -> None:
         """Stop if the schema, or an announced migration, requires newer code than this process has.
@@ -333,6 +397,7 @@ class Worker:
         # Before the row is closed: a renewal that finds a closed row means "declared dead".
         await self._lease_thread.stop()
         await self._registration.retire(self.parts.upkeep)
+        self._phase = _Phase.CLOSING
         self.report.drain_s = round(time.monotonic() - began, 2)
 
     async def _close(self) -> None:

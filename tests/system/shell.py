@@ -94,7 +94,7 @@ class Shell:
         (home / "stop_app.py").write_text(APP)
 
     async def run(
-        self, *, stderr: int | None = None, **settings: Any
+        self, *, stderr: int | None = None, ready: bool = True, **settings: Any
     ) -> asyncio.subprocess.Process:
         """Start one; with a `stderr` of the caller's, do not wait until it is ready."""
         own = {
@@ -122,7 +122,8 @@ class Shell:
         self.processes.append(process)
         if stderr is None:
             self._readers.append(asyncio.create_task(self._read(process)))
-            await self.wait_for("worker.ready", len(self._readers))
+            if ready:
+                await self.wait_for("worker.ready", len(self._readers))
         return process
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:

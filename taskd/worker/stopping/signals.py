@@ -102,7 +102,7 @@ class Signals:
         reload: called on the loop for SIGHUP.
         patience_s: returns the most seconds that attempts have to end after a phase was requested.
         leave: called in a thread, for at most LEAVE_S seconds, before the process ends although its
-            loop is blocked. The loop can run again at any moment.
+            loop is blocked; returns the exit code. The loop can run again at any moment.
         last: the process ends with this worker, so remove() makes it ignore later signals:
             otherwise one of them could kill the process in its last milliseconds, with another
             exit code.
@@ -115,7 +115,7 @@ class Signals:
         reload: Callable[[], None],
         *,
         patience_s: Callable[[StopPhase], float],
-        leave: Callable[[], None],
+        leave: Callable[[], int],
         last: bool,
     ) -> None:
         self._last = last
@@ -231,13 +231,19 @@ class Signals:
         return any(answered.wait(0.1) for _ in range(int(ANSWER_S / 0.1)))
 
     def _end(self) -> None:
-        """Call `leave`, and end the process with EXIT_ABANDONED."""
+        """Call `leave`, and end the process with its exit code, or with EXIT_ABANDONED."""
+        code = EXIT_ABANDONED
+
+        def leave() -> None:
+            nonlocal code
+            code = self._leave()
+
         # In a thread, because writing to a full log pipe would block for ever.
-        leaving = threading.Thread(target=self._leave, name="taskd-leave", daemon=True)
+        leaving = threading.Thread(target=leave, name="taskd-leave", daemon=True)
         with suppress(RuntimeError):
             leaving.start()
             leaving.join(LEAVE_S)
-        os._exit(EXIT_ABANDONED)
+        os._exit(code)
 
 
 def dump_stacks() -> None:
