@@ -83,6 +83,11 @@ def loop_unblocked(blocked_s: float, job: Job | None) -> None:
     emit("loop.unblocked", "info", blocked_s=round(blocked_s, 2), **job_fields(job))
 
 
+def loop_stopped() -> None:
+    """Code of the app, outside of a handler, has stopped the event loop; the worker goes on."""
+    emit("loop.stopped", "error")
+
+
 def worker_stuck(job: Job | None, running: int, released: int, stack: str) -> None:
     """A stop took too long, and the event loop does not respond: the process exits now."""
     emit(

@@ -14,6 +14,8 @@ from contextvars import Context as ContextVars
 from contextvars import copy_context
 from dataclasses import asdict
 from enum import Enum, auto
+from functools import partial
+from typing import Any
 
 from taskd import events
 from taskd.config import Settings
@@ -34,6 +36,7 @@ from taskd.worker.running import traces
 from taskd.worker.running.middleware import with_middleware
 from taskd.worker.running.process_pool import check_found
 from taskd.worker.sd_notify import Notify
+from taskd.worker.services.own_tasks import OwnTask, own_task, uncancel, undisturbed
 from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.starting.app_import import queue_limits
@@ -184,7 +187,7 @@ class Worker:
         try:
             if await self._prepared():
                 await self._begin()
-                await self._stops.requested.wait()
+                await self._wait_for_stop()
                 await self._drain()
         finally:
             if self._phase is _Phase.STARTING:
@@ -234,13 +237,14 @@ class Worker:
         """Run _prepare() until a stop is requested; return whether it has come to its end."""
         # The resources and their attempts share the variables, so the tasks do too.
         variables = copy_context()
-        preparing = asyncio.create_task(self._prepare(variables), name="prepare", context=variables)
-        stopping = asyncio.create_task(self._stops.requested.wait(), name="stop-requested")
+        preparing = own_task(self._prepare(variables), "prepare", variables)
+        stopping = own_task(self._stops.requested.wait(), "stop-requested")
         try:
-            await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[OwnTask[Any]] = {preparing, stopping}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stopping.cancel()
-            preparing.cancel()
+            stopping.end()
+            preparing.end()
             await asyncio.wait({preparing})
         if preparing.cancelled():
             return False
@@ -294,11 +298,11 @@ class Worker:
         self._lease_thread.start()
         self.parts.supervisor.start()
         self._watchers = [
-            asyncio.create_task(self._watch(each), name="watch-supervisor")
+            own_task(undisturbed(partial(self._watch, each)), "watch-supervisor")
             for each in (self.parts.supervisor, self._beside)
         ]
         if self._until_empty:
-            self._watchers.append(asyncio.create_task(self._watch_empty(), name="watch-empty"))
+            self._watchers.append(own_task(undisturbed(self._watch_empty), "watch-empty"))
         # Without LISTEN the worker polls, so it does not wait for the listener for long.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
@@ -381,6 +385,18 @@ class Worker:
         self.report.left = await emptied(self.parts, list(self.limits), self.registry.names())
         self.stop("empty")
 
+    async def _wait_for_stop(self) -> None:
+        while not self._stops.requested.is_set():
+            try:
+                await self._stops.requested.wait()
+            except asyncio.CancelledError as error:
+                me = asyncio.current_task()
+                if not self._last or me is None:
+                    raise  # by the caller of run()
+                # By code of the app that cancels all asyncio tasks: the worker goes on.
+                uncancel(me)
+                events.service_crashed("main", error, crashes=0, delay_s=0.0)
+
     async def _drain(self) -> None:
         began = time.monotonic()
         self._notify.stopping()
@@ -403,7 +419,7 @@ class Worker:
     async def _close(self) -> None:
         self.parts.supervisor.closing()
         for watcher in getattr(self, "_watchers", ()):
-            watcher.cancel()
+            watcher.end()
         self.parts.lease_lost.close()
         if hasattr(self, "_lease_thread"):
             await self._lease_thread.stop()

@@ -124,6 +124,39 @@ async def test_what_was_there_at_the_start_is_not_searched_for_garbage(shell: Sh
     assert searched < spared / 2
 
 
+async def test_a_handler_that_cancels_all_tasks_or_stops_the_loop_fails_alone(shell: Shell) -> None:
+    process = await shell.run()
+    await shell.enqueue("sleeps", 20, s=2)
+    await shell.wait_for("job.started", 20)
+    await shell.enqueue("cancels_all", 3)
+    await shell.enqueue("stops_the_loop", 3)
+    await shell.wait_for("job.failed", 6)
+    await shell.wait_for("job.done", 20)
+    rows = await shell.sql.fetch("SELECT task, attempt, interrupts, crashes FROM taskd.jobs")
+    assert {tuple(row)[1:] for row in rows} == {(1, 0, 0)}
+    assert not shell.of("job.interrupted")
+    assert (await shell.stop(process, signal.SIGTERM))[0] == 0
+
+
+async def test_what_cancels_all_and_stops_the_loop_outside_of_handlers_ends_no_worker(
+    shell: Shell,
+) -> None:
+    process = await shell.run()
+    await shell.enqueue("tells_its_loop")
+    await shell.wait_for("job.done")
+    await shell.enqueue("sleeps", 20, s=2)
+    await shell.wait_for("job.started", 20, task="sleeps")
+    await shell.enqueue("lets_the_loop_cancel_all_and_stop")
+    await shell.wait_for("loop.stopped")
+    interrupted = await shell.wait_for("job.interrupted", 20)
+    assert {each["why"] for each in interrupted} == {"foreign"}
+    await shell.wait_for("service.crashed", service="main")
+    await shell.settled(22)
+    rows = await shell.sql.fetch("SELECT state, attempt, crashes FROM taskd.job_history")
+    assert {tuple(row) for row in rows} == {("done", 1, 0)}
+    assert (await shell.stop(process, signal.SIGTERM))[0] == 0
+
+
 # A stop while a resource is made or closed.
 
 RESOURCE = """

@@ -171,22 +171,33 @@ def _say_stopped(session: Session, signals: EarlySignals) -> None:
 def _to_its_end(work: Coroutine[Any, Any, int], signals: EarlySignals) -> int:
     """Run the worker on its own event loop, and return the exit code.
 
-    If an asyncio task of a handler raises SystemExit, asyncio stops the loop. This function then
-    runs the loop again.
+    If an asyncio task of a handler raises SystemExit, asyncio stops the loop, and code of the app
+    can stop it. This function then runs the loop again.
     """
     import uvloop
 
+    from taskd import events
+    from taskd.errors import TaskdError
+    from taskd.worker.services.own_tasks import OwnTask
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()
-        main = loop.create_task(work, name="main")
+        main = OwnTask(work, loop=loop, name="main")
         while not main.done():
             try:
                 loop.run_until_complete(main)
             except SystemExit:
                 continue
-            except asyncio.CancelledError:
-                if not signals.stopped_by:
+            except RuntimeError:
+                if main.done():
                     raise
+                # Code of the app has called loop.stop() outside of a handler.
+                events.loop_stopped()
+            except asyncio.CancelledError as error:
+                if not signals.stopped_by:
+                    raise TaskdError(
+                        "code of the app has cancelled all asyncio tasks while the worker stopped"
+                    ) from error
                 return 0
             except KeyboardInterrupt:
                 # Once the worker handles SIGINT itself, only the code of a job can have raised

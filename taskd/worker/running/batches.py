@@ -19,9 +19,10 @@ from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised, Returned, outco
 from taskd.core.tasks.batch import Item
 from taskd.core.tasks.task import Task
 from taskd.worker.observing.loop_monitor import Pulse
-from taskd.worker.running.attempt import Attempt, drive
+from taskd.worker.running.attempt import Attempt, CancelledByOthers, drive
 from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.returned_awaitables import finished
+from taskd.worker.services.own_tasks import OwnTask, own_task
 
 
 class Member(HandlerCall):
@@ -83,7 +84,7 @@ class Batch:
         self.members: list[Member] = []
         self.begun = self.cancelled = False
         self.open = 0
-        self.running: asyncio.Task[None] | None = None
+        self.running: OwnTask[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     def cancel(self, member: Member) -> None:
@@ -97,7 +98,7 @@ class Batch:
             member.item.cancel_requested = True
         elif member.attempt.why is not None and self.running is not None and not self.cancelled:
             self.cancelled = True
-            self.running.cancel()
+            self.running.end()
 
     async def run(self, pulse: Pulse) -> None:
         """Run the handler, and set the end of each job."""
@@ -121,16 +122,29 @@ class Batch:
         finally:
             pulse.job = None
             pulse.together.pop(job.id, None)
+        if self._is_foreign(happened):
+            happened = Raised(CancelledByOthers())
         for member, became in zip(members, outcomes(len(members), happened), strict=True):
             if isinstance(became, Raised):
                 member.traceback = became.error.__traceback__
             member.ended.set_result(became)
 
+    def _is_foreign(self, happened: AttemptEnd) -> bool:
+        """Return whether neither taskd nor the handler has cancelled the batch, but other code."""
+        me = self.running
+        cancelled = me is not None and me.cancelling() > 0 and not me.cancelled_by_handler
+        return (
+            cancelled
+            and not self.cancelled
+            and isinstance(happened, Raised)
+            and isinstance(happened.error, asyncio.CancelledError)
+        )
+
     def not_run(self, _running: asyncio.Task[None]) -> None:
         """End the jobs of a batch whose asyncio task was cancelled before its first step."""
         for member in self.members:
             if not member.ended.done():
-                member.ended.set_result(Raised(asyncio.CancelledError()))
+                member.ended.set_result(Raised(CancelledByOthers()))
 
 
 class Batches:
@@ -169,6 +183,13 @@ class Batches:
     def suspect_first(self) -> bool:
         """Return whether the next batch is a suspect, which can run beyond the limit."""
         return bool(self.ready) and self.ready[0].members[0].job.crashes > 0
+
+    def runs_in(self, task: asyncio.Task[Any], job: Job) -> bool:
+        """Return whether the batch of this job runs in this asyncio task."""
+        return any(
+            batch.running is task and any(member.job is job for member in batch.members)
+            for batch in self.begun
+        )
 
     def release_waiting(self) -> int:
         """Cancel the attempts that wait for a batch, which releases their jobs; return how many."""
@@ -231,12 +252,7 @@ class Batches:
         for member in batch.members:
             assert member.attempt is not None
             member.attempt.begin(now)
-        # Not through the loop's task factory, which records tasks as those of handlers.
-        batch.running = asyncio.Task(
-            batch.run(self._pulse),
-            loop=asyncio.get_running_loop(),
-            name=f"batch:{batch.task.name}",
-        )
+        batch.running = own_task(batch.run(self._pulse), f"batch:{batch.task.name}")
         batch.running.add_done_callback(batch.not_run)
 
     def _member_ended(self, batch: Batch) -> None:

@@ -13,6 +13,7 @@ from taskd import events
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.resource import opened
 from taskd.errors import ResourceError
+from taskd.worker.services.own_tasks import OwnTask, own_task, uncancel
 
 OPEN_S_MAX = 60.0
 # For all resources together. A resource that ignores its cancellation then gets CANCEL_S more.
@@ -42,7 +43,7 @@ class Resources:
         self._at = ""
         self._closing = asyncio.Event()
         self._opened: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnTask[None] | None = None
         self.made: dict[str, Any] = {}
 
     async def open(self, variables: ContextVars) -> None:
@@ -54,8 +55,10 @@ class Resources:
         Raises:
             ResourceError: a resource could not be opened; close() closes the earlier ones.
         """
+        if not self._makers:
+            return
         self._opened = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(), name="resources", context=variables)
+        self._task = own_task(self._live(), "resources", variables)
         await self._opened
 
     async def close(self) -> None:
@@ -67,13 +70,13 @@ class Resources:
             return
         self._closing.set()
         if not self._opened.done() or self._opened.cancelled():
-            self._task.cancel()
+            self._task.end()
         with _told_if_slow("close", lambda: self._at, SLOW_CLOSE_S, CLOSE_S_MAX):
             await asyncio.wait({self._task}, timeout=CLOSE_S_MAX)
             if not self._task.done():
                 error = TimeoutError(f"it took longer than {CLOSE_S_MAX:g} s")
                 events.resources_not_closed(self._at, error)
-                self._task.cancel()
+                self._task.end()
                 await asyncio.wait({self._task}, timeout=CANCEL_S)
 
     async def _live(self) -> None:
@@ -121,8 +124,9 @@ class Resources:
             try:
                 await self._closing.wait()
             except asyncio.CancelledError:
-                if self._closing.is_set():
+                if self._task is None or self._task.ending:
                     raise
+                uncancel(self._task)
                 self._cancelled()
 
 
