@@ -61,6 +61,12 @@ def worker_fenced(silent_s: float) -> None:
     emit("worker.fenced", "error", silent_s=round(silent_s, 1))
 
 
+def lease_thread_ended(error: BaseException | None) -> None:
+    """The thread that renews the lease has ended unexpectedly: the worker stops."""
+    text = "" if error is None else f"{type(error).__name__}: {error}"
+    emit("lease.thread_ended", "error", error=text)
+
+
 def workers_declared_dead(workers: Sequence[str], proof: str) -> None:
     """This worker declared other workers dead, and rescues their jobs."""
     emit("workers.declared_dead", "warning", workers=list(workers), proof=proof)

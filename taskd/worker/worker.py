@@ -292,6 +292,7 @@ class Worker:
             self.parts.lease_lost.declared_dead,
             self._works_with,
             self.parts.published,
+            self._lease_thread_died,
         )
         # The timer has not ticked yet, and the start may have taken long.
         self._pulse.ticked = time.monotonic()
@@ -318,6 +319,12 @@ class Worker:
         if not self._stops.requested.is_set():
             self.report.gave_up = True
             self.stop("a resource was cancelled")
+
+    def _lease_thread_died(self) -> None:
+        """Stop: without renewals, other workers would soon run the jobs of this one."""
+        self.report.gave_up = True
+        if not self._stops.requested.is_set():
+            self.stop("the lease thread ended")
 
     def _works_with(self, oldest: int) -> None:
         """Stop if the schema, or an announced migration, requires newer code than this process has.
