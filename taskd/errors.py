@@ -118,9 +118,17 @@ class MigrationFailed(SchemaError):
 
 
 class AppError(TaskdError):
-    """The module named by --app cannot be used."""
+    """The module named by --app cannot be used.
+
+    Attributes:
+        traceback: the traceback of the error that the app raised, as lines; empty: there is none.
+    """
 
     exit_code = 78
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
 
 
 class ResourceError(TaskdError):

@@ -183,7 +183,8 @@ class Commands(click.Group):
         """Run the command; turn an exception that click does not handle into an exit code."""
         try:
             super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit):
             raise
         except BaseException as error:  # noqa: BLE001 - no error may pass without an exit code
@@ -205,6 +206,7 @@ def report(error: BaseException, session: Session | None = None) -> int:
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE  # the reader of stdout has ended early, as `head` does
     if isinstance(error, TaskdError):
+        click.echo(hide_password(getattr(error, "traceback", "")), err=True, nl=False)
         click.echo(typed(f"taskd: {hide_password(str(error))}"), err=True)
         next_ = list(getattr(error, "__notes__", ()))
         if next_ and session is not None:
@@ -284,9 +286,13 @@ def main() -> None:
 
 def _let_go_of_closed_streams() -> None:
     """Drop the buffered output of a closed pipe: otherwise Python would exit with 120."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         try:
             stream.flush()
+        except AttributeError:
+            # It is closed, or the app has replaced it by an object that Python could not flush.
+            setattr(sys, name, getattr(sys, f"__{name}__"))
         except (OSError, ValueError):
-            with suppress(OSError, ValueError):
+            with suppress(AttributeError, OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

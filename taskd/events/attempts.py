@@ -61,7 +61,10 @@ def job_released(job: Job) -> None:
 
 
 def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
-    """An attempt was cut short because its worker stops (`stop`) or lost its lease (`fence`)."""
+    """An attempt was cut short: its worker stops (`stop`) or lost its lease (`fence`).
+
+    Or code outside of taskd has cancelled its asyncio task (`foreign`).
+    """
     emit(
         "job.interrupted",
         "warning",

@@ -109,9 +109,17 @@ def connections_none(error: str, delay_s: float) -> None:
     emit("connections.none", "warning", error=error, delay_s=round(delay_s, 2))
 
 
-def resources_not_closed(error: BaseException) -> None:
+def resource_slow(resource: str, doing: str, waits_s: float, limit_s: float) -> None:
+    """A resource takes long to `open` or to `close`; after `limit_s` the worker gives up."""
+    emit(
+        "resource.slow", "warning", resource=resource, doing=doing, waits_s=waits_s, limit_s=limit_s
+    )
+
+
+def resources_not_closed(resource: str, error: BaseException) -> None:
     """A resource of the app failed or took too long when the worker closed it."""
-    emit("resources.not_closed", "error", error=f"{type(error).__name__}: {error}")
+    text = f"{type(error).__name__}: {error}"
+    emit("resources.not_closed", "error", resource=resource, error=text)
 
 
 def jobs_reconciled(job_ids: Sequence[int]) -> None:

@@ -48,6 +48,7 @@ _meter: Meter | None = None
 _watched = False
 _bound: dict[str, Any] = {}
 _log: Any = None
+_stream: TextIO | None = None
 _log_level = LEVELS["error"] + 1
 
 
@@ -67,8 +68,8 @@ def configure(
         job_lines_per_s: the most successful attempts per second that are logged individually.
         stream: where to write the lines; None: stderr.
     """
-    global _log, _log_level  # noqa: PLW0603 - one process, one log
-    stream = stream or sys.stderr
+    global _log, _log_level, _stream  # noqa: PLW0603 - one process, one log
+    stream = _stream = stream or sys.stderr
     console = log_format == "console" or (log_format == "auto" and stream.isatty())
     _log_level = LEVELS[log_level]
     _folding.lines_per_s = job_lines_per_s
@@ -94,6 +95,11 @@ def bind(**fields: Any) -> None:
     global _log  # noqa: PLW0603 - one process, one log
     _bound.update(fields)
     _log = _log if _log is None else _log.bind(**fields)
+
+
+def log_stream() -> TextIO | None:
+    """Return the stream to which the log is written; None: there is no log."""
+    return _stream
 
 
 def is_written() -> bool:

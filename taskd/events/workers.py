@@ -61,6 +61,12 @@ def worker_fenced(silent_s: float) -> None:
     emit("worker.fenced", "error", silent_s=round(silent_s, 1))
 
 
+def lease_thread_ended(error: BaseException | None) -> None:
+    """The thread that renews the lease has ended unexpectedly: the worker stops."""
+    text = "" if error is None else f"{type(error).__name__}: {error}"
+    emit("lease.thread_ended", "error", error=text)
+
+
 def workers_declared_dead(workers: Sequence[str], proof: str) -> None:
     """This worker declared other workers dead, and rescues their jobs."""
     emit("workers.declared_dead", "warning", workers=list(workers), proof=proof)
@@ -81,6 +87,11 @@ def loop_blocked(blocked_s: float, job: Job | None, stack: str, suppressed: int)
 def loop_unblocked(blocked_s: float, job: Job | None) -> None:
     """The event loop is no longer blocked."""
     emit("loop.unblocked", "info", blocked_s=round(blocked_s, 2), **job_fields(job))
+
+
+def loop_stopped() -> None:
+    """Code of the app, outside of a handler, has stopped the event loop; the worker goes on."""
+    emit("loop.stopped", "error")
 
 
 def worker_stuck(job: Job | None, running: int, released: int, stack: str) -> None:
@@ -175,3 +186,8 @@ def action_taken(action: str, who: str, target: str, jobs: int, job_ids: Sequenc
 def task_replaced(name: str, by: str) -> None:
     """A task of the app replaces the built-in task of the same name."""
     emit("task.replaced", "info", task=name, by=by)
+
+
+def app_import_slow(app: str, waits_s: float, at: str, hint: str) -> None:
+    """The import of the app takes long; `at` is the line of a module that is being executed."""
+    emit("app.import_slow", "warning", app=app, waits_s=round(waits_s, 1), at=at, hint=hint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -135,7 +136,7 @@ class Assembly:
             reads=Reads(self.upkeep),
         )
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
-        self.handler_tasks = HandlerTasks(pulse, self._runs)
+        self.handler_tasks = HandlerTasks(pulse, self._runs, self._runs_in)
         self.progress = ProgressWriter(self.upkeep, self._runs)
         self.shared.progress = self.progress.report
         self.emergency_stop = EmergencyStop(
@@ -212,6 +213,10 @@ class Assembly:
     def _runs(self, job: Job) -> bool:
         """Return whether the handler of this claim runs here, even if the attempt is abandoned."""
         return any(runner.attempts.has(job) for runner in self.runners)
+
+    def _runs_in(self, task: asyncio.Task[Any], job: Job) -> bool:
+        """Return whether the attempt of this claim runs in this asyncio task."""
+        return any(runner.runs_in(task, job) for runner in self.runners)
 
     def _ends_later(self, job: Job) -> bool:
         """Return whether the end of this attempt is still to be reported.

@@ -17,6 +17,7 @@ from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.quarantine import Quarantine
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
+from taskd.worker.services.own_tasks import OwnTask, own_task, undisturbed
 from taskd.worker.services.service import Backoff
 from taskd.worker.stopping.signals import StopRequests
 
@@ -41,7 +42,7 @@ class LeaseLost:
         self._lease, self._runners, self._consumers = lease, runners, consumers
         self._quarantine, self._register, self._stops = quarantine, register, stops
         self._fenced = False
-        self._registering: asyncio.Task[None] | None = None
+        self._registering: OwnTask[None] | None = None
 
     def fence_if_silent(self) -> None:
         """Drop all jobs once the lease is no longer trusted: other workers can run them soon.
@@ -68,12 +69,13 @@ class LeaseLost:
         events.worker_declared_dead(worker_id)
         self._drop_jobs()
         if not self._stops.requested.is_set():
-            self._registering = asyncio.create_task(self._register_again(), name="register-again")
+            again = undisturbed(self._register_again)
+            self._registering = own_task(again, "register-again")
 
     def close(self) -> None:
         """Cancel the tries to register again."""
         if self._registering is not None:
-            self._registering.cancel()
+            self._registering.end()
 
     def _drop_jobs(self) -> None:
         """Release the jobs that have not started, and cancel all handlers."""

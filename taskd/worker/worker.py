@@ -10,7 +10,12 @@ import contextlib
 import gc
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context as ContextVars
+from contextvars import copy_context
 from dataclasses import asdict
+from enum import Enum, auto
+from functools import partial
+from typing import Any
 
 from taskd import events
 from taskd.config import Settings
@@ -32,20 +37,29 @@ from taskd.worker.running import traces
 from taskd.worker.running.middleware import with_middleware
 from taskd.worker.running.process_pool import check_found
 from taskd.worker.sd_notify import Notify
+from taskd.worker.services.own_tasks import OwnTask, own_task, uncancel, undisturbed
 from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.starting.app_import import queue_limits
 from taskd.worker.starting.django_connections import with_django
-from taskd.worker.starting.resources import Resources
+from taskd.worker.starting.resources import CANCEL_S, CLOSE_S_MAX, Resources
 from taskd.worker.starting.startup import check_connections, publish_app, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
 from taskd.worker.stopping.drain import Drain
-from taskd.worker.stopping.parent_watch import ProcessIndex
-from taskd.worker.stopping.signals import Signals, StopRequests
+from taskd.worker.stopping.parent_watch import EXIT_ABANDONED, ProcessIndex
+from taskd.worker.stopping.signals import Signals, StopPhase, StopRequests, dump_stacks
 from taskd.worker.until_empty import emptied
 from taskd.worker.upkeep.sequences import mend_sequences
 
 BESIDE_S = 2.0
+
+
+class _Phase(Enum):
+    """What the worker does, on which it depends how long a stop can take."""
+
+    STARTING = auto()
+    RUNNING = auto()
+    CLOSING = auto()
 
 
 class Worker:
@@ -106,7 +120,8 @@ class Worker:
         )
         self._pulse = Pulse()
         self._stops = StopRequests()
-        self._resources = Resources(registry)
+        self._resources = Resources(registry, self._resources_cancelled)
+        self._phase = _Phase.STARTING
         self._traces: traces.Traces | None = None
         self.beside: list[Service] = []
         self.counters: Counters | None = None
@@ -164,17 +179,20 @@ class Worker:
             self.stop,
             self._quiet,
             self._reload_settings,
-            patience_s=lambda phase: phase.patience_s(self.settings),
-            leave=self.parts.emergency_stop,
+            patience_s=self._patience_s,
+            leave=self._leave,
             last=self._last,
         )
         signals.install()
         self._notify.starting()
         try:
-            await self._start()
-            await self._stops.requested.wait()
-            await self._drain()
+            if await self._prepared():
+                await self._begin()
+                await self._wait_for_stop()
+                await self._drain()
         finally:
+            if self._phase is _Phase.STARTING:
+                self._phase = _Phase.CLOSING
             # A signal that arrives from now on must not interrupt the clean-up.
             try:
                 await self._close()
@@ -192,12 +210,50 @@ class Worker:
         if not self.report.why:
             self.report.why = why or "asked"
         if why == "SIGQUIT":
-            import faulthandler
-
-            faulthandler.dump_traceback(all_threads=True)
+            dump_stacks()
         self._stops.add(at_once=why == "SIGQUIT")
 
-    async def _start(self) -> None:
+    def _patience_s(self, phase: StopPhase) -> float:
+        """Return the most seconds that the worker needs from the request for a phase on."""
+        match self._phase:
+            case _Phase.STARTING:
+                return 0.0
+            case _Phase.RUNNING:
+                return phase.patience_s(self.settings)
+            case _Phase.CLOSING:
+                return CLOSE_S_MAX + CANCEL_S
+
+    def _leave(self) -> int:
+        """Log what blocks the event loop, and write all outcomes; return the exit code."""
+        self.parts.emergency_stop()
+        match self._phase:
+            case _Phase.STARTING:
+                return 0
+            case _Phase.RUNNING:
+                return EXIT_ABANDONED
+            case _Phase.CLOSING:
+                return self.report.exit_code
+
+    async def _prepared(self) -> bool:
+        """Run _prepare() until a stop is requested; return whether it has come to its end."""
+        # The resources and their attempts share the variables, so the tasks do too.
+        variables = copy_context()
+        preparing = own_task(self._prepare(variables), "prepare", variables)
+        stopping = own_task(self._stops.requested.wait(), "stop-requested")
+        try:
+            either: set[OwnTask[Any]] = {preparing, stopping}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.end()
+            preparing.end()
+            await asyncio.wait({preparing})
+        if preparing.cancelled():
+            return False
+        preparing.result()
+        return True
+
+    async def _prepare(self, variables: ContextVars) -> None:
+        """Do the part of the start that can take long, and of which nothing needs a drain."""
         if self.database.pooled:
             events.store_pooled()
             if self.parts.listener is None:
@@ -206,7 +262,7 @@ class Worker:
             events.store_verified()
         for lane in self.parts.lanes:
             await when_connections_are_free(lane.open, self._stops.requested)
-        connections = await check_connections(
+        self._connections = await check_connections(
             self.settings, self.registry, self.parts, self._process_index
         )
         await self._registration.check_environment(self.parts.upkeep)
@@ -214,7 +270,7 @@ class Worker:
         await self._registration.check_name(self.parts.upkeep)
         await publish_app(self.parts)
         self.parts.begin_lines()
-        await self._resources.open()
+        await self._resources.open(variables)
         self.parts.shared.resources = self._resources.made
         self.parts.shared.new_variables = copier()
         if self._last:
@@ -227,7 +283,11 @@ class Worker:
             self.parts.shared.registry = self._traces.with_spans(self.registry)
         self.parts.errors.begin()
         self.parts.handler_tasks.watch()
-        await self._registration.register(self.parts.upkeep, **connections)
+
+    async def _begin(self) -> None:
+        """Register, start the services, and claim."""
+        self._phase = _Phase.RUNNING
+        await self._registration.register(self.parts.upkeep, **self._connections)
         await self.parts.declarations.settle()
         self.database.begin_use(events.store_unusable)
         # Before the first claim, so that no job of a paused task starts.
@@ -239,17 +299,18 @@ class Worker:
             self.parts.lease_lost.declared_dead,
             self._works_with,
             self.parts.published,
+            self._lease_thread_died,
         )
         # The timer has not ticked yet, and the start may have taken long.
         self._pulse.ticked = time.monotonic()
         self._lease_thread.start()
         self.parts.supervisor.start()
         self._watchers = [
-            asyncio.create_task(self._watch(each), name="watch-supervisor")
+            own_task(undisturbed(partial(self._watch, each)), "watch-supervisor")
             for each in (self.parts.supervisor, self._beside)
         ]
         if self._until_empty:
-            self._watchers.append(asyncio.create_task(self._watch_empty(), name="watch-empty"))
+            self._watchers.append(own_task(undisturbed(self._watch_empty), "watch-empty"))
         # Without LISTEN the worker polls, so it does not wait for the listener for long.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
@@ -259,6 +320,18 @@ class Worker:
         self.parts.health.begun = True
         self.ready.set()
         self._notify.ready()
+
+    def _resources_cancelled(self) -> None:
+        """Stop, because a resource has failed while handlers use it."""
+        if not self._stops.requested.is_set():
+            self.report.gave_up = True
+            self.stop("a resource was cancelled")
+
+    def _lease_thread_died(self) -> None:
+        """Stop: without renewals, other workers would soon run the jobs of this one."""
+        self.report.gave_up = True
+        if not self._stops.requested.is_set():
+            self.stop("the lease thread ended")
 
     def _works_with(self, oldest: int) -> None:
         """Stop if the schema, or an announced migration, requires newer code than this process has.
@@ -309,7 +382,10 @@ class Worker:
         self.settings = settings
         self.parts.shared.cancel_s = settings.cancel_s
         events.configure(
-            settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
+            settings.log_format,
+            settings.log_level,
+            job_lines_per_s=settings.job_lines_per_s,
+            stream=events.log_stream(),
         )
         self.parts.lines.relevel()
         events.worker_reloaded({runner.queue: runner.limit for runner in self.parts.runners})
@@ -322,6 +398,18 @@ class Worker:
     async def _watch_empty(self) -> None:
         self.report.left = await emptied(self.parts, list(self.limits), self.registry.names())
         self.stop("empty")
+
+    async def _wait_for_stop(self) -> None:
+        while not self._stops.requested.is_set():
+            try:
+                await self._stops.requested.wait()
+            except asyncio.CancelledError as error:
+                me = asyncio.current_task()
+                if not self._last or me is None:
+                    raise  # by the caller of run()
+                # By code of the app that cancels all asyncio tasks: the worker goes on.
+                uncancel(me)
+                events.service_crashed("main", error, crashes=0, delay_s=0.0)
 
     async def _drain(self) -> None:
         began = time.monotonic()
@@ -339,12 +427,13 @@ class Worker:
         # Before the row is closed: a renewal that finds a closed row means "declared dead".
         await self._lease_thread.stop()
         await self._registration.retire(self.parts.upkeep)
+        self._phase = _Phase.CLOSING
         self.report.drain_s = round(time.monotonic() - began, 2)
 
     async def _close(self) -> None:
         self.parts.supervisor.closing()
         for watcher in getattr(self, "_watchers", ()):
-            watcher.cancel()
+            watcher.end()
         self.parts.lease_lost.close()
         if hasattr(self, "_lease_thread"):
             await self._lease_thread.stop()

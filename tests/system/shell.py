@@ -61,6 +61,25 @@ async def exits_in_a_task() -> None:
         raise SystemExit(3)
     await asyncio.create_task(exits())
 
+@task(max_attempts=1)
+async def cancels_all() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+
+@task(max_attempts=1)
+async def stops_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+
+@task()
+def lets_the_loop_cancel_all_and_stop() -> None:
+    loop = sleeps.loop
+    loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+    loop.call_soon_threadsafe(loop.stop)
+
+@task()
+async def tells_its_loop() -> None:
+    sleeps.loop = asyncio.get_running_loop()
+
 @task()
 async def counts_what_is_searched_for_garbage() -> tuple[int, int]:
     return len(gc.get_objects()), gc.get_freeze_count()
@@ -96,7 +115,7 @@ class Shell:
         (home / "stop_app.py").write_text(APP)
 
     async def run(
-        self, *, stderr: int | None = None, **settings: Any
+        self, *, stderr: int | None = None, ready: bool = True, **settings: Any
     ) -> asyncio.subprocess.Process:
         """Start one; with a `stderr` of the caller's, do not wait until it is ready."""
         own = {
@@ -124,7 +143,8 @@ class Shell:
         self.processes.append(process)
         if stderr is None:
             self._readers.append(asyncio.create_task(self._read(process)))
-            await self.wait_for("worker.ready", len(self._readers))
+            if ready:
+                await self.wait_for("worker.ready", len(self._readers))
         return process
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:

@@ -5,6 +5,7 @@ what must not delay or end a stop.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.shell import Shell
+from tests.processes import send
+from tests.system.shell import WITHIN_S, Shell
 
 
 @pytest.fixture
@@ -120,3 +122,90 @@ async def test_what_was_there_at_the_start_is_not_searched_for_garbage(shell: Sh
     result = await shell.sql.fetchval("SELECT result FROM taskd.job_history")
     searched, spared = json.loads(result)
     assert searched < spared / 2
+
+
+async def test_a_handler_that_cancels_all_tasks_or_stops_the_loop_fails_alone(shell: Shell) -> None:
+    process = await shell.run()
+    await shell.enqueue("sleeps", 20, s=2)
+    await shell.wait_for("job.started", 20)
+    await shell.enqueue("cancels_all", 3)
+    await shell.enqueue("stops_the_loop", 3)
+    await shell.wait_for("job.failed", 6)
+    await shell.wait_for("job.done", 20)
+    rows = await shell.sql.fetch("SELECT task, attempt, interrupts, crashes FROM taskd.jobs")
+    assert {tuple(row)[1:] for row in rows} == {(1, 0, 0)}
+    assert not shell.of("job.interrupted")
+    assert (await shell.stop(process, signal.SIGTERM))[0] == 0
+
+
+async def test_what_cancels_all_and_stops_the_loop_outside_of_handlers_ends_no_worker(
+    shell: Shell,
+) -> None:
+    process = await shell.run()
+    await shell.enqueue("tells_its_loop")
+    await shell.wait_for("job.done")
+    await shell.enqueue("sleeps", 20, s=2)
+    await shell.wait_for("job.started", 20, task="sleeps")
+    await shell.enqueue("lets_the_loop_cancel_all_and_stop")
+    await shell.wait_for("loop.stopped")
+    interrupted = await shell.wait_for("job.interrupted", 20)
+    assert {each["why"] for each in interrupted} == {"foreign"}
+    await shell.wait_for("service.crashed", service="main")
+    await shell.settled(22)
+    rows = await shell.sql.fetch("SELECT state, attempt, crashes FROM taskd.job_history")
+    assert {tuple(row) for row in rows} == {("done", 1, 0)}
+    assert (await shell.stop(process, signal.SIGTERM))[0] == 0
+
+
+# A stop while a resource is made or closed.
+
+RESOURCE = """
+import asyncio, time
+from pathlib import Path
+from taskd import resource, task
+
+@resource
+{kind} slow():
+{make}
+    yield 1
+{close}
+
+@task()
+async def works() -> None: ...
+"""
+WAITS = "    Path('there').touch()\n    await asyncio.sleep(600)"
+SWALLOWS = (
+    "    Path('there').touch()\n    while True:\n        try:\n"
+    "            await asyncio.sleep(600)\n"
+    "        except asyncio.CancelledError:\n            pass"
+)
+BLOCKS = "    Path('there').touch()\n    time.sleep(600)"
+NOTHING = "    pass"
+
+
+@pytest.mark.parametrize("how", [WAITS, SWALLOWS, BLOCKS], ids=["waits", "swallows", "blocks"])
+@pytest.mark.parametrize("where", ["make", "close"])
+async def test_a_stop_does_not_wait_for_a_resource(shell: Shell, how: str, where: str) -> None:
+    kind = "def" if how is BLOCKS else "async def"
+    parts = {"make": NOTHING, "close": NOTHING} | {where: how}
+    (shell.home / "stop_app.py").write_text(RESOURCE.format(kind=kind, **parts))
+    process = await shell.run(ready=False)
+    there = shell.home / "there"
+    if where == "close":
+        await shell.wait_for("worker.ready")
+        send(process, signal.SIGTERM)
+    async with asyncio.timeout(WITHIN_S):
+        while not there.exists():
+            await asyncio.sleep(0.01)
+    [told, *_] = await shell.wait_for("resource.slow")
+    assert (told["resource"], told["doing"]) == ("slow", "open" if where == "make" else "close")
+    began = time.monotonic()
+    if where == "make":
+        send(process, signal.SIGTERM)
+    assert await shell.end(process) == 0
+    # The bounds of closing, its cancellation, and what asyncio tasks get that are left.
+    assert time.monotonic() - began < 10
+    assert not shell.of("service.crashed")
+    rows = await shell.sql.fetch("SELECT died_at FROM taskd.worker")
+    assert all(row["died_at"] is not None for row in rows)
+    assert len(rows) == (where == "close")

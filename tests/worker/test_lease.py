@@ -317,3 +317,30 @@ def test_who_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     # /proc mounted with hidepid shows nothing of other users: that proves nothing.
     monkeypatch.setattr(process_identity.Path, "read_text", hidden)
     assert not is_gone(other(os.getpid(), me))
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), MemoryError(), GeneratorExit()])
+async def test_a_lease_thread_that_dies_stops_the_worker(desk: Desk, error: BaseException) -> None:
+    begun, ends = asyncio.Event(), asyncio.Event()
+
+    @desk.task()
+    async def waits() -> None:
+        begun.set()
+        await ends.wait()
+
+    [job] = await desk.enqueue(waits.job())
+    worker = await desk.start(drain_s=60.0)
+    await begun.wait()
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise error
+
+    worker.worker._lease_thread._check_now.clear = dies  # type: ignore[method-assign]
+    [told] = await desk.emitted.wait("lease.thread_ended")
+    assert told["error"].startswith(type(error).__name__)
+    [draining] = await desk.emitted.wait("worker.draining")
+    assert draining["why"] == "the lease thread ended"
+    ends.set()  # attempts can end as in every drain
+    assert await worker.end() == 1
+    [row] = await desk.settled(job)
+    assert (row["state"], row["attempt"]) == ("done", 1)

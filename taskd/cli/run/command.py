@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from taskd.cli import EXIT_CODES, EXIT_INTERRUPTED
+from taskd.cli.run.early_signals import EarlySignals, StoppedEarly
 from taskd.cli.shared.output import count
 from taskd.cli.shared.session import QUEUE, OfSetting, Session, pass_session
 from taskd.cli.shared.windows import refuse_windows
@@ -21,6 +23,7 @@ from taskd.cli.shared.windows import refuse_windows
 if TYPE_CHECKING:
     from taskd.client import Target
     from taskd.config import Settings
+    from taskd.core.tasks.registry import Registry
     from taskd.web.endpoint import Endpoint
     from taskd.worker import DrainReport, Notify, Processes, ProcessIndex, Worker
 
@@ -140,32 +143,72 @@ def run(
     """
     refuse_windows("run")
     flags["queues"] = queues or None
-    if reload:
-        from taskd.cli.run.reload import anew_on_changes
+    signals = EarlySignals()
+    try:
+        if reload:
+            _reload_on_changes(session, flags, signals, until_empty=until_empty)
+        else:
+            signals.install()
+        begun = _begin(session, flags)
+        signals.end_watch()
+        code = _to_its_end(_run(session, begun, signals, until_empty=until_empty), signals)
+    except StoppedEarly:
+        # The watch of `signals` goes on: threads of the app could prevent the exit.
+        _say_stopped(session, signals)
+        code = 0
+    except BaseException:
+        signals.end_watch()
+        raise
+    sys.exit(code)
 
-        settings = session.load(**flags).settings
-        if until_empty or settings.processes > 1:
-            raise click.UsageError("--reload works only with one process and without --until-empty")
-        anew_on_changes(settings, session.echo)
-    sys.exit(_to_its_end(_run(session, flags, until_empty=until_empty)))
+
+def _reload_on_changes(
+    session: Session, flags: dict[str, Any], signals: EarlySignals, *, until_empty: bool
+) -> None:
+    """Become the parent of workers that are restarted; return in each worker."""
+    from taskd.cli.run.reload import anew_on_changes
+
+    settings = session.load(**flags).settings
+    if until_empty or settings.processes > 1:
+        raise click.UsageError("--reload works only with one process and without --until-empty")
+    anew_on_changes(settings, session.echo, signals.install)
 
 
-def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
+def _say_stopped(session: Session, signals: EarlySignals) -> None:
+    session.echo(f"taskd: {signals.stopped_by} stopped the worker before it had claimed a job")
+
+
+def _to_its_end(work: Coroutine[Any, Any, int], signals: EarlySignals) -> int:
     """Run the worker on its own event loop, and return the exit code.
 
-    If an asyncio task of a handler raises SystemExit, asyncio stops the loop. This function then
-    runs the loop again.
+    If an asyncio task of a handler raises SystemExit, asyncio stops the loop, and code of the app
+    can stop it. This function then runs the loop again.
     """
     import uvloop
 
+    from taskd import events
+    from taskd.errors import TaskdError
+    from taskd.worker.services.own_tasks import OwnTask
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()
-        main = loop.create_task(work, name="main")
+        main = OwnTask(work, loop=loop, name="main")
         while not main.done():
             try:
                 loop.run_until_complete(main)
             except SystemExit:
                 continue
+            except RuntimeError:
+                if main.done():
+                    raise
+                # Code of the app has called loop.stop() outside of a handler.
+                events.loop_stopped()
+            except asyncio.CancelledError as error:
+                if not signals.stopped_by:
+                    raise TaskdError(
+                        "code of the app has cancelled all asyncio tasks while the worker stopped"
+                    ) from error
+                return 0
             except KeyboardInterrupt:
                 # Once the worker handles SIGINT itself, only the code of a job can have raised
                 # KeyboardInterrupt.
@@ -174,12 +217,29 @@ def _to_its_end(work: Coroutine[Any, Any, int]) -> int:
         return main.result()
 
 
-async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What a worker process has before it has an event loop.
+
+    Attributes:
+        registry: the tasks of the app; None: this is the parent of several processes.
+    """
+
+    settings: Settings
+    process_index: ProcessIndex
+    notify: Notify
+    registry: Registry | None
+    reload: Callable[[], Settings]
+
+
+def _begin(session: Session, flags: dict[str, Any]) -> _Begun:
+    """Read the settings, begin the log, and import the app.
+
+    The app is imported while no event loop runs, so that it can use asyncio.run() and
+    `enqueue_sync`, as in any other program.
+    """
     from taskd import events
     from taskd.worker import Notify, ParentWatch, ProcessIndex
-
-    def reload() -> Settings:
-        return session.load(**flags).settings
 
     loaded = session.load(**flags)
     settings = loaded.settings
@@ -194,44 +254,61 @@ async def _run(session: Session, flags: dict[str, Any], *, until_empty: bool) ->
         session.warn(loaded)
     else:
         ParentWatch(process_index.parent_pipe)
+    _check_http(settings)
+    registry = _imported(settings) if settings.processes == 1 else None
+    return _Begun(settings, process_index, notify, registry, lambda: session.load(**flags).settings)
+
+
+def _imported(settings: Settings) -> Registry:
+    """Return the tasks of the app and the built-in ones, and check the setting `queues`."""
+    from taskd import configure, tasks
+    from taskd.core.tasks.registry import Registry
+    from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins
+
+    # Handlers enqueue into this worker's database, also if it was chosen on the command line.
+    configure(settings=settings)
+    registry = load_app(settings.app) if settings.app else Registry()
+    with_built_ins(registry, tasks.built_in(settings))
+    queue_limits(settings, registry)  # check the limits before the embedded PostgreSQL starts
+    return registry
+
+
+async def _run(session: Session, begun: _Begun, signals: EarlySignals, *, until_empty: bool) -> int:
+    main = asyncio.current_task()
+    assert main is not None
+    signals.cancel_at_stop(main)
     try:
-        if settings.processes > 1:
-            report, code = await _run_processes(settings, notify, reload)
+        if begun.registry is None:
+            report, code = await _run_processes(begun)
         else:
-            report, code = await _run_here(settings, notify, process_index, reload, until_empty)
+            report, code = await _run_here(begun, begun.registry, until_empty)
+    except asyncio.CancelledError:
+        if signals.stopped_by:
+            _say_stopped(session, signals)
+        raise
     finally:
-        notify.close()
-    if report.left is not None and process_index.alone:
+        begun.notify.close()
+    if report.left is not None and begun.process_index.alone:
         session.echo(summary(report.jobs, report.left))
     if not await _nothing_is_left():
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the reader of a pipe can have ended
+            with suppress(AttributeError, OSError, ValueError):  # a pipe without a reader
                 stream.flush()
         os._exit(code)
     return code
 
 
 async def _run_here(
-    settings: Settings,
-    notify: Notify,
-    process_index: ProcessIndex,
-    reload: Callable[[], Settings],
-    until_empty: bool,
+    begun: _Begun, registry: Registry, until_empty: bool
 ) -> tuple[DrainReport, int]:
     """Run one worker; return its report and exit code."""
-    from taskd import aclose_default, configure, tasks
+    from taskd import aclose_default, tasks
     from taskd.client import open_target
-    from taskd.core.tasks.registry import BUILT_IN_APP, Registry
+    from taskd.core.tasks.registry import BUILT_IN_APP
     from taskd.worker import StatsServer, Worker
-    from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins
     from taskd.worker.starting.app_name import default_name
 
-    # Handlers enqueue into this worker's database, also if it was chosen on the command line.
-    configure(settings=settings)
-    registry = load_app(settings.app) if settings.app else Registry()
-    with_built_ins(registry, tasks.built_in(settings))
-    _check_http(settings)
-    queue_limits(settings, registry)  # check the limits before the embedded PostgreSQL starts
+    settings, process_index = begun.settings, begun.process_index
     target = await open_target(settings)
     worker = Worker(
         settings,
@@ -239,9 +316,9 @@ async def _run_here(
         target.database,
         app=(settings.app_name or default_name(settings.app)) if settings.app else BUILT_IN_APP,
         until_empty=until_empty,
-        reload=reload,
+        reload=begun.reload,
         on_close=[tasks.close],
-        notify=notify,
+        notify=begun.notify,
         process_index=process_index,
         last=True,
     )
@@ -278,18 +355,16 @@ def _endpoint(of: Worker | Processes, target: Target, settings: Settings) -> End
     return Endpoint(of, target.database, settings.http, settings)
 
 
-async def _run_processes(
-    settings: Settings, notify: Notify, reload: Callable[[], Settings]
-) -> tuple[DrainReport, int]:
+async def _run_processes(begun: _Begun) -> tuple[DrainReport, int]:
     """Run the parent of several workers; return the sum of their reports and the exit code."""
     from taskd.client import open_target
     from taskd.worker import Processes
 
-    _check_http(settings)
+    settings = begun.settings
     # Each child runs this command with the same Python and options, and an overriding --processes.
     command = [sys.executable, *sys.orig_argv[1:], "--processes", "1"]
     target = await open_target(settings)
-    processes = Processes(settings, command, notify=notify, reload=reload)
+    processes = Processes(settings, command, notify=begun.notify, reload=begun.reload)
     endpoint: Endpoint | None = None
     try:
         if settings.http != "off":

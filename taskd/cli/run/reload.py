@@ -38,7 +38,9 @@ TYPED = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 Seen = dict[str, tuple[int, int]]
 
 
-def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
+def anew_on_changes(
+    settings: Settings, echo: Callable[[str], None], begin: Callable[[], None]
+) -> None:
     """Fork a worker process now, and a new one after each change of the code.
 
     The function returns only in the worker processes. The calling process stays in it.
@@ -46,6 +48,7 @@ def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
     Args:
         settings: the settings, which name the app.
         echo: called with messages for people.
+        begin: called in each worker process while stop signals are blocked: installs handlers.
 
     Raises:
         SystemExit: in the calling process, when a signal has stopped it and the worker has ended.
@@ -63,6 +66,7 @@ def anew_on_changes(settings: Settings, echo: Callable[[str], None]) -> None:
         parent.waits_for_a_change()
     os.close(held)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    begin()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     # Imported in the child only: modules that the parent has imported are not read again.

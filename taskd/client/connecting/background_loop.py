@@ -1,13 +1,23 @@
-"""An event loop in its own thread, for producers that have no event loop."""
+"""An event loop in its own thread, for producers that have no event loop.
+
+gevent and eventlet can replace Python's threads or sockets (monkey patching). The threads of such a
+process are greenlets of one thread, which run only while another one waits in the library. An event
+loop never does, so it would stop all of them, and asyncio takes every greenlet for a part of the
+loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+THREADS = {"gevent": "threading", "eventlet": "thread"}
+SOCKETS = ("socket", "select")
 
 
 class BackgroundLoop:
@@ -41,3 +51,24 @@ class BackgroundLoop:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
+
+
+def patched(*, sockets: bool = False) -> str | None:
+    """Return the library that has replaced the module threading: `gevent`, `eventlet`, or None.
+
+    Args:
+        sockets: also return a library that has replaced only the modules socket or select.
+    """
+    for library, threads in THREADS.items():
+        modules = (threads, *SOCKETS) if sockets else (threads,)
+        if any(_has_patched(library, module) for module in modules):
+            return library
+    return None
+
+
+def _has_patched(library: str, module: str) -> bool:
+    if library == "gevent":
+        monkey = sys.modules.get("gevent.monkey")
+        return monkey is not None and monkey.is_module_patched(module)
+    patcher = sys.modules.get("eventlet.patcher")
+    return patcher is not None and patcher.is_monkey_patched(module)

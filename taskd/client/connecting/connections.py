@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-from taskd.client.connecting.background_loop import BackgroundLoop
+from taskd.client.connecting.background_loop import BackgroundLoop, patched
 from taskd.client.connecting.database_location import Target, open_target
 from taskd.client.connecting.loaded_settings import loaded_settings
 from taskd.client.enqueueing import BuiltIns, no_built_ins
@@ -124,7 +124,8 @@ class ClientConnections:
         """Run `work` like using(), in code without an event loop; `conn` is a blocking connection.
 
         Raises:
-            RuntimeError: called in an event loop without `conn`: the call would block the loop.
+            RuntimeError: called in an event loop without `conn`: the call would block the loop. Or
+                gevent or eventlet has replaced Python's threads, and there is no `conn`.
         """
         if conn is not None:
             return finished(work(fetches_sync(conn), self._built_ins))
@@ -186,6 +187,13 @@ class ClientConnections:
         return Database({"dsn": self._listen_dsn}) if self._listen_dsn else target.database
 
     def _refuse_in_loop(self, instead: str) -> None:
+        library = patched()
+        if library is not None:
+            raise RuntimeError(
+                f"{library} has replaced Python's threads in this process, and the connections of "
+                "taskd need one of their own. Pass your own connection as conn, of psycopg, "
+                "Django or SQLAlchemy, which waits as the rest of your program does"
+            )
         try:
             asyncio.get_running_loop()
         except RuntimeError:

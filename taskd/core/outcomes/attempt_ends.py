@@ -45,11 +45,12 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The worker cancelled the attempt because it stops or has lost its lease.
+    """The attempt was cancelled because the worker stops or has lost its lease, or by the app.
 
     Attributes:
         abandoned: the handler ignored the cancellation and possibly still runs.
-        why: `stop`; or `fence`: the worker had lost its lease, or could not renew it.
+        why: `stop`; `fence`: the worker had lost its lease, or could not renew it; or `foreign`:
+            code of the app, but not the handler, has cancelled the attempt's asyncio task.
     """
 
     abandoned: bool = False

@@ -16,6 +16,7 @@ from taskd.store.connections.database import Lane
 from taskd.store.schema import environment
 from taskd.worker.lease.process_identity import new_incarnation
 from taskd.worker.lease.state import Lease, boottime_s
+from taskd.worker.services.own_tasks import own_task
 
 RETIRE_S = 1.0
 
@@ -124,10 +125,10 @@ class Registration:
         If that takes longer than RETIRE_S, the method gives up, and other workers declare this one
         dead when its lease has expired.
         """
-        retiring = asyncio.create_task(workers.retire(lane, self.me.id), name="retire")
+        retiring = own_task(workers.retire(lane, self.me.id), "retire")
         await asyncio.wait({retiring}, timeout=RETIRE_S)
-        # An abandoned handler can have cancelled the task.
+        # The app can have cancelled the task.
         if retiring.done() and not retiring.cancelled():
             with contextlib.suppress(TaskdError):
                 retiring.result()
-        retiring.cancel()
+        retiring.end()

@@ -43,6 +43,7 @@ class LeaseThread:
             announced migrations has changed, with the version of this code.
         published: called on the lease thread before each renewal, with the recent blockages of the
             main loop; returns the status to store in the worker's row, as JSON.
+        died: called on the main loop if the thread has ended without stop(), for whatever reason.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class LeaseThread:
         declared_dead: Callable[[int], None],
         works_with: Callable[[int], None],
         published: Callable[[LoopBlocked | None], str],
+        died: Callable[[], None],
     ) -> None:
         self._database = database
         self._lease = lease
         self._pulse = pulse
         self._monitor = LoopMonitor(pulse)
         self._declared_dead = declared_dead
-        self._works_with, self._published = works_with, published
+        self._works_with, self._published, self._died = works_with, published, died
         self._floor = 0
         self._main_loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="taskd-lease", daemon=True)
@@ -92,12 +94,18 @@ class LeaseThread:
 
     def _run(self) -> None:
         # A loop of its own: this thread must not depend on the main loop.
+        error: BaseException | None = None
         try:
             with asyncio.Runner() as runner:
                 runner.run(self._renew_and_watch())
-        finally:
-            with suppress(RuntimeError):  # the main loop was already closed
-                self._main_loop.call_soon_threadsafe(self._ended.set)
+        except BaseException as raised:  # noqa: BLE001 - without this thread the lease expires
+            error = raised
+        with suppress(RuntimeError):  # the main loop was already closed
+            if not self._stopping.is_set():
+                self._main_loop.call_soon_threadsafe(self._died)
+            self._main_loop.call_soon_threadsafe(self._ended.set)
+        if not self._stopping.is_set():
+            events.lease_thread_ended(error)
 
     async def _renew_and_watch(self) -> None:
         self._own_loop = asyncio.get_running_loop()

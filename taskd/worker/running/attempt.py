@@ -40,8 +40,13 @@ from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.returned_awaitables import finished, is_unfinished
+from taskd.worker.services.own_tasks import OwnTask
 
 STACK_MAX = 8
+
+
+class CancelledByOthers(asyncio.CancelledError):
+    """Code outside of taskd has cancelled the asyncio task of a batch."""
 
 
 class Attempt(msgspec.Struct, eq=False):
@@ -72,7 +77,7 @@ class Attempt(msgspec.Struct, eq=False):
     context: AttemptContext | None
     began: float
     timeout_s: float | None
-    asyncio_task: asyncio.Task[Any]
+    asyncio_task: OwnTask[Any]
     variables: ContextVars
     stood_still_s: float = 0.0
     why: str | None = None
@@ -126,7 +131,7 @@ class Attempt(msgspec.Struct, eq=False):
             self.why, self.cancelled_at = why, now
             if self.context is not None:
                 self.context.stopping = True
-            self.asyncio_task.cancel()
+            self.asyncio_task.end()
 
     def end(self, happened: AttemptEnd) -> AttemptEnd:
         """Return the end to record.
@@ -136,7 +141,7 @@ class Attempt(msgspec.Struct, eq=False):
                 because a handler can swallow the cancellation.
         """
         if self.why is None:
-            return happened
+            return Interrupted(why="foreign") if self._is_foreign(happened) else happened
         if self.context is not None and self.context.completed and isinstance(happened, Returned):
             return happened  # outcomes.py checks whether the completion was committed
         if self.waits_for_slot and self.why != "cancel":
@@ -151,6 +156,19 @@ class Attempt(msgspec.Struct, eq=False):
         if self.why == "timeout":
             return TimedOut(self.timeout_s or 0.0, error=error_of(happened))
         return CancelRequested(self.cancel_reason) if self.why == "cancel" else self._interrupted()
+
+    def _is_foreign(self, happened: AttemptEnd) -> bool:
+        """Return whether neither taskd nor the handler has cancelled the attempt, but other code.
+
+        A CancelledError alone does not show this: the handler can have awaited what was cancelled.
+        """
+        if not isinstance(happened, Raised) or not isinstance(
+            happened.error, asyncio.CancelledError
+        ):
+            return False
+        task = self.asyncio_task
+        cancelled = task.cancelling() > 0 and not task.cancelled_by_handler
+        return cancelled or isinstance(happened.error, CancelledByOthers)
 
     def abandonment(self) -> AttemptEnd:
         """Return the end to record if the attempt is abandoned or killed."""

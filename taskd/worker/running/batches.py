@@ -19,9 +19,10 @@ from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised, Returned, outco
 from taskd.core.tasks.batch import Item
 from taskd.core.tasks.task import Task
 from taskd.worker.observing.loop_monitor import Pulse
-from taskd.worker.running.attempt import Attempt, drive
+from taskd.worker.running.attempt import Attempt, CancelledByOthers, drive
 from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.returned_awaitables import finished
+from taskd.worker.services.own_tasks import OwnTask, own_task
 
 
 class Member(HandlerCall):
@@ -89,7 +90,7 @@ class Batch:
         self.members: list[Member] = []
         self.begun = self.cancelled = False
         self.open = 0
-        self.running: asyncio.Task[None] | None = None
+        self.running: OwnTask[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     def cancel(self, member: Member) -> None:
@@ -103,11 +104,13 @@ class Batch:
             member.item.cancel_requested = True
         elif member.attempt.why is not None and self.running is not None and not self.cancelled:
             self.cancelled = True
-            self.running.cancel()
+            self.running.end()
 
     async def run(self, pulse: Pulse, own: ContextVars) -> None:
         """Run the handler with the context variables `own`, and set the end of each job."""
         happened = await self._call(pulse, own)
+        if self._is_foreign(happened):
+            happened = Raised(CancelledByOthers())
         members, self.members = self.members, []
         for member, became in zip(members, outcomes(len(members), happened), strict=True):
             if isinstance(became, Raised):
@@ -132,11 +135,22 @@ class Batch:
             pulse.job = None
             pulse.together.pop(job.id, None)
 
+    def _is_foreign(self, happened: AttemptEnd) -> bool:
+        """Return whether neither taskd nor the handler has cancelled the batch, but other code."""
+        me = self.running
+        cancelled = me is not None and me.cancelling() > 0 and not me.cancelled_by_handler
+        return (
+            cancelled
+            and not self.cancelled
+            and isinstance(happened, Raised)
+            and isinstance(happened.error, asyncio.CancelledError)
+        )
+
     def not_run(self, _running: asyncio.Task[None]) -> None:
         """End the jobs of a batch whose asyncio task was cancelled before its first step."""
         for member in self.members:
             if not member.ended.done():
-                member.ended.set_result(Raised(asyncio.CancelledError()))
+                member.ended.set_result(Raised(CancelledByOthers()))
 
 
 async def _called(handler: Callable[..., Any], items: list[Item[Any]]) -> Any:
@@ -185,6 +199,13 @@ class Batches:
     def suspect_first(self) -> bool:
         """Return whether the next batch is a suspect, which can run beyond the limit."""
         return bool(self.ready) and self.ready[0].members[0].job.crashes > 0
+
+    def runs_in(self, task: asyncio.Task[Any], job: Job) -> bool:
+        """Return whether the batch of this job runs in this asyncio task."""
+        return any(
+            batch.running is task and any(member.job is job for member in batch.members)
+            for batch in self.begun
+        )
 
     def release_waiting(self) -> int:
         """Cancel the attempts that wait for a batch, which releases their jobs; return how many."""
@@ -247,11 +268,8 @@ class Batches:
         for member in batch.members:
             assert member.attempt is not None
             member.attempt.begin(now)
-        # Not through the loop's task factory, which records tasks as those of handlers.
-        batch.running = asyncio.Task(
-            batch.run(self._pulse, self._new_variables()),
-            loop=asyncio.get_running_loop(),
-            name=f"batch:{batch.task.name}",
+        batch.running = own_task(
+            batch.run(self._pulse, self._new_variables()), f"batch:{batch.task.name}"
         )
         batch.running.add_done_callback(batch.not_run)
 

@@ -7,6 +7,9 @@ number, the newest ones are cancelled, so that a leaking handler cannot fill the
 
 Handlers that create no asyncio tasks pay nothing. For the others, recording the job costs about 1
 us per asyncio task, and once a second the recorded ones are compared with the running attempts.
+
+The module also protects the worker from handlers that cancel asyncio tasks of others, or stop the
+event loop: these calls raise an error in the handler.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from taskd import events
 from taskd.core.jobs.job import Job
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.attempt import where
+from taskd.worker.services.own_tasks import OwnTask, guards
 
 LEFT_MAX = 1000
 LOG_EVERY_S = 60.0
@@ -30,28 +34,81 @@ class HandlerTasks:
 
     Args:
         runs: returns whether the attempt of a claimed job still runs.
+        runs_in: returns whether the attempt of a claimed job, or its batch, runs in this task.
     """
 
-    def __init__(self, pulse: Pulse, runs: Callable[[Job], bool]) -> None:
-        self._pulse, self._runs = pulse, runs
+    def __init__(
+        self,
+        pulse: Pulse,
+        runs: Callable[[Job], bool],
+        runs_in: Callable[[asyncio.Task[Any], Job], bool],
+    ) -> None:
+        self._pulse, self._runs, self._runs_in = pulse, runs, runs_in
         self._owners = pulse.owners
         self._seen: set[asyncio.Task[Any]] = set()
         self._logged: set[asyncio.Task[Any]] = set()
         self._log_at: dict[str, float] = {}
         self._check_at = 2 * LEFT_MAX
         self._before: Any = None
+        self._watched: asyncio.AbstractEventLoop | None = None
+        self._stop_before: Callable[[], None] = lambda: None
 
     def watch(self) -> None:
-        """Install a task factory on the running loop; it calls the app's own, if there is one."""
-        loop = asyncio.get_running_loop()
+        """Install a task factory and the guards on the running loop.
+
+        The task factory calls that of the app, if there is one.
+        """
+        loop = self._watched = asyncio.get_running_loop()
         self._before = loop.get_task_factory()
         loop.set_task_factory(self._make)  # type: ignore[arg-type]
+        guards.setdefault(loop, []).append(self._refuse_to_cancel)
+        self._stop_before = loop.stop
+        loop.stop = self._stop_loop  # type: ignore[method-assign]
 
     def unwatch(self) -> None:
-        """Restore the former task factory, unless the app has set another one since."""
-        loop = asyncio.get_running_loop()
+        """Undo watch(), except what the app has replaced since."""
+        loop, self._watched = self._watched, None
+        if loop is None:
+            return
         if loop.get_task_factory() == self._make:
             loop.set_task_factory(self._before)
+        if loop.stop == self._stop_loop:
+            loop.stop = self._stop_before  # type: ignore[method-assign]
+        guards[loop].remove(self._refuse_to_cancel)
+        if not guards[loop]:
+            del guards[loop]
+
+    def _refuse_to_cancel(self, task: OwnTask[Any]) -> None:
+        """Raise an error if a handler cancels a task that does not belong to its job.
+
+        Raises:
+            RuntimeError: it does.
+        """
+        loop = task.get_loop()
+        job = self._pulse.running(loop)
+        if job is None:
+            return  # taskd itself, or a callback of the loop, such as that of a timeout
+        if task is asyncio.current_task(loop) or self._runs_in(task, job):
+            task.cancelled_by_handler = True
+            return
+        raise RuntimeError(
+            f"the handler must not cancel the asyncio task {task.get_name()!r}, which belongs to "
+            "the worker or to another job: cancel only tasks that the handler has created. "
+            "asyncio.all_tasks() returns the tasks of the whole process"
+        )
+
+    def _stop_loop(self) -> None:
+        """Stop the loop, unless a handler calls this.
+
+        Raises:
+            RuntimeError: it does.
+        """
+        if self._watched is not None and self._pulse.running(self._watched) is not None:
+            raise RuntimeError(
+                "the handler must not stop the event loop, which runs the worker and all other "
+                "jobs: return from the handler to end the job"
+            )
+        self._stop_before()
 
     def _make(
         self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any

@@ -50,6 +50,7 @@ from taskd.worker.running.process_child import (
     to_builtins,
 )
 from taskd.worker.running.traces import with_trace_context
+from taskd.worker.services.own_tasks import OwnTask, own_task
 
 # Not `python -m`, which would load the module twice and warn about that.
 PROGRAM = "from taskd.worker.running.process_child import main; main()"
@@ -89,7 +90,7 @@ class JobProcess:
         self.jobs = 0
         self.ending = False
         self._process, self._reader, self._writer = process, reader, writer
-        self._exit = asyncio.Task(process.wait(), loop=asyncio.get_running_loop())
+        self._exit = own_task(process.wait(), "process-exit")
 
     async def boot(self, boot: bytes) -> None:
         """Send the Boot, as JSON, and wait until the process is ready.
@@ -127,9 +128,10 @@ class JobProcess:
     async def _line(self) -> bytes:
         # Wait for the exit too: a process that a handler has forked can keep the socket open after
         # the death of this process.
-        reading = asyncio.Task(self._reader.readline(), loop=asyncio.get_running_loop())
+        reading = own_task(self._reader.readline(), "process-line")
         try:
-            await asyncio.wait({reading, self._exit}, return_when="FIRST_COMPLETED")
+            either: set[OwnTask[Any]] = {reading, self._exit}
+            await asyncio.wait(either, return_when="FIRST_COMPLETED")
             if not reading.done():
                 # The process has ended. Read the line that it may have sent before.
                 await asyncio.wait({reading}, timeout=0.1)
@@ -137,7 +139,7 @@ class JobProcess:
                 if reading.done() and (line := reading.result()).endswith(b"\n"):
                     return line
         finally:
-            reading.cancel()
+            reading.end()
         # If the process has closed the socket, let it end by itself: its exit code says why.
         dead, _ = await asyncio.wait({self._exit}, timeout=CLOSED_S)
         self.kill()
@@ -194,7 +196,7 @@ class JobProcesses:
         self._all: set[JobProcess] = set()
         self._free_slots = self.slots
         self._waiting: deque[asyncio.Future[JobProcess]] = deque()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[OwnTask[Any]] = set()
 
     async def run(self, task: Task[..., Any], job: Job, call: ProcessCall) -> DecidedElsewhere:
         """Run an attempt in one of the processes, and return the outcome that it has decided.
@@ -229,9 +231,9 @@ class JobProcesses:
             return DecidedElsewhere(answer.ack, answer.decided)
         raise AssertionError("the last start returns or raises")
 
-    def own(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+    def own(self, coroutine: Coroutine[Any, Any, Any], name: str) -> OwnTask[Any]:
         """Create an asyncio task that belongs to this pool, and not to the job that needs it."""
-        made = asyncio.Task(coroutine, loop=asyncio.get_running_loop(), name=name)
+        made = own_task(coroutine, name)
         self._tasks.add(made)
         made.add_done_callback(self._tasks.discard)
         return made
@@ -242,16 +244,16 @@ class JobProcesses:
             waiter.cancel()
         # Afterwards, a process that was being started is in `_all`, or has ended.
         for each in (starting := self._starting()):
-            each.cancel()
+            each.end()
         if starting:
             await asyncio.wait(starting)
         for process in self._all - set(self._idle):
             process.kill()
-        ends = [asyncio.create_task(each.end(), name="process-end") for each in self._all]
+        ends = [own_task(each.end(), "process-end") for each in self._all]
         if ends:
             await asyncio.wait(ends)
         for each in self._tasks:
-            each.cancel()
+            each.end()
 
     async def _acquire(self) -> JobProcess:
         """Return an idle process; if there is none, wait for one.
@@ -303,7 +305,7 @@ class JobProcesses:
             self._free_slots -= 1
             self.own(self._start(), START)
 
-    def _starting(self) -> list[asyncio.Task[Any]]:
+    def _starting(self) -> list[OwnTask[Any]]:
         return [task for task in self._tasks if task.get_name() == START and not task.done()]
 
     async def _start(self) -> None:
@@ -394,7 +396,7 @@ class ProcessCall(HandlerCall):
         return outcome if self._task.around is None else value_of(outcome)
 
     async def _outcome(self) -> DecidedElsewhere:
-        running: asyncio.Task[DecidedElsewhere] = self._pool.own(
+        running: OwnTask[DecidedElsewhere] = self._pool.own(
             self._pool.run(self._task, self._job, self), "process-attempt"
         )
         while not running.done():
@@ -402,7 +404,7 @@ class ProcessCall(HandlerCall):
                 await asyncio.wait({running})
             except asyncio.CancelledError:
                 if self._process is None:
-                    running.cancel()
+                    running.end()
                 else:
                     self._process.request_end((self.attempt and self.attempt.why) or "stop")
         try:

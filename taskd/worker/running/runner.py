@@ -51,6 +51,7 @@ from taskd.worker.running.preparation import (
     timeout_s_of,
 )
 from taskd.worker.running.returned_awaitables import finished, is_unfinished
+from taskd.worker.services.own_tasks import OwnTask
 from taskd.worker.services.service import Wakeup
 
 # If the runner takes no job from the buffer for this long after the last claim, all jobs of the
@@ -91,7 +92,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Job] = deque()
         self.attempts = AttemptTable()
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: set[OwnTask[None]] = set()
         self._running = 0
         self._batches = Batches(shared.pulse, self._new_variables, self._dispatch, self._leave_slot)
         self._jobs_per_slot = _jobs_per_slot(queue, shared.registry)
@@ -134,8 +135,7 @@ class Runner:
                 return  # tick() calls this method again
             self._taking += 1
             self._running += 1
-            # Not through the loop's task factory, which records tasks as those of handlers.
-            self._starting.add(asyncio.Task(self._take_jobs(), loop=self._loop, name=self._name))
+            self._starting.add(OwnTask(self._take_jobs(), loop=self._loop, name=self._name))
 
     def _has_slot(self) -> bool:
         # One suspect can run beyond the limit: in a busy queue, no slot would ever be free for it.
@@ -155,7 +155,7 @@ class Runner:
     async def _take_jobs(self) -> None:
         """Run jobs from the buffer, one after another, in this asyncio task."""
         me = asyncio.current_task()
-        assert me is not None
+        assert isinstance(me, OwnTask)
         self._starting.discard(me)
         pulse, lease = self._shared.pulse, self._shared.lease
         alone = reach(me)
@@ -204,7 +204,7 @@ class Runner:
             self._coroutine_ended(attempt)
 
     def _begin(
-        self, job: Job, began: float, me: asyncio.Task[Any]
+        self, job: Job, began: float, me: OwnTask[Any]
     ) -> tuple[Attempt, Awaitable[AttemptEnd]] | None:
         """Run the job's handler until it ends or waits for something.
 
@@ -314,7 +314,7 @@ class Runner:
         context: AttemptContext | None,
         call: Call | None,
         began: float,
-        me: asyncio.Task[Any],
+        me: OwnTask[Any],
         own: ContextVars,
     ) -> Attempt:
         """Create the attempt of a handler that waits; start other jobs if there are free slots."""
@@ -523,6 +523,12 @@ class Runner:
     def _used_slots(self) -> int:
         """The number of used slots, including that of a suspect beyond the limit."""
         return self._running + self._batches.used_slots
+
+    def runs_in(self, task: asyncio.Task[Any], job: Job) -> bool:
+        """Return whether the attempt of this claim, or its batch, runs in this asyncio task."""
+        attempt = self.attempts.running.get(job.id) or self.attempts.abandoned.get(job.id)
+        own = attempt is not None and attempt.job is job and attempt.asyncio_task is task
+        return own or self._batches.runs_in(task, job)
 
     def has_job(self, job_id: int) -> bool:
         """Return whether a job is in the buffer, or runs and was not abandoned."""

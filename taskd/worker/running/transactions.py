@@ -21,6 +21,7 @@ from taskd.store.connections.transactions import Transaction, Transactions, is_c
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.returned_awaitables import finished
+from taskd.worker.services.own_tasks import own_task
 from taskd.worker.services.service import Backoff
 
 # The bounds of the random delay before a retry after a conflict with another transaction. With a
@@ -99,7 +100,7 @@ class TransactionCall(HandlerCall):
             transaction.roll_back()
             self._raise_conflict(error)
             raise
-        ending = _own(self._end(transaction, value), "transaction-end")
+        ending = own_task(self._end(transaction, value), "transaction-end")
         while not ending.done():
             # Not even a cancellation of the attempt ends this wait: the COMMIT may have been sent.
             # The statements have timeouts.
@@ -121,14 +122,14 @@ class TransactionCall(HandlerCall):
         assert self.attempt is not None
         backoff = Backoff()
         while True:
-            opening = _own(
+            opening = own_task(
                 self._pool.begin(self._task.isolation, self.attempt.timeout_s), "transaction-begin"
             )
             try:
                 return await asyncio.shield(opening)
             except asyncio.CancelledError:
                 # If the transaction begins in spite of the cancellation, _not_needed rolls back.
-                opening.cancel()
+                opening.end()
                 opening.add_done_callback(_not_needed)
                 raise
             except StoreUnavailable:
@@ -172,11 +173,6 @@ def _check_open(transaction: Transaction) -> None:
             "the transaction of ctx.conn is over: the handler ended the transaction, or its "
             "connection broke. Do not commit or roll back on ctx.conn"
         )
-
-
-def _own(coroutine: Any, name: str) -> asyncio.Task[Any]:
-    # Not through the loop's task factory, which records tasks as those of handlers.
-    return asyncio.Task(coroutine, loop=asyncio.get_running_loop(), name=name)
 
 
 def _not_needed(opening: asyncio.Task[Transaction]) -> None:

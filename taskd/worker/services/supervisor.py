@@ -8,6 +8,7 @@ from itertools import chain
 
 from taskd import events
 from taskd.worker.services.failures import Failures
+from taskd.worker.services.own_tasks import OwnTask, own_task, uncancel
 from taskd.worker.services.service import Backoff, Loop, Service
 
 # A service that crashes this often in a row will not recover.
@@ -26,8 +27,8 @@ class Supervisor:
 
     def __init__(self, tiers: Sequence[Sequence[Service]]) -> None:
         self._tiers = [list(tier) for tier in tiers]
-        self._tasks: list[list[asyncio.Task[None]]] = []
-        self._late: list[asyncio.Task[None]] = []
+        self._tasks: list[list[OwnTask[None]]] = []
+        self._late: list[OwnTask[None]] = []
         self._closing = False
         self.failures = Failures()
         for service in chain.from_iterable(tiers):
@@ -38,9 +39,7 @@ class Supervisor:
     def start(self) -> None:
         """Start every tier, in order."""
         for tier in self._tiers:
-            self._tasks.append(
-                [asyncio.create_task(self._keep(service), name=service.name) for service in tier]
-            )
+            self._tasks.append([own_task(self._keep(service), service.name) for service in tier])
 
     async def stop_tier(self, within_s: float) -> None:
         """Stop the last tier that still runs; wait at most `within_s` seconds for its services."""
@@ -48,18 +47,18 @@ class Supervisor:
         for service in tier:
             service.stop()
         _, late = await asyncio.wait(tasks, timeout=within_s)
-        self._late.extend(late)
+        self._late.extend(task for task in tasks if task in late)
 
     def closing(self) -> None:
         """From now on, let a cancelled service end. Before this call, it is restarted."""
         self._closing = True
 
-    def kill(self) -> list[asyncio.Task[None]]:
+    def kill(self) -> list[OwnTask[None]]:
         """Cancel all services that still run; return their asyncio tasks."""
         self.closing()
         left = [*self._late, *(task for tasks in self._tasks for task in tasks)]
         for task in left:
-            task.cancel()
+            task.end()
         return left
 
     async def _keep(self, service: Service) -> None:
@@ -67,7 +66,8 @@ class Supervisor:
 
         Return when the service has returned, or has crashed CRASHES_MAX times in a row.
         """
-        loop = asyncio.get_running_loop()
+        loop, me = asyncio.get_running_loop(), asyncio.current_task()
+        assert me is not None
         backoff, crashes, delay_s = Backoff(), 0, 0.0
         while True:
             began = loop.time()
@@ -75,10 +75,10 @@ class Supervisor:
                 await asyncio.sleep(delay_s)
                 return await service.run()
             except asyncio.CancelledError as error:
-                # A handler can cancel this task, because asyncio.all_tasks() contains it.
+                # The app can cancel this task, because asyncio.all_tasks() contains it.
                 if self._closing:
                     raise
-                _uncancel()
+                uncancel(me)
                 events.service_crashed(service.name, error, crashes=crashes, delay_s=delay_s)
             except Exception as error:  # noqa: BLE001 - any error of a service is a crash
                 if loop.time() - began > STEADY_S:
@@ -91,9 +91,3 @@ class Supervisor:
                 if crashes >= CRASHES_MAX:
                     self.gave_up.set()
                     return None
-
-
-def _uncancel() -> None:
-    me = asyncio.current_task()
-    while me is not None and me.cancelling():
-        me.uncancel()

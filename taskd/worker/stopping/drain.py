@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,6 +11,7 @@ from taskd.worker.finishing.acker import Acker
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
+from taskd.worker.services.own_tasks import own_task
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.stopping.signals import StopPhase, StopRequests
 
@@ -51,9 +51,8 @@ class Drain:
             self._report.released += runner.close()
             runner.attempts.warn_all()
         events.worker_draining(self._report.why, self._report.running, self._report.released)
-        claims_end = asyncio.create_task(
-            self._supervisor.stop_tier(self._settings().statement_timeout_s + 3.0),
-            name="claims-end",
+        claims_end = own_task(
+            self._supervisor.stop_tier(self._settings().statement_timeout_s + 3.0), "claims-end"
         )
         await self._wait_for_attempts(self._settings().drain_s, StopPhase.CANCEL)
         # The timer abandons the attempts that ignore their cancellation.

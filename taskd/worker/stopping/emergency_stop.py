@@ -50,6 +50,8 @@ class EmergencyStop:
         unstarted = [job for runner in self._runners for job in runner.take_unstarted()]
         abandoned = self._abandoned(blocker)
         events.worker_stuck(blocker, len(abandoned), len(unstarted), self._watch.stack())
+        if not self._lease.worker_id:
+            return  # the worker has not registered, so it has claimed nothing
         done, acks = self._acker.outcomes()
         acks += [policy.decide(job, None, NotStarted()) for job in unstarted]
         asyncio.run(self._write(done, acks + abandoned))

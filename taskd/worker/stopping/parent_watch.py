@@ -12,7 +12,7 @@ from taskd.config import Settings
 
 VARIABLE = "TASKD_CHILD"
 EXIT_ABANDONED = 75
-# The time for everything after drain_s and cancel_s: 5 s for outcomes, 5 s for the app's resources,
+# The time for everything after drain_s and cancel_s: 5 s for outcomes, 6 s for the app's resources,
 # and one or two seconds each for upkeep, lease, row, connections, threads and interpreter.
 STOP_MARGIN_S = 25.0
 

@@ -23,6 +23,7 @@ import faulthandler
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -101,8 +102,8 @@ class Signals:
         reload: called on the loop for SIGHUP.
         patience_s: returns the most seconds that attempts have to end after a phase was requested.
         leave: called in a thread, for at most LEAVE_S seconds, before the process ends although its
-            loop is blocked. The loop can run again at any moment.
-        last: the process ends with this worker, so remove() makes it ignore later stop signals:
+            loop is blocked; returns the exit code. The loop can run again at any moment.
+        last: the process ends with this worker, so remove() makes it ignore later signals:
             otherwise one of them could kill the process in its last milliseconds, with another
             exit code.
     """
@@ -114,7 +115,7 @@ class Signals:
         reload: Callable[[], None],
         *,
         patience_s: Callable[[StopPhase], float],
-        leave: Callable[[], None],
+        leave: Callable[[], int],
         last: bool,
     ) -> None:
         self._last = last
@@ -137,8 +138,7 @@ class Signals:
         with suppress(ValueError, RuntimeError):
             for number, handler in self._handlers.items():
                 self._loop.add_signal_handler(number, handler)
-            # faulthandler is written in C, so SIGUSR2 works while a handler blocks the loop.
-            faulthandler.register(signal.SIGUSR2, all_threads=True)
+            _dump_stacks_at(signal.SIGUSR2)
             self._read, self._write = os.pipe()
             os.set_blocking(self._write, False)
             self._listen()
@@ -166,9 +166,10 @@ class Signals:
         with suppress(ValueError, RuntimeError):
             for number in self._handlers:
                 self._loop.remove_signal_handler(number)
-                if self._last and number in STOPS:
-                    signal.signal(number, signal.SIG_IGN)
             faulthandler.unregister(signal.SIGUSR2)
+            if self._last:
+                for number in (*STOPS, signal.SIGHUP, signal.SIGUSR2):
+                    signal.signal(number, signal.SIG_IGN)
         if self in _installed:
             _installed.remove(self)
             if self._again is not None:
@@ -191,6 +192,9 @@ class Signals:
 
     def _watch(self) -> None:
         """Pass signals on, and end the process if a stop hangs; the function of the thread."""
+        # faulthandler must run in the main thread: elsewhere, it would read the stack of the main
+        # thread while that changes, which can crash the interpreter.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         phase, ends = StopPhase.NONE, float("inf")
@@ -227,13 +231,34 @@ class Signals:
         return any(answered.wait(0.1) for _ in range(int(ANSWER_S / 0.1)))
 
     def _end(self) -> None:
-        """Call `leave`, and end the process with EXIT_ABANDONED."""
+        """Call `leave`, and end the process with its exit code, or with EXIT_ABANDONED."""
+        code = EXIT_ABANDONED
+
+        def leave() -> None:
+            nonlocal code
+            code = self._leave()
+
         # In a thread, because writing to a full log pipe would block for ever.
-        leaving = threading.Thread(target=self._leave, name="taskd-leave", daemon=True)
+        leaving = threading.Thread(target=leave, name="taskd-leave", daemon=True)
         with suppress(RuntimeError):
             leaving.start()
             leaving.join(LEAVE_S)
-        os._exit(EXIT_ABANDONED)
+        os._exit(code)
+
+
+def dump_stacks() -> None:
+    """Write the stacks of all threads to the stderr of the process."""
+    # Not sys.stderr, which the app can replace by an object without a file.
+    if sys.__stderr__ is not None:
+        with suppress(OSError, ValueError):
+            faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+
+
+def _dump_stacks_at(number: signal.Signals) -> None:
+    # faulthandler is written in C, so it works while a handler blocks the loop.
+    if sys.__stderr__ is not None:
+        with suppress(OSError, ValueError):
+            faulthandler.register(number, sys.__stderr__, all_threads=True)
 
 
 def _after_fork() -> None:

@@ -1,0 +1,118 @@
+"""Signals before the worker has installed its own: while Python imports the app, and shortly after.
+
+The process has claimed nothing yet, so a stop needs no drain: the process ends with exit code 0.
+This module imports nothing of the worker, so that it can act before these imports.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import faulthandler
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+STOPS = (signal.SIGTERM, signal.SIGQUIT)
+# If the main thread runs C code, or catches StoppedEarly, the process is ended after this time.
+GRACE_S = 3.0
+
+
+class StoppedEarly(BaseException):
+    """A signal has stopped the process before its event loop ran."""
+
+
+class EarlySignals:
+    """Signal handlers of the main thread until the worker installs those of its event loop.
+
+    SIGTERM and SIGQUIT stop the process. SIGHUP does nothing, because the settings are new.
+    SIGUSR2 dumps the stacks. Ctrl-C raises KeyboardInterrupt, as in every Python program.
+
+    Attributes:
+        stopped_by: the name of the signal that has stopped the process; empty: none has.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_by = ""
+        self._read = self._write = -1
+
+    def install(self) -> None:
+        """Install the handlers; outside of the main thread, do nothing."""
+        try:
+            for number in STOPS:
+                signal.signal(number, self._on_stop)
+        except ValueError:
+            return
+        signal.signal(signal.SIGHUP, _ignore)
+        # Not sys.stderr, which the app can replace by an object without a file.
+        if sys.__stderr__ is not None:
+            with suppress(OSError, ValueError):
+                faulthandler.register(signal.SIGUSR2, file=sys.__stderr__, all_threads=True)
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._after_fork)
+        # Not threading.Thread, which gevent and eventlet break if the app lets them replace it.
+        _thread.start_new_thread(self._watch, ())
+
+    def end_watch(self) -> None:
+        """End the thread: an event loop runs from now on, which no import can block."""
+        if self._write != -1:
+            signal.set_wakeup_fd(-1)
+            os.close(self._write)
+            self._write = -1
+
+    def cancel_at_stop(self, main: asyncio.Task[Any]) -> None:
+        """Let a stop cancel `main` from now on, until the worker replaces this; called on the loop.
+
+        A cancelled task can clean up, which StoppedEarly would prevent.
+        """
+        loop = asyncio.get_running_loop()
+        with suppress(ValueError, RuntimeError):  # not the main thread
+            for number in STOPS:
+                loop.add_signal_handler(number, self._cancel, number, main)
+
+    def _cancel(self, number: signal.Signals, main: asyncio.Task[Any]) -> None:
+        self.stopped_by = number.name
+        main.cancel()
+
+    def _on_stop(self, number: int, _frame: object) -> None:
+        self.stopped_by = signal.Signals(number).name
+        raise StoppedEarly(self.stopped_by)
+
+    def _watch(self) -> None:
+        """End the process if a stop does not; the function of the thread."""
+        # faulthandler must run in the main thread: elsewhere, it would read the stack of the main
+        # thread while that changes, which can crash the interpreter.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        stopping = False
+        while True:
+            if not poll.poll(GRACE_S * 1000 if stopping else None):
+                os._exit(0)
+            numbers = os.read(self._read, 4096)
+            if not numbers:
+                break
+            stopping = stopping or any(number in STOPS for number in numbers)
+        os.close(self._read)
+
+    def _after_fork(self) -> None:
+        # A process that the app forks while it is imported shares the pipe, and its signals are not
+        # meant for the worker.
+        if self._write == -1:
+            return
+        signal.set_wakeup_fd(-1)
+        for fd in (self._read, self._write):
+            os.close(fd)
+        self._write = -1
+        for number in (*STOPS, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    # Not SIG_IGN, which programs that the app starts would inherit.
+    pass
