@@ -28,6 +28,7 @@ TaskdError                       1
 ├── BufferFull                   1  a buffer is full
 ├── JobFailed                    1  the job whose result was awaited failed
 ├── JobCancelled                 1  the job whose result was awaited was cancelled
+├── InvalidResult                1  the awaited result is not of the type that the handler returns
 ├── JobNotFound                  3  no live or finished job has that id
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
@@ -211,6 +212,10 @@ class JobCancelled(TaskdError):
     def __init__(self, job_id: int, reason: str, error: Mapping[str, Any] | None = None) -> None:
         super().__init__(f"job {job_id} was cancelled: {reason}")
         self.job_id, self.reason, self.error = job_id, reason, error
+
+
+class InvalidResult(TaskdError):
+    """The awaited result of a job is not of the type that its handler is annotated to return."""
 
 
 class JobNotFound(TaskdError):

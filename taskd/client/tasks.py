@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -26,8 +27,8 @@ S_co = TypeVar("S_co", covariant=True)
 KeepLogsOption = Literal["off", "failed", "all"] | None
 
 
-class Enqueues(Generic[P]):
-    """Methods that make jobs from typed arguments and enqueue them."""
+class Enqueues(Generic[P, R]):
+    """Methods that make jobs from typed arguments and enqueue them; R is the type of the result."""
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Return a job as a value, for `client.enqueue_many`, or to change the job first.
@@ -37,23 +38,31 @@ class Enqueues(Generic[P]):
         """
         raise NotImplementedError
 
-    @overload
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
+    def on(self, conn: object) -> OnConnection[P, R]:
+        """Return the task on the caller's connection: `send.on(conn).enqueue(to="ada")`.
 
-    # The type of the handler's parameters cannot be extended by `conn`. So with `conn`, arguments
-    # are checked only at run time. A type checker checks `client.enqueue(task.job(...), conn=tx)`.
-    @overload
-    async def enqueue(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
-
-    async def enqueue(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
-        """Enqueue a job with these arguments; return its id, or the id of the holder of its key.
+        The job becomes part of the transaction of `conn`: it exists when the caller commits.
 
         Args:
-            args: the handler's arguments, checked against its signature.
-            conn: the caller's connection (asyncpg, psycopg, SQLAlchemy): the job becomes part of
-                the caller's transaction. Without `conn`, the default client enqueues the job over a
-                connection of its own.
-            kwargs: the handler's arguments.
+            conn: as Client takes it: a connection of asyncpg, psycopg, psycopg2 or Django, or a
+                connection or session of SQLAlchemy.
+
+        Raises:
+            TypeError: `conn` is None. The methods of the returned object raise TypeError if taskd
+                does not support the type of `conn`.
+        """
+        if conn is None:
+            raise TypeError("on(None): pass a connection, or enqueue without on()")
+        return OnConnection(self, conn)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
+        """Enqueue a job with these arguments; return its id, or the id of the holder of its key.
+
+        The default client enqueues the job over a connection of its own. See on() for a job that
+        is part of the caller's transaction.
+
+        Args:
+            args, kwargs: the handler's arguments, checked against its signature.
 
         Raises:
             InvalidArgs: the arguments do not fit, have no JSON form, or take over 256 KiB.
@@ -63,24 +72,56 @@ class Enqueues(Generic[P]):
             StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
                 reply, the job may have been written.
         """
-        return await default_client().enqueue(self.job(*args, **kwargs), conn=conn)
+        return _typed(await default_client().enqueue(self.job(*args, **kwargs)), self.decode_result)
 
-    @overload
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
-
-    @overload
-    def enqueue_sync(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
-
-    def enqueue_sync(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
-        """Enqueue like enqueue(), without an event loop; `conn` can be Django's or psycopg2's.
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
+        """Enqueue like enqueue(), without an event loop.
 
         Raises:
-            RuntimeError: called in an event loop without `conn`: the call would block the loop.
+            RuntimeError: called in an event loop, which the call would block.
         """
-        return default_client().enqueue_sync(self.job(*args, **kwargs), conn=conn)
+        return _typed(default_client().enqueue_sync(self.job(*args, **kwargs)), self.decode_result)
+
+    def decode_result(self, text: str) -> R:
+        """Decode the JSON text of a job's result to the type that the handler returns."""
+        raise NotImplementedError
 
 
-class Task(core.Task[P, R], Enqueues[P]):
+class OnConnection(Generic[P, R]):
+    """A task whose jobs are enqueued over the caller's connection; made by `Task.on`."""
+
+    def __init__(self, task: Enqueues[P, R], conn: object) -> None:
+        self._task, self._conn = task, conn
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
+        """Enqueue a job in the transaction of the connection; see Task.enqueue().
+
+        Raises:
+            TypeError: the connection is of a type that taskd does not support, or blocks.
+            As Task.enqueue().
+        """
+        job = self._task.job(*args, **kwargs)
+        enqueued = await default_client().enqueue(job, conn=self._conn)
+        return _typed(enqueued, self._task.decode_result)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
+        """Enqueue like enqueue(), over a blocking connection.
+
+        Raises:
+            TypeError: the connection is of a type that taskd does not support, or needs a loop.
+            As Task.enqueue().
+        """
+        job = self._task.job(*args, **kwargs)
+        enqueued = default_client().enqueue_sync(job, conn=self._conn)
+        return _typed(enqueued, self._task.decode_result)
+
+
+def _typed(enqueued: Enqueued, decode: Callable[[str], R]) -> Enqueued[R]:
+    enqueued.decode = decode
+    return enqueued
+
+
+class Task(core.Task[P, R], Enqueues[P, R]):
     """A handler with a stable name; a call runs the handler, `enqueue` enqueues a job."""
 
     def options(
@@ -97,7 +138,7 @@ class Task(core.Task[P, R], Enqueues[P]):
         deadline: datetime | None = None,
         deadline_s: float | None = None,
         metadata: Mapping[str, Any] | None = None,
-    ) -> WithOptions[P]:
+    ) -> WithOptions[P, R]:
         """Return the task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
 
         Args:
@@ -130,10 +171,21 @@ class Task(core.Task[P, R], Enqueues[P]):
         return WithOptions(self, given(chosen))
 
 
-class WithOptions(Enqueues[P]):
+class AsyncTask(Task[P, R]):
+    """A task with an `async def` handler; R is the type of what the handler's coroutine returns."""
+
+    def __call__(  # type: ignore[override]
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]:
+        """Call the handler as a plain function, without a job."""
+        made: Coroutine[Any, Any, R] = self.handler(*args, **kwargs)
+        return made
+
+
+class WithOptions(Enqueues[P, R]):
     """A task together with options for its jobs; made by `Task.options`."""
 
-    def __init__(self, task: Task[P, Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, task: Task[P, R], options: Mapping[str, Any]) -> None:
         self.task = task
         self._options = options
 
@@ -153,6 +205,10 @@ class WithOptions(Enqueues[P]):
             options["unique"] = None
         return replace(job, **options)
 
+    def decode_result(self, text: str) -> R:
+        """Decode the JSON text of a job's result to the type that the handler returns."""
+        return self.task.decode_result(text)
+
 
 class WithContext(Protocol[P, S_co]):
     """A handler whose first parameter is named `ctx`."""
@@ -161,12 +217,13 @@ class WithContext(Protocol[P, S_co]):
         """Run an attempt."""
 
 
-class BatchTask(Task[[A], R]):
+class BatchTask(Task[[A], Any], Generic[A, R]):
     """A task whose handler gets a list of jobs; each job is enqueued with one argument, an `A`."""
 
     def __call__(self, items: list[Item[A]]) -> R:  # type: ignore[override]
         """Run the handler as a plain function, without a job."""
-        return self.handler(items)
+        made: R = self.handler(items)
+        return made
 
 
 class WithTransaction(Protocol[P, S_co]):
@@ -186,7 +243,7 @@ class BatchDecorator(Protocol):
 class TransactionDecorator(Protocol):
     """The decorator that `@task(transaction=...)` returns."""
 
-    def __call__(self, handler: WithTransaction[P, R], /) -> Task[P, R]:
+    def __call__(self, handler: WithTransaction[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]:
         """Make the task."""
 
 
@@ -201,14 +258,28 @@ class Decorator(Protocol):
     """The decorator that `@task(...)` with other options returns."""
 
     @overload
+    def __call__(self, handler: WithContext[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+
+    @overload
     def __call__(self, handler: WithContext[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
 
     @overload
     def __call__(self, handler: Callable[P, R], /) -> Task[P, R]: ...
 
 
 @overload
+def task(handler: WithContext[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+
+
+@overload
 def task(handler: WithContext[P, R], /) -> Task[P, R]: ...
+
+
+@overload
+def task(handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
 
 
 @overload
@@ -309,7 +380,8 @@ def task(
     """
 
     def register(handler: Callable[..., Any]) -> Task[..., Any]:
-        kind = BatchTask if "batch" in options else Task
+        is_async = inspect.iscoroutinefunction(handler)
+        kind = BatchTask if "batch" in options else AsyncTask if is_async else Task
         made: Task[..., Any] = kind(handler, **options)
         registry.add(made)
         return made

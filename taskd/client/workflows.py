@@ -145,7 +145,7 @@ class Workflow(Startable):
         """Enqueue all jobs of the workflow with one statement, so either all of them or none.
 
         Args:
-            conn: the caller's connection, as `enqueue` takes it.
+            conn: the caller's connection, as `Client.enqueue` takes it.
             client: replaces the default client.
 
         Raises:
@@ -295,7 +295,7 @@ class Pipeline(Startable):
 
         Args:
             args, kwargs: the arguments of the first stage's handler.
-            conn: the caller's connection, as `enqueue` takes it.
+            conn: the caller's connection, as `Client.enqueue` takes it.
             client: replaces the default client.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a type checker makes of the producer API. Read by mypy, never run.
+"""What a type checker makes of the producer API. Read by mypy and pyright, never run.
 
 A line that must be refused ends in `# refused`; all others must pass.
 """
@@ -68,16 +68,20 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
 
 
 async def enqueueing(tx: object) -> None:
-    assert_type(await plain.enqueue(to="ada"), Enqueued)
-    await plain.enqueue(to="ada", conn=tx)
-    await plain.enqueue("ada", 2, conn=tx)
+    assert_type(await plain.enqueue(to="ada"), Enqueued[None])
+    await plain.on(tx).enqueue(to="ada")
+    await plain.on(tx).enqueue("ada", 2)
+    await plain.on(tx).enqueue(tu="ada")  # refused
+    await plain.on(tx).enqueue(to=3)  # refused
+    await plain.enqueue(to="ada", conn=tx)  # refused
     await plain.enqueue(tu="ada")  # refused
     await plain.enqueue(to=3)  # refused
     await plain.enqueue()  # refused
     await with_context.enqueue(to="ada")
-    await with_context.enqueue("ada", conn=tx)
+    await with_context.on(tx).enqueue("ada")
     await with_options.options(queue="bulk", delay_s=5).enqueue(to="ada")
-    await with_options.options(queue="bulk").enqueue(to="ada", conn=tx)
+    await with_options.options(queue="bulk").on(tx).enqueue(to="ada")
+    await with_options.options(queue="bulk").on(tx).enqueue(tu="ada")  # refused
     await with_options.options(queue="bulk").enqueue(tu="ada")  # refused
     with_options.options(queue="bulk").job(to=3)  # refused
     with_options.options(quue="bulk")  # refused
@@ -85,13 +89,33 @@ async def enqueueing(tx: object) -> None:
 
 
 def without_a_loop(tx: object) -> None:
-    assert_type(plain.enqueue_sync(to="ada"), Enqueued)
-    plain.enqueue_sync(to="ada", conn=tx)
+    assert_type(plain.enqueue_sync(to="ada"), Enqueued[None])
+    plain.on(tx).enqueue_sync(to="ada")
+    plain.on(tx).enqueue_sync(tu="ada")  # refused
     plain.enqueue_sync(tu="ada")  # refused
+
+
+async def results(client: Client, tx: object) -> None:
+    number = await with_options.enqueue(to="ada")
+    assert_type(number, Enqueued[int])
+    assert_type(await number.result(), int)
+    assert_type(number.result_sync(5.0), int)
+    assert_type(await client.result(number), int)
+    assert_type(client.result_sync(number), int)
+    assert_type(await with_options.options(delay_s=1).on(tx).enqueue(to="ada"), Enqueued[int])
+    assert_type(in_a_thread.on(tx).enqueue_sync("ada"), Enqueued[str])
+    assert_type(await in_a_process.enqueue("a"), Enqueued[int])
+    assert_type(await in_a_transaction.enqueue(1), Enqueued[bool])
+    assert_type(await in_batches.enqueue(Product(1)), Enqueued[Any])
+    assert_type(await client.enqueue(with_options.job("ada")), Enqueued[Any])
+    assert_type(await client.result(3), Any)
+    kept: list[Enqueued] = [number]
+    assert_type(kept[0], Enqueued[Any])
 
 
 async def calling_the_handler() -> None:
     assert_type(await with_options("ada", 2), int)
+    assert_type(in_a_process("a"), int)
     await plain(to=3)  # refused
     assert_type(without_arguments.name, str)
 
@@ -112,8 +136,9 @@ async def in_batches(items: list[Item[Product]]) -> None:
 
 
 @task(transaction="serializable")
-async def in_a_transaction(ctx: TransactionContext, account: int) -> None:
+async def in_a_transaction(ctx: TransactionContext, account: int) -> bool:
     await ctx.conn.execute("SELECT 1")
+    return True
 
 
 @task(process=True, timeout_s=5)

@@ -93,7 +93,7 @@ class Context(Protocol):
         """Complete the job in the transaction of `conn`, together with the handler's writes.
 
         Args:
-            conn: a connection that `enqueue` accepts as `conn`.
+            conn: a connection that `task.on(conn).enqueue` accepts.
             result: the result of the job; anything that has a JSON form.
 
         Raises:
@@ -104,7 +104,7 @@ class Context(Protocol):
         """Complete the job as complete() does, in a plain function.
 
         Args:
-            conn: a connection that `enqueue_sync` accepts as `conn`.
+            conn: a connection that `task.on(conn).enqueue_sync` accepts.
             result: the result of the job; anything that has a JSON form.
 
         Raises:

@@ -100,6 +100,22 @@ def args_fields(
     return fields
 
 
+def result_decoder(handler: Callable[..., Any], *, batch: bool) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of results to the annotated type, or to any type if it cannot be decoded.
+
+    The annotation of a batch handler describes the results of all jobs together, and that of a
+    handler that returns None often a result that it stored by `ctx.complete(conn, result)`.
+    """
+    try:
+        hint = typing.get_type_hints(inspect.unwrap(handler), include_extras=True).get("return")
+        if hint is None or hint is type(None) or batch:
+            return msgspec.json.Decoder()
+        msgspec.json.schema(hint)  # raises TypeError for a type that only a hook could decode
+        return msgspec.json.Decoder(hint)
+    except (NameError, TypeError):  # NameError: a name is imported only for type checkers
+        return msgspec.json.Decoder()
+
+
 def _default(value: Any) -> Any:
     # Each call gets the same default object, as in Python. msgspec would copy or refuse some types.
     return msgspec.field(default_factory=lambda: value)

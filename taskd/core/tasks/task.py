@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -36,9 +37,10 @@ from taskd.core.tasks.signature import (
     check_context,
     defaults_of,
     item_class,
+    result_decoder,
     signature_of,
 )
-from taskd.errors import InvalidArgs
+from taskd.errors import InvalidArgs, InvalidResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -102,7 +104,7 @@ class Task(Generic[P, R]):
 
     def __init__(
         self,
-        handler: Callable[..., R],
+        handler: Callable[..., Any],
         *,
         name: str | None = None,
         queue: str = QUEUE_DEFAULT,
@@ -154,7 +156,7 @@ class Task(Generic[P, R]):
         self.limit_defaults = defaults_of(self.args_type, limit.arguments if limit else ())
         self.unique_defaults = defaults_of(self.args_type, unique.arguments if unique else ())
 
-    def _take_arguments(self, handler: Callable[..., R]) -> None:
+    def _take_arguments(self, handler: Callable[..., Any]) -> None:
         """Derive the checks of arguments, and their published schema, from the signature."""
         self._signature, self.takes_context = signature_of(self.name, handler)
         check_context(self.name, self.kind, takes_context=self.takes_context)
@@ -184,7 +186,8 @@ class Task(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler as a plain function; a handler with `ctx` needs `.handler(ctx, ...)`."""
-        return self.handler(*args, **kwargs)
+        made: R = self.handler(*args, **kwargs)
+        return made
 
     def __repr__(self) -> str:
         return f"<task {self.name} on queue {self.queue}>"
@@ -198,7 +201,9 @@ class Task(Generic[P, R]):
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise InvalidArgs(f"task {self.name}: {error}") from None
+            way = f"{self.__name__}.on(conn).enqueue(...) enqueues over a connection"
+            why = way if "conn" in kwargs else error
+            raise InvalidArgs(f"task {self.name}: {why}") from None
         if self._item is not None:
             (given,) = bound.values()
             if not isinstance(given, self._item):
@@ -233,6 +238,27 @@ class Task(Generic[P, R]):
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, ValueError) as error:
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return msgspec.structs.asdict(decoded)
+
+    def decode_result(self, text: str) -> R:
+        """Decode the JSON text of a job's result to the type that the handler returns.
+
+        If taskd cannot decode this type, the value is what JSON has.
+
+        Raises:
+            InvalidResult: the result is not of this type.
+        """
+        try:
+            result: R = self._result_decoder.decode(text)
+        except (msgspec.ValidationError, ValueError, RecursionError) as error:
+            raise InvalidResult(
+                f"task {self.name}: the result is not of the type that the handler is annotated to "
+                f"return: {_without_value(error)}. Read it as JSON: client.result(int(id))"
+            ) from None
+        return result
+
+    @cached_property
+    def _result_decoder(self) -> msgspec.json.Decoder[Any]:
+        return result_decoder(self.handler, batch=self.kind is HandlerKind.BATCH)
 
     def parameters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of the required arguments of a job, and of all its arguments."""
