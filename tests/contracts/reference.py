@@ -23,7 +23,7 @@ from tests.contracts.markdown import code, table
 from tests.contracts.sql_functions import is_called_by
 
 MODULES = (
-    "taskd", "taskd.handlers", "taskd.limits", "taskd.middleware", "taskd.schedules",
+    "taskd", "taskd.handlers", "taskd.middleware", "taskd.schedules",
     "taskd.workflows", "taskd.testing",
 )  # fmt: skip
 SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$", re.MULTILINE)

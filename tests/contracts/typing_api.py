@@ -9,9 +9,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_type
 
-from taskd import Client, Context, Enqueued, Fail, Fixed, NewJob, Task, task
+import taskd
+from taskd import (
+    Client,
+    Context,
+    Enqueued,
+    Fail,
+    Fixed,
+    Item,
+    Limit,
+    NewJob,
+    Task,
+    TransactionContext,
+    chain,
+    task,
+)
 from taskd.core.tasks.registry import Registry
-from taskd.handlers import Item, TransactionContext
 from taskd.worker.attempt_context import AttemptContext
 
 
@@ -19,7 +32,14 @@ from taskd.worker.attempt_context import AttemptContext
 async def plain(to: str, copies: int = 1) -> None: ...
 
 
-@task(queue="email", max_attempts=5, timeout_s=30, backoff=Fixed(60), on_error={KeyError: Fail})
+@task(
+    queue="email",
+    limit=Limit(concurrency=2),
+    max_attempts=5,
+    timeout_s=30,
+    backoff=Fixed(60),
+    on_error={KeyError: Fail},
+)
 async def with_options(to: str, copies: int = 1) -> int:
     return copies
 
@@ -65,6 +85,10 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
     await client.enqueue(plain.job(to="ada"), conn=tx)
     await client.enqueue_named("send", {"to": "ada"}, queue="q", run_at=moment, conn=tx)
     await client.enqueue_named("send", {"to": "ada"}, quue="q")  # refused
+
+
+async def workflows(tx: object) -> None:
+    assert_type((await chain(plain.job("ada"), name="mails").start(conn=tx)).id, int)
 
 
 async def enqueueing(tx: object) -> None:
@@ -164,6 +188,10 @@ async def no_items(items: list[Product]) -> None: ...
 
 @task(transaction="serialisable")  # refused
 async def misspelt_isolation(ctx: TransactionContext) -> None: ...
+
+
+def misspelt_name() -> object:
+    return taskd.Limt  # refused
 
 
 def takes_any_task(any_task: Task[..., Any]) -> str:
