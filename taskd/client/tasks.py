@@ -210,10 +210,18 @@ class WithOptions(Enqueues[P, R]):
         return self.task.decode_result(text)
 
 
-class WithContext(Protocol[P, S_co]):
+# Type checkers can take the context out of a handler's parameters only if it is the first one.
+class WithCtx(Protocol[P, S_co]):
     """A handler whose first parameter is named `ctx`."""
 
     def __call__(self, ctx: Context, *args: P.args, **kwargs: P.kwargs) -> S_co:
+        """Run an attempt."""
+
+
+class WithContext(Protocol[P, S_co]):
+    """A handler whose first parameter is named `context`."""
+
+    def __call__(self, context: Context, *args: P.args, **kwargs: P.kwargs) -> S_co:
         """Run an attempt."""
 
 
@@ -258,7 +266,14 @@ class Decorator(Protocol):
     """The decorator that `@task(...)` with other options returns."""
 
     @overload
-    def __call__(self, handler: WithContext[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+    def __call__(
+        self,
+        handler: WithCtx[P, Coroutine[Any, Any, R]] | WithContext[P, Coroutine[Any, Any, R]],
+        /,
+    ) -> AsyncTask[P, R]: ...
+
+    @overload
+    def __call__(self, handler: WithCtx[P, R], /) -> Task[P, R]: ...
 
     @overload
     def __call__(self, handler: WithContext[P, R], /) -> Task[P, R]: ...
@@ -271,7 +286,13 @@ class Decorator(Protocol):
 
 
 @overload
-def task(handler: WithContext[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+def task(
+    handler: WithCtx[P, Coroutine[Any, Any, R]] | WithContext[P, Coroutine[Any, Any, R]], /
+) -> AsyncTask[P, R]: ...
+
+
+@overload
+def task(handler: WithCtx[P, R], /) -> Task[P, R]: ...
 
 
 @overload
@@ -365,8 +386,9 @@ def task(
     """Make a function the handler of a task: `@task` or `@task(queue="email", timeout_s=30)`.
 
     Args:
-        handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
-            parameter `ctx` receives the attempt's Context and is no argument of the job.
+        handler: `async def`, or plain `def`, which runs in the worker's thread pool. A parameter
+            named `ctx`, or annotated as Context, receives the attempt's context and is no argument
+            of the job. Type checkers know this only of the first parameter.
         registry: where the task is registered.
         options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit,
             args_version, upgrade, aliases, redact, keep_logs, and one of process, batch (with

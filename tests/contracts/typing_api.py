@@ -50,6 +50,15 @@ async def with_context(ctx: Context, to: str) -> None:
     await ctx.complete(object())
 
 
+@task
+async def with_long_context(context: Context, to: str) -> int:
+    return context.attempt
+
+
+@task
+def own_context(context: dict[str, str], to: str) -> None: ...
+
+
 @task(name="other", timeout_s=None, registry=Registry())
 def in_a_thread(ctx: Context, to: str, *, note: str | None = None) -> str:
     return to
@@ -75,6 +84,10 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
     with_context.job(to="ada")
     with_context.job("ada")
     with_context.job(object(), "ada")  # refused
+    with_long_context.job("ada")
+    with_long_context.job(to=3)  # refused
+    own_context.job({"a": "b"}, "ada")
+    own_context.job("ada")  # refused
     in_a_thread.job("ada", note="x")
     in_a_thread.job("ada", "x")  # refused
     without_arguments.job()

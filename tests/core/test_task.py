@@ -17,11 +17,13 @@ import pytest
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.backoff import Custom, Fixed
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+from taskd.core.tasks.context import Context, TransactionContext
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs, InvalidJob
 
 if TYPE_CHECKING:
+    import checkers
     from nowhere import OnlyForCheckers
 
 
@@ -65,6 +67,54 @@ def test_ctx_is_no_argument_of_the_job() -> None:
         task.encode(ctx=1, to="x")
 
 
+def ctx_last(to: str, ctx: Any) -> None: ...
+def keyword_only(to: str, *, ctx: Any) -> None: ...
+def by_annotation(to: str, attempt: Context) -> None: ...
+def by_subclass(to: str, attempt: TransactionContext) -> None: ...
+def for_checkers(to: str, attempt: checkers.Context) -> None: ...
+def long_name(context, to: str) -> None: ...  # type: ignore[no-untyped-def]
+def long_name_untyped(to: str, *, context: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "name"),
+    [
+        (ctx_last, "ctx"),
+        (keyword_only, "ctx"),
+        (by_annotation, "attempt"),
+        (by_subclass, "attempt"),
+        (for_checkers, "attempt"),
+        (long_name, "context"),
+        (long_name_untyped, "context"),
+    ],
+)
+def test_the_context_is_found_by_its_annotation_or_name_at_any_place(
+    handler: Any, name: str
+) -> None:
+    task = made(handler)
+    assert (task.takes_context, task.context_name) == (True, name)
+    assert task.encode("x") == task.encode(to="x") == '{"to":"x"}'
+    with pytest.raises(InvalidArgs, match=f"the worker passes {name}"):
+        task.encode(to="x", **{name: {}})
+    received = made(functools.wraps(handler)(lambda **given: given))
+    assert received.call("the context", {"to": "x"}) == {"to": "x", name: "the context"}
+
+
+def test_a_parameter_context_with_a_type_of_its_own_is_an_argument() -> None:
+    def render(template: str, context: dict[str, str]) -> None: ...
+
+    task = made(render)
+    assert not task.takes_context
+    assert task.encode("a", {"b": "c"}) == '{"template":"a","context":{"b":"c"}}'
+
+
+def test_two_contexts_are_refused() -> None:
+    def handler(ctx: Any, other: Context) -> None: ...
+
+    with pytest.raises(TypeError, match="only one of ctx and other"):
+        made(handler)
+
+
 def test_annotations_that_are_not_decoded_may_exist_for_checkers_only() -> None:
     def handler(ctx: OnlyForCheckers, to: str) -> OnlyForCheckers: ...
 
@@ -83,7 +133,6 @@ def variadic(*args: int) -> None: ...
 def keywords(**kwargs: int) -> None: ...
 def positional(a: int, /) -> None: ...
 def connected(conn: Any) -> None: ...
-def context_last(a: int, ctx: Any) -> None: ...
 def untypable(a: Registry) -> None: ...
 def unreadable(a: OnlyForCheckers) -> None: ...
 def ambiguous(a: dict[str, int] | dict[str, str]) -> None: ...
@@ -108,7 +157,6 @@ class Callish:
         keywords,
         positional,
         connected,
-        context_last,
         untypable,
         unreadable,
         ambiguous,

@@ -1,4 +1,4 @@
-"""The type of a handler's first parameter `ctx`: information about the attempt, and its methods."""
+"""The type of a handler's parameter `ctx`: information about the attempt, and its methods."""
 
 from __future__ import annotations
 

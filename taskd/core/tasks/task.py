@@ -59,8 +59,9 @@ class Task(Generic[P, R]):
     """A handler registered under a stable name.
 
     Args:
-        handler: `async def`, or plain `def` (run in the worker's thread pool). A first parameter
-            named `ctx` receives the attempt's context and is no argument of the job.
+        handler: `async def`, or plain `def` (run in the worker's thread pool). A parameter that is
+            named `ctx`, or is annotated as a Context, receives the attempt's context and is no
+            argument of the job.
         name: the task's name in the job's row; by default the function's name.
         queue: the default queue of the task's jobs.
         max_attempts: the most attempts of a job, 1 to 1000.
@@ -86,6 +87,8 @@ class Task(Generic[P, R]):
             or `all`; None: the worker's setting.
 
     Attributes:
+        takes_context: whether the worker makes a context for each attempt.
+        context_name: the parameter of the handler that receives the context; None: none does.
         around: in a worker, the middleware of the task's attempts; see with_middleware().
         limit_defaults: the default values of the arguments that make the key of the limit.
         unique_defaults: the default values of the arguments that make the unique key or its
@@ -158,7 +161,8 @@ class Task(Generic[P, R]):
 
     def _take_arguments(self, handler: Callable[..., Any]) -> None:
         """Derive the checks of arguments, and their published schema, from the signature."""
-        self._signature, self.takes_context = signature_of(self.name, handler)
+        self._signature, self.context_name = signature_of(self.name, handler)
+        self.takes_context = self.context_name is not None
         check_context(self.name, self.kind, takes_context=self.takes_context)
         self._item: type | None = None
         if self.kind is HandlerKind.BATCH:
@@ -189,6 +193,12 @@ class Task(Generic[P, R]):
         made: R = self.handler(*args, **kwargs)
         return made
 
+    def call(self, context: Any, arguments: dict[str, Any]) -> Any:
+        """Call the handler with the arguments of a job, and with the context if it takes one."""
+        if self.context_name is not None:
+            arguments[self.context_name] = context
+        return self.handler(**arguments)
+
     def __repr__(self) -> str:
         return f"<task {self.name} on queue {self.queue}>"
 
@@ -201,9 +211,7 @@ class Task(Generic[P, R]):
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            way = f"{self.__name__}.on(conn).enqueue(...) enqueues over a connection"
-            why = way if "conn" in kwargs else error
-            raise InvalidArgs(f"task {self.name}: {why}") from None
+            raise InvalidArgs(f"task {self.name}: {self._why_unbound(error, kwargs)}") from None
         if self._item is not None:
             (given,) = bound.values()
             if not isinstance(given, self._item):
@@ -218,6 +226,16 @@ class Task(Generic[P, R]):
         except (msgspec.ValidationError, ValueError, RecursionError) as error:
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return text
+
+    def _why_unbound(self, error: TypeError, kwargs: Mapping[str, Any]) -> object:
+        if "conn" in kwargs:
+            return f"{self.__name__}.on(conn).enqueue(...) enqueues over a connection"
+        if self.context_name in kwargs:
+            return (
+                f"the worker passes {self.context_name}, the context of the attempt. An argument "
+                "named context needs a type: `context: dict[str, str]`"
+            )
+        return error
 
     def decode(self, args: str, args_version: int | None = None) -> dict[str, Any]:
         """Decode the JSON text of a job's arguments, and upgrade them if necessary.
