@@ -5,8 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from taskd.client.default import default_client
 from taskd.client.options import JobOptions, given
@@ -14,16 +23,19 @@ from taskd.core.jobs import backoff as backoffs
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Enqueued, Unique
+from taskd.core.tasks import other_words
 from taskd.core.tasks import registry as registries
 from taskd.core.tasks import task as core
 from taskd.core.tasks.argument_versions import Upgrade
 from taskd.core.tasks.batch import Item
 from taskd.core.tasks.context import Context, TransactionContext
+from taskd.core.tasks.other_words import TASK_METHODS, unknown_option
 
 P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 S_co = TypeVar("S_co", covariant=True)
+TASK_OPTIONS = frozenset(core.Task.__init__.__kwdefaults__ or ())
 KeepLogsOption = Literal["off", "failed", "all"] | None
 
 
@@ -86,6 +98,16 @@ class Enqueues(Generic[P, R]):
         """Decode the JSON text of a job's result to the type that the handler returns."""
         raise NotImplementedError
 
+    if not TYPE_CHECKING:  # type checkers refuse unknown names
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the error for a name that does not exist, with the word of taskd."""
+            hint = TASK_METHODS.get(name)
+            text = f"a task has no attribute {name!r}"
+            if hint is not None:
+                text += f": write {hint.format(task=self.__dict__.get('__name__', 'task'))}"
+            raise AttributeError(text, name=name, obj=self)
+
 
 class OnConnection(Generic[P, R]):
     """A task whose jobs are enqueued over the caller's connection; made by `Task.on`."""
@@ -124,21 +146,7 @@ def _typed(enqueued: Enqueued, decode: Callable[[str], R]) -> Enqueued[R]:
 class Task(core.Task[P, R], Enqueues[P, R]):
     """A handler with a stable name; a call runs the handler, `enqueue` enqueues a job."""
 
-    def options(
-        self,
-        *,
-        queue: str | None = None,
-        priority: int | None = None,
-        run_at: datetime | None = None,
-        delay_s: float | None = None,
-        max_attempts: int | None = None,
-        timeout_s: float | None = None,
-        unique: Unique | None = None,
-        no_key: bool | None = None,
-        deadline: datetime | None = None,
-        deadline_s: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> WithOptions[P, R]:
+    def options(self, **options: Unpack[JobOptions]) -> WithOptions[P, R]:
         """Return the task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
 
         Args:
@@ -154,21 +162,11 @@ class Task(core.Task[P, R], Enqueues[P, R]):
                 `deadline_s`.
             deadline_s: the deadline in seconds from now.
             metadata: further values that are stored with the job, such as tags.
+
+        Raises:
+            TypeError: an option does not exist; the message says what taskd calls it.
         """
-        chosen = JobOptions(
-            queue=queue,
-            priority=priority,
-            run_at=run_at,
-            delay_s=delay_s,
-            max_attempts=max_attempts,
-            timeout_s=timeout_s,
-            unique=unique,
-            no_key=no_key,
-            deadline=deadline,
-            deadline_s=deadline_s,
-            metadata=metadata,
-        )
-        return WithOptions(self, given(chosen))
+        return WithOptions(self, given(options))
 
 
 class AsyncTask(Task[P, R]):
@@ -400,6 +398,10 @@ def task(
         ValueError: another handler has this name, or an option is outside its limits.
         InvalidJob: the name or the queue is not valid.
     """
+    for name in options.keys() - TASK_OPTIONS:
+        raise TypeError(unknown_option("@task", name, TASK_OPTIONS, other_words.TASK_OPTIONS))
+    if isinstance(handler, str):
+        raise TypeError(f"@task({handler!r}): write @task(queue={handler!r}), or name={handler!r}")
 
     def register(handler: Callable[..., Any]) -> Task[..., Any]:
         is_async = inspect.iscoroutinefunction(handler)

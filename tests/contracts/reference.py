@@ -14,6 +14,7 @@ import click
 
 from taskd import Task
 from taskd.cli import COMMANDS, cli
+from taskd.client.options import JobOptions
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Unique
@@ -299,7 +300,7 @@ def task_options() -> str:
 
 def job_options() -> str:
     known = dict(entries(read_doc(NewJob).sections["Attributes"]))
-    wanted = inspect.signature(Task.options).parameters.keys() - {"self"}
+    wanted = JobOptions.__annotations__
     args = dict(entries(read_doc(Task.options).sections["Args"]))
     rows = [(code(name), args.get(name, known.get(name, ""))) for name in args if name in wanted]
     return table(("Option", "Meaning"), rows)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 import pytest
 
+from taskd import task
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.backoff import Custom, Fixed
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
@@ -72,7 +73,7 @@ def keyword_only(to: str, *, ctx: Any) -> None: ...
 def by_annotation(to: str, attempt: Context) -> None: ...
 def by_subclass(to: str, attempt: TransactionContext) -> None: ...
 def for_checkers(to: str, attempt: checkers.Context) -> None: ...
-def long_name(context, to: str) -> None: ...  # type: ignore[no-untyped-def]
+def long_name(context, to: str) -> None: ...
 def long_name_untyped(to: str, *, context: Any = None) -> None: ...
 
 
@@ -214,6 +215,47 @@ def test_options_that_fit() -> None:
         backoff=Custom(lambda attempt: attempt),
     )
     assert (task.name, task.queue, task.timeout_s, task.on_error) == ("other", "q", None, rules)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (lambda: task(retries=3), "max_attempts, which includes the first attempt"),
+        (lambda: task(timeout=3), "timeout_s"),
+        (lambda: task(rate_limit="10/m"), r"limit=Limit\("),
+        (lambda: task(queu="x"), "did you mean queue?"),
+        (lambda: task(tenant="x"), "it has aliases, args_version"),
+        (lambda: task("reports"), r"write @task\(queue='reports'\)"),
+        (lambda: task(registry=Registry())(send).options(countdown=3), "delay_s"),
+        (lambda: task(registry=Registry())(send).options(unqiue=3), "did you mean unique?"),
+    ],
+)
+def test_an_option_of_another_queue_gets_the_right_word(
+    wrong: Callable[[], Any], right: str
+) -> None:
+    with pytest.raises(TypeError, match=right):
+        wrong()
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("delay", r"await send\.enqueue\(\.\.\.\), or send\.enqueue_sync\(\.\.\.\)"),
+        ("apply_async", r"send\.options\(delay_s=60\)\.enqueue"),
+        ("s", r"send\.job\(\.\.\.\)"),
+        ("nonsense", "no attribute 'nonsense'$"),
+    ],
+)
+def test_a_method_of_another_queue_gets_the_right_word(name: str, right: str) -> None:
+    with pytest.raises(AttributeError, match=right):
+        getattr(task(registry=Registry())(send), name)
+
+
+def test_a_batch_handler_of_another_form_gets_the_form_to_write() -> None:
+    async def index(items: list[int]) -> None: ...
+
+    with pytest.raises(TypeError, match=r"write `async def index\(items: list\[Item\["):
+        made(index, batch=10)
 
 
 # Arguments.
