@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
+import importlib
+import inspect
 import json
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import pytest
+from fastapi import BackgroundTasks
 
 from taskd import task
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.backoff import Custom, Fixed
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
 from taskd.core.tasks.context import Context, TransactionContext
-from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.registry import DEFAULT, Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs, InvalidJob
 
@@ -122,12 +128,55 @@ def test_annotations_that_are_not_decoded_may_exist_for_checkers_only() -> None:
     assert made(handler).encode("x") == '{"to":"x"}'
 
 
-def test_a_method_can_be_a_handler() -> None:
+def test_a_method_of_an_object_can_be_a_handler_and_one_of_a_class_cannot() -> None:
     class Mailer:
         def send(self, to: str) -> str:
             return to
 
-    assert made(Mailer().send)(to="x") == "x"
+        @classmethod
+        def make(cls, to: str) -> None: ...
+
+        @staticmethod
+        def static(to: str) -> str:
+            return to
+
+    assert made(Mailer().send)(to="x") == made(Mailer.static)(to="x") == "x"
+    for method in (Mailer.send, vars(Mailer)["make"]):
+        with pytest.raises(TypeError, match="a method needs an object, which no worker has"):
+            made(method)
+
+
+def test_a_task_looks_like_its_handler() -> None:
+    async def waits(ctx: Any, to: str = "x") -> int:
+        return 1
+
+    def plain(to: str) -> None: ...
+
+    for handler in (waits, plain):
+        task = made(handler)
+        assert inspect.signature(task) == inspect.signature(handler)
+        assert inspect.unwrap(task) is task.__wrapped__ is handler
+        assert task.__qualname__ == handler.__qualname__
+        assert inspect.iscoroutinefunction(task) is inspect.iscoroutinefunction(handler)
+
+
+async def test_background_tasks_of_fastapi_run_both_kinds_of_tasks() -> None:
+    done = []
+
+    @task(registry=Registry())
+    async def waits(to: str) -> None:
+        await asyncio.sleep(0)
+        done.append(to)
+
+    @task(registry=Registry())
+    def plain(to: str) -> None:
+        done.append(to)
+
+    background = BackgroundTasks()
+    background.add_task(waits, "a")
+    background.add_task(plain, to="b")
+    await background()
+    assert done == ["a", "b"]
 
 
 def variadic(*args: int) -> None: ...
@@ -472,8 +521,63 @@ def test_a_registry_finds_tasks_by_name() -> None:
 def test_two_handlers_of_one_name_are_refused_and_both_are_named() -> None:
     registry = Registry()
     registry.add(made(send))
-    with pytest.raises(ValueError, match=r"test_task\.send and .*test_task\.typed"):
+    with pytest.raises(ValueError, match=r"test_task\.send \(.*:\d+\) and .*test_task\.typed"):
         registry.add(made(typed, name="send"))
+
+
+TWICE = """
+from taskd import task
+
+@task
+def export(day: int) -> str:
+    return "days"
+
+@task
+def {name}(month: int) -> str:
+    return "months"
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of a module `twice` that declares the tasks `export` and `import_`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "twice.py"
+    file.write_text(TWICE.format(name="import_"), encoding="utf-8")
+    yield file
+    sys.modules.pop("twice", None)
+    for name in ("export", "import_"):
+        DEFAULT._tasks.pop(name, None)
+        DEFAULT._places.pop(name, None)
+
+
+def test_two_tasks_of_one_name_in_one_module_are_refused_with_their_lines(module: Path) -> None:
+    module.write_text(TWICE.format(name="export"), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"twice\.py:4\) and twice\.export .*twice\.py:8\)"):
+        importlib.import_module("twice")
+
+
+def test_a_reloaded_module_replaces_its_tasks_also_on_other_lines(module: Path) -> None:
+    first = importlib.import_module("twice")
+    module.write_text("# one more line" + TWICE.format(name="import_"), encoding="utf-8")
+    assert importlib.reload(first).export is DEFAULT.get("export")
+    before = first.export
+    del sys.modules["twice"]
+    again = importlib.import_module("twice").export
+    assert again is not before
+    assert again is DEFAULT.get("export")
+
+
+def test_a_task_can_be_defined_again_at_a_prompt() -> None:
+    namespace: dict[str, Any] = {}
+    for n in (1, 2):
+        lines = "\n" * n + TWICE.format(name="import_")
+        exec(compile(lines, "<stdin>", "exec"), namespace)
+    assert DEFAULT.get("export") is namespace["export"]
+    for name in ("export", "import_"):
+        DEFAULT._tasks.pop(name)
+        DEFAULT._places.pop(name)
 
 
 def test_a_reloaded_module_replaces_its_own_tasks() -> None:

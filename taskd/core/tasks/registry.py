@@ -6,8 +6,9 @@ taskd finds the code of a job only here, and never imports a name from a job's r
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from taskd.core.schedule import Schedule
 from taskd.core.tasks.middleware import Middleware
@@ -28,6 +29,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._places: dict[str, _Place] = {}
         self.resources: dict[str, Callable[[], Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.middleware: list[Middleware] = []
@@ -35,18 +37,21 @@ class Registry:
     def add(self, task: Task[..., Any]) -> None:
         """Register a task.
 
+        If its module was reloaded, the task replaces its older version.
+
         Raises:
             ValueError: a task with another handler has the name or a former name of this task.
         """
+        place = _Place.of(task.handler)
         for name in (task.name, *task.aliases):
-            existing = self._tasks.get(name)
-            if existing is not None and not _same(existing, task):
+            existing = self._places.get(name)
+            if existing is not None and not place.replaces(existing):
                 raise ValueError(
-                    f"two tasks are named {name!r}: {_where(existing)} and {_where(task)}; "
+                    f"two tasks are named {name!r}: {existing} and {place}; "
                     "give one of them another name"
                 )
         for name in (task.name, *task.aliases):
-            self._tasks[name] = task
+            self._tasks[name], self._places[name] = task, place
 
     def add_resource(self, maker: Callable[[], Any]) -> None:
         """Register a resource under the name of its function.
@@ -111,13 +116,42 @@ class Registry:
         return name in self._tasks
 
 
-def _same(one: Task[..., Any], other: Task[..., Any]) -> bool:
-    # If a module is reloaded, it defines the function of a task again. That is no second task.
-    return _where(one) == _where(other)
+class _Place(NamedTuple):
+    """Where a handler is defined.
 
+    Attributes:
+        name: the module and the qualified name.
+        file, line: of the source; an empty file: unknown.
+        load: the namespace of the module and its spec, which a reload of the module replaces.
+    """
 
-def _where(task: Task[..., Any]) -> str:
-    return _defined_at(task.handler)
+    name: str
+    file: str
+    line: int
+    load: tuple[Any, Any]
+
+    @classmethod
+    def of(cls, handler: Callable[..., Any]) -> Self:
+        """Return the place of a handler, below its decorators."""
+        function = inspect.unwrap(handler)
+        code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+        file, line = (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
+        return cls(_defined_at(handler), file, line, (names, names.get("__spec__")))
+
+    def replaces(self, other: _Place) -> bool:
+        """Return whether this handler is the other one, defined again.
+
+        A module defines its handlers again when it is reloaded, and a user may do so at a prompt,
+        whose file is called `<stdin>`, or in the cells of a notebook, which are files of their own.
+        """
+        if self.name != other.name:
+            return False
+        reloaded = any(one is not two for one, two in zip(self.load, other.load, strict=True))
+        same_line = (self.file, self.line) == (other.file, other.line)
+        return reloaded or same_line or self.file != other.file or self.file[:1] in ("", "<")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.file}:{self.line})"
 
 
 def _defined_at(function: Callable[..., Any]) -> str:

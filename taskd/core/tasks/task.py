@@ -6,11 +6,11 @@ encoded and decoded once, so that the check reads exactly what the worker will d
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -103,6 +103,8 @@ class Task(Generic[P, R]):
         ValueError: another option is outside its limits.
     """
 
+    __name__: str
+    __wrapped__: Callable[..., Any]
     around: Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
 
     def __init__(
@@ -144,9 +146,11 @@ class Task(Generic[P, R]):
         self.on_error = dict(on_error or {})
         _check_policies(self.name, backoff, self.on_error)
         self.is_async = inspect.iscoroutinefunction(handler)
-        self.__doc__ = handler.__doc__
-        self.__name__ = handler.__name__
-        self.__module__ = handler.__module__
+        functools.update_wrapper(self, handler, updated=())
+        if self.is_async:
+            # With the attributes of a function, inspect.iscoroutinefunction() is true for the task.
+            for attribute in ("__code__", "__defaults__", "__kwdefaults__"):
+                setattr(self, attribute, getattr(handler, attribute))
         self._take_arguments(handler)
         self.unique = unique
         _check_unique(self.name, unique, self._fields)
@@ -274,7 +278,7 @@ class Task(Generic[P, R]):
             ) from None
         return result
 
-    @cached_property
+    @functools.cached_property
     def _result_decoder(self) -> msgspec.json.Decoder[Any]:
         return result_decoder(self.handler, batch=self.kind is HandlerKind.BATCH)
 
@@ -340,10 +344,22 @@ def _without_value(error: Exception) -> str:
     return QUOTED_VALUE.sub(r"\1", str(error), count=1)
 
 
+def _is_method(handler: Any) -> bool:
+    """Return whether the handler is a function of a class that needs an object or the class."""
+    if isinstance(handler, classmethod):
+        return True
+    return next(iter(inspect.signature(handler).parameters), "") == "self"
+
+
 def _check_handler(handler: Callable[..., Any]) -> None:
     if not inspect.isroutine(handler):
         raise TypeError(
             f"a task's handler must be a function, not {handler!r}: wrap the object in a function"
+        )
+    if _is_method(handler):
+        raise TypeError(
+            f"task {handler.__name__}: a method needs an object, which no worker has: write a "
+            "function that makes the object. For Celery's self of bind=True, write ctx"
         )
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise TypeError(f"task {handler.__name__}: a handler that yields would never run")
