@@ -184,6 +184,9 @@ class Workflow(Startable):
 def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) -> Workflow:
     """Make a workflow of jobs that run one after another, each when the previous one is done.
 
+    No result is passed on as an argument: a job reads the result of the previous one with
+    `ctx.results()`. The stages of a pipeline() get results as arguments.
+
     Args:
         name: name of the workflow.
         on_failed: what happens to the next job when a job fails or is cancelled; a value of

@@ -123,7 +123,7 @@ class TaskdDB:
         run, either.
 
         Args:
-            check: raise AttemptFailed if a handler raised an error.
+            check: raise AttemptFailed if a handler raised an error, which is then its `__cause__`.
             crash: ids of jobs whose worker dies after the handler has ended and before the outcome
                 is written. Another worker rescues all jobs of that worker and runs them again. To
                 make a worker die earlier, raise Crash in a handler.
