@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict, Unique
     from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
     from taskd.core.tasks.batch import Item
-    from taskd.core.tasks.context import Context, TransactionContext
+    from taskd.core.tasks.context import Context, ProcessContext, TransactionContext
     from taskd.core.tasks.resource import resource
     from taskd.core.workflows.workflow import OnFailed
     from taskd.errors import TaskdError
@@ -39,7 +39,7 @@ else:
             "core.jobs.unique": "Enqueued KeyScope OnConflict Unique",
             "core.jobs.verdicts": "Cancel Fail Retry Snooze",
             "core.tasks.batch": "Item",
-            "core.tasks.context": "Context TransactionContext",
+            "core.tasks.context": "Context ProcessContext TransactionContext",
             "core.tasks.resource": "resource",
             "core.workflows.workflow": "OnFailed",
             "errors": "TaskdError",
@@ -66,6 +66,7 @@ __all__ = [
     "Next",
     "OnConflict",
     "OnFailed",
+    "ProcessContext",
     "Retry",
     "Snooze",
     "Stop",

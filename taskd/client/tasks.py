@@ -28,7 +28,7 @@ from taskd.core.tasks import registry as registries
 from taskd.core.tasks import task as core
 from taskd.core.tasks.argument_versions import Upgrade
 from taskd.core.tasks.batch import Item
-from taskd.core.tasks.context import Context, TransactionContext
+from taskd.core.tasks.context import Context, ProcessContext, TransactionContext
 from taskd.core.tasks.other_words import TASK_METHODS, unknown_option
 
 P = ParamSpec("P")
@@ -253,11 +253,21 @@ class TransactionDecorator(Protocol):
         """Make the task."""
 
 
+class WithProcessContext(Protocol[P, S_co]):
+    """A handler with process=True whose first parameter is named `ctx`."""
+
+    def __call__(self, ctx: ProcessContext, *args: P.args, **kwargs: P.kwargs) -> S_co:
+        """Run an attempt."""
+
+
 class ProcessDecorator(Protocol):
     """The decorator that `@task(process=True)` returns."""
 
-    def __call__(self, handler: Callable[P, R], /) -> Task[P, R]:
-        """Make the task."""
+    @overload
+    def __call__(self, handler: WithProcessContext[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> Task[P, R]: ...
 
 
 class Decorator(Protocol):

@@ -19,6 +19,7 @@ from taskd import (
     Item,
     Limit,
     NewJob,
+    ProcessContext,
     Task,
     TransactionContext,
     chain,
@@ -183,7 +184,16 @@ def in_a_process(path: str) -> int:
     return len(path)
 
 
+@task(process=True)
+def in_a_process_with_context(ctx: ProcessContext, path: str) -> int:
+    ctx.progress(1, 2)
+    print(ctx.resources)  # refused
+    return ctx.attempt
+
+
 async def kinds_of_handlers() -> None:
+    in_a_process_with_context.job("a")
+    in_a_process_with_context.job(1)  # refused
     in_batches.job(Product(1))
     await in_batches.enqueue(Product(1))
     await in_batches.options(delay_s=5).enqueue(Product(1))

@@ -13,14 +13,14 @@ import msgspec
 
 from taskd.core.jobs.unique import to_json_type
 from taskd.core.tasks import batch as batches
-from taskd.core.tasks.context import Context
+from taskd.core.tasks.context import ProcessContext
 from taskd.core.tasks.handler_kind import HandlerKind
 
 # A parameter with the first name always receives the context, one with the second name unless its
 # annotation makes it an argument, such as `context: dict[str, str]` of a template.
 CONTEXT_NAME, CONTEXT_NAME_UNTYPED = "ctx", "context"
 # An annotation that names what is imported only for type checkers.
-CONTEXT_TEXT = re.compile(r"(?:\w+\.)*(?:Transaction)?Context")
+CONTEXT_TEXT = re.compile(r"(?:\w+\.)*(?:Process|Transaction)?Context")
 RESERVED_PARAMETERS = frozenset({"conn"})
 
 
@@ -56,7 +56,7 @@ def _receives_context(handler: Callable[..., Any], name: str) -> bool:
         except NameError:
             return CONTEXT_TEXT.fullmatch(hint) is not None
     untyped = name == CONTEXT_NAME_UNTYPED and hint in (Any, object)
-    return untyped or Context in getattr(hint, "__mro__", ())
+    return untyped or ProcessContext in getattr(hint, "__mro__", ())
 
 
 def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
@@ -65,11 +65,6 @@ def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
     Raises:
         TypeError: the kind needs `ctx`, and the handler does not take it; or the reverse.
     """
-    if kind is HandlerKind.PROCESS and takes_context:
-        raise TypeError(
-            f"task {task}: a handler with process=True cannot take ctx, because ctx exists only in "
-            "the process of the worker; pass the values that the handler needs as arguments"
-        )
     if kind is HandlerKind.BATCH and takes_context:
         raise TypeError(
             f"task {task}: each item of a batch has a ctx of its own; take only the list"

@@ -71,7 +71,8 @@ class Task(Generic[P, R]):
         unique: the unique key of the task's jobs, or the arguments that make a key; see Unique.
         limit: how many of the task's jobs can run at the same time, or start in a period of time;
             see Limit.
-        process: True runs a plain `def` in a separate process, which taskd can stop and kill.
+        process: True runs a plain `def` in a separate process, which taskd can stop and kill. Its
+            context is a ProcessContext.
         batch: the most jobs that the handler receives in one call, as a list of Items.
         max_wait_s: how long the first job of a batch waits for further jobs, 0 to 3 seconds.
         transaction: gives the handler `ctx.conn`, a connection with an open transaction, which

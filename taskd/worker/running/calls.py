@@ -60,7 +60,7 @@ def call_of(
             process=True are checked in its process.
     """
     if task.kind is HandlerKind.PROCESS:
-        return ProcessCall(executors.processes, task, job)
+        return ProcessCall(executors.processes, task, job, context)
     if task.kind is HandlerKind.BATCH:
         assert context is not None
         return Member(batches, task, job, Item(task.item(job.args, job.args_version), context))
