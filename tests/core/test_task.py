@@ -25,6 +25,7 @@ from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.backoff import Custom, Fixed
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
 from taskd.core.tasks.context import Context, TransactionContext
+from taskd.core.tasks.middleware import Middleware
 from taskd.core.tasks.registry import DEFAULT, Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs, InvalidJob
@@ -549,13 +550,40 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("twice", None)
     for name in ("export", "import_"):
         DEFAULT._tasks.pop(name, None)
-        DEFAULT._places.pop(name, None)
+        DEFAULT._places.pop(("task", name), None)
 
 
 def test_two_tasks_of_one_name_in_one_module_are_refused_with_their_lines(module: Path) -> None:
     module.write_text(TWICE.format(name="export"), encoding="utf-8")
     with pytest.raises(ValueError, match=r"twice\.py:4\) and twice\.export .*twice\.py:8\)"):
         importlib.import_module("twice")
+
+
+@pytest.mark.parametrize("kind", ["resource", "middleware"])
+def test_two_of_one_name_in_one_module_are_refused_whatever_they_are(kind: str) -> None:
+    def make() -> Any:
+        async def pool(ctx: Any, call_next: Any) -> None: ...
+
+        return pool
+
+    def other() -> Any:
+        async def pool(ctx: Any, call_next: Any) -> None: ...
+
+        pool.__qualname__ = make().__qualname__
+        return pool
+
+    registry = Registry()
+
+    def add(function: Any) -> None:
+        if kind == "resource":
+            registry.add_resource(function)
+        else:
+            registry.add_middleware(Middleware(function))
+
+    add(make())
+    add(make())  # the same line again
+    with pytest.raises(ValueError, match=f"two {kind}s are named"):
+        add(other())
 
 
 def test_a_reloaded_module_replaces_its_tasks_also_on_other_lines(module: Path) -> None:
@@ -577,7 +605,7 @@ def test_a_task_can_be_defined_again_at_a_prompt() -> None:
     assert DEFAULT.get("export") is namespace["export"]
     for name in ("export", "import_"):
         DEFAULT._tasks.pop(name)
-        DEFAULT._places.pop(name)
+        DEFAULT._places.pop(("task", name))
 
 
 def test_a_reloaded_module_replaces_its_own_tasks() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from taskd.core.schedule import Schedule
@@ -29,7 +29,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
-        self._places: dict[str, _Place] = {}
+        self._places: dict[tuple[str, str], _Place] = {}
         self.resources: dict[str, Callable[[], Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.middleware: list[Middleware] = []
@@ -42,16 +42,25 @@ class Registry:
         Raises:
             ValueError: a task with another handler has the name or a former name of this task.
         """
-        place = _Place.of(task.handler)
-        for name in (task.name, *task.aliases):
-            existing = self._places.get(name)
+        names = (task.name, *task.aliases)
+        self._take_names("task", names, task.handler)
+        self._tasks |= dict.fromkeys(names, task)
+
+    def _take_names(self, noun: str, names: Sequence[str], function: Callable[..., Any]) -> None:
+        """Record where the function of these names is defined.
+
+        Raises:
+            ValueError: another function has one of the names.
+        """
+        place = _Place.of(function)
+        for name in names:
+            existing = self._places.get((noun, name))
             if existing is not None and not place.replaces(existing):
                 raise ValueError(
-                    f"two tasks are named {name!r}: {existing} and {place}; "
+                    f"two {noun}s are named {name!r}: {existing} and {place}; "
                     "give one of them another name"
                 )
-        for name in (task.name, *task.aliases):
-            self._tasks[name], self._places[name] = task, place
+        self._places |= {(noun, name): place for name in names}
 
     def add_resource(self, maker: Callable[[], Any]) -> None:
         """Register a resource under the name of its function.
@@ -60,12 +69,7 @@ class Registry:
             ValueError: another resource has this name.
         """
         name = maker.__name__
-        existing = self.resources.get(name)
-        if existing is not None and _defined_at(existing) != _defined_at(maker):
-            raise ValueError(
-                f"two resources are named {name!r}: {_defined_at(existing)} and "
-                f"{_defined_at(maker)}; rename one of the functions"
-            )
+        self._take_names("resource", (name,), maker)
         self.resources[name] = maker
 
     def add_schedule(self, schedule: Schedule) -> None:
@@ -79,7 +83,12 @@ class Registry:
         self.schedules[schedule.name] = schedule
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Register middleware; if its module was reloaded, replace the function's older version."""
+        """Register middleware; if its module was reloaded, replace the function's older version.
+
+        Raises:
+            ValueError: another function of its module has this name.
+        """
+        self._take_names("middleware", (_defined_at(middleware.around),), middleware.around)
         for index, existing in enumerate(self.middleware):
             if _defined_at(existing.around) == _defined_at(middleware.around):
                 self.middleware[index] = middleware
