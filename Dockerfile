@@ -19,7 +19,7 @@ COPY taskd taskd
 RUN tools/bin/hatchling build -t wheel -d dist \
     && python -m venv --without-pip /opt/taskd \
     && tools/bin/pip --python /opt/taskd/bin/python install --no-index --find-links /wheels \
-        "$(echo dist/*.whl)[web]"
+        "$(echo dist/*.whl)[mail,web]"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="pgtaskd" \

@@ -4,18 +4,49 @@
 `import taskd` is quick, and each command imports only the modules that it needs.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from taskd.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from taskd.client import Client, Task, aclose_default, configure, task
     from taskd.core.jobs.backoff import Custom, Exponential, Fixed, Linear
     from taskd.core.jobs.job import JobState, NewJob
-    from taskd.core.jobs.unique import Enqueued, Unique
+    from taskd.core.jobs.limit import Limit
+    from taskd.core.jobs.pipeline_steps import Next, Stop
+    from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict, Unique
     from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
-    from taskd.core.tasks.context import Context
+    from taskd.core.tasks.batch import Item
+    from taskd.core.tasks.context import Context, ProcessContext, TransactionContext
     from taskd.core.tasks.resource import resource
+    from taskd.core.workflows.workflow import OnFailed
     from taskd.errors import TaskdError
+    from taskd.schedules import cron, every, schedule
+    from taskd.version import __version__ as __version__
+    from taskd.workflows import Workflow, chain, group, pipeline, stage
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "client.client": "Client",
+            "client.default": "aclose_default configure",
+            "client.tasks": "Task task",
+            "client.workflows": "Workflow chain group pipeline stage",
+            "core.jobs.backoff": "Custom Exponential Fixed Linear",
+            "core.jobs.job": "JobState NewJob",
+            "core.jobs.limit": "Limit",
+            "core.jobs.pipeline_steps": "Next Stop",
+            "core.jobs.unique": "Enqueued KeyScope OnConflict Unique",
+            "core.jobs.verdicts": "Cancel Fail Retry Snooze",
+            "core.tasks.batch": "Item",
+            "core.tasks.context": "Context ProcessContext TransactionContext",
+            "core.tasks.resource": "resource",
+            "core.workflows.workflow": "OnFailed",
+            "errors": "TaskdError",
+            "schedules": "cron every schedule",
+            "version": "__version__",
+        },
+    )
 
 __all__ = [
     "Cancel",
@@ -26,64 +57,33 @@ __all__ = [
     "Exponential",
     "Fail",
     "Fixed",
+    "Item",
     "JobState",
+    "KeyScope",
+    "Limit",
     "Linear",
     "NewJob",
+    "Next",
+    "OnConflict",
+    "OnFailed",
+    "ProcessContext",
     "Retry",
     "Snooze",
+    "Stop",
     "Task",
     "TaskdError",
+    "TransactionContext",
     "Unique",
+    "Workflow",
     "aclose_default",
+    "chain",
     "configure",
+    "cron",
+    "every",
+    "group",
+    "pipeline",
     "resource",
+    "schedule",
+    "stage",
     "task",
 ]
-
-
-_HOME = {
-    "Cancel": "core.jobs.verdicts",
-    "Client": "client.client",
-    "Context": "core.tasks.context",
-    "Custom": "core.jobs.backoff",
-    "Enqueued": "core.jobs.unique",
-    "Exponential": "core.jobs.backoff",
-    "Fail": "core.jobs.verdicts",
-    "Fixed": "core.jobs.backoff",
-    "JobState": "core.jobs.job",
-    "Linear": "core.jobs.backoff",
-    "NewJob": "core.jobs.job",
-    "Retry": "core.jobs.verdicts",
-    "Snooze": "core.jobs.verdicts",
-    "Task": "client.tasks",
-    "TaskdError": "errors",
-    "Unique": "core.jobs.unique",
-    "aclose_default": "client.default",
-    "configure": "client.default",
-    "resource": "core.tasks.resource",
-    "task": "client.tasks",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import and return a public name, or `taskd.__version__`.
-
-    Raises:
-        AttributeError: there is no public name like that.
-    """
-    if name in _HOME:
-        value = globals()[name] = getattr(import_module(f"taskd.{_HOME[name]}"), name)
-        return value
-    if name != "__version__":
-        raise AttributeError(f"module 'taskd' has no attribute {name!r}")
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("pgtaskd")
-    except PackageNotFoundError:  # a checkout that was never installed
-        return "0+unknown"
-
-
-def __dir__() -> list[str]:
-    """Return all public names, also those that were not imported yet."""
-    return sorted({*globals(), *_HOME})

@@ -29,6 +29,7 @@ TaskdError                       1
 ├── JobFailed                    1  the job whose result was awaited failed
 ├── JobCancelled                 1  the job whose result was awaited was cancelled
 ├── ResultNotStored              1  the job is done, but its result could not be stored
+├── InvalidResult                1  the awaited result is not of the type that the handler returns
 ├── JobNotFound                  3  no live or finished job has that id
 ├── TaskInUse                    1  live workers, jobs or schedules use the task
 ├── ScheduleNotFound             3  no schedule has that name
@@ -236,6 +237,10 @@ class ResultNotStored(TaskdError):
     def __init__(self, job_id: int, reason: str) -> None:
         super().__init__(f"job {job_id} is done, but {reason}")
         self.job_id, self.reason = job_id, reason
+
+
+class InvalidResult(TaskdError):
+    """The awaited result of a job is not of the type that its handler is annotated to return."""
 
 
 class JobNotFound(TaskdError):

@@ -166,6 +166,16 @@ class Commands(click.Group):
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx)
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, but suggest `taskd run --app` for `-A`, as other workers call it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name != "-A":
+                raise
+            meant = "No such option '-A'. Did you mean `taskd run --app MODULE`?"
+            raise click.UsageError(meant, ctx) from None
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of commands, without importing every command for its help text."""
         from click.shell_completion import CompletionItem

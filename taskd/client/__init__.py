@@ -4,8 +4,9 @@ A public name is imported at its first use, so that a module that only declares 
 PostgreSQL driver.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from taskd.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from taskd.client.client import Client
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
         set_default_client,
     )
     from taskd.client.tasks import Task, WithOptions, task
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "client": "Client",
+            "connecting.database_location": "Target open_target",
+            "default": "aclose_default configure default_client set_default_client",
+            "tasks": "Task WithOptions task",
+        },
+    )
 
 __all__ = [
     "Client",
@@ -30,28 +41,3 @@ __all__ = [
     "set_default_client",
     "task",
 ]
-
-_HOME = {
-    "Client": "client",
-    "Target": "connecting.database_location",
-    "Task": "tasks",
-    "WithOptions": "tasks",
-    "aclose_default": "default",
-    "configure": "default",
-    "default_client": "default",
-    "open_target": "connecting.database_location",
-    "set_default_client": "default",
-    "task": "tasks",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name and return it.
-
-    Raises:
-        AttributeError: this package has no such public name.
-    """
-    if name not in _HOME:
-        raise AttributeError(f"module 'taskd.client' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"taskd.client.{_HOME[name]}"), name)
-    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -18,6 +18,8 @@ from taskd.core.jobs.unique import RESULT_TIMEOUT_S, Enqueued
 from taskd.errors import JobCancelled, JobFailed, ResultNotStored
 from taskd.store.connections.callers_connection import fetches, fetches_sync, finished
 from taskd.store.jobs.results import JobKey
+
+R = TypeVar("R")
 
 
 class Client(ClientControl):
@@ -181,13 +183,23 @@ class Client(ClientControl):
             flush_s=flush_s,
         )
 
+    @overload
+    async def result(
+        self, job_id: Enqueued[R], timeout_s: float | None = RESULT_TIMEOUT_S
+    ) -> R: ...
+
+    @overload
+    async def result(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any: ...
+
     async def result(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
         """Wait until a job has ended; return the result of its handler.
 
         Args:
             job_id: id of the job. The id that enqueue() returned for a new job identifies this job
                 even if the sequence of ids goes back. For any other id that several jobs have, the
-                live job is read, or else the newest.
+                live job is read, or else the newest. The result of an id that a method of the
+                task returned is decoded to the type that the handler is annotated to return; any
+                other result is what JSON has.
             timeout_s: seconds to wait, outages of the database included; None: wait without a
                 limit.
 
@@ -195,6 +207,7 @@ class Client(ClientControl):
             JobFailed: the job failed; see the `reason` and `error` of the exception.
             JobCancelled: the job was cancelled; see the `reason` and `error` of the exception.
             ResultNotStored: the job is done, but its result could not be stored.
+            InvalidResult: the result is not of the annotated type.
             JobNotFound: the job was never committed, or is no longer stored.
             TimeoutError: the job has not ended in time. It is not cancelled.
             PermissionDenied: this user is not allowed to read results.
@@ -210,7 +223,15 @@ class Client(ClientControl):
             raise JobCancelled(int(job_id), outcome.reason or "", error)
         if outcome.reason is not None:
             raise ResultNotStored(int(job_id), outcome.reason)
-        return None if outcome.result is None else msgspec.json.decode(outcome.result)
+        text = "null" if outcome.result is None else outcome.result
+        decode = job_id.decode if isinstance(job_id, Enqueued) else None
+        return (decode or msgspec.json.decode)(text)
+
+    @overload
+    def result_sync(self, job_id: Enqueued[R], timeout_s: float | None = RESULT_TIMEOUT_S) -> R: ...
+
+    @overload
+    def result_sync(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any: ...
 
     def result_sync(self, job_id: int, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
         """Wait like result(), for code without an event loop.

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from taskd.core.jobs.unique import Unique
+from taskd.core.tasks.other_words import JOB_OPTIONS, unknown_option
 
 
 class JobOptions(TypedDict, total=False):
@@ -26,5 +27,12 @@ class JobOptions(TypedDict, total=False):
 
 
 def given(options: JobOptions) -> dict[str, Any]:
-    """Return the options that are not None."""
+    """Return the options that are not None.
+
+    Raises:
+        TypeError: an option does not exist.
+    """
+    known = JobOptions.__annotations__
+    for name in options.keys() - known.keys():
+        raise TypeError(unknown_option("a job", name, known, JOB_OPTIONS))
     return {name: value for name, value in options.items() if value is not None}

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from taskd.client.default import default_client
 from taskd.client.options import JobOptions, given
@@ -13,21 +23,24 @@ from taskd.core.jobs import backoff as backoffs
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Enqueued, Unique
+from taskd.core.tasks import other_words
 from taskd.core.tasks import registry as registries
 from taskd.core.tasks import task as core
 from taskd.core.tasks.argument_versions import Upgrade
 from taskd.core.tasks.batch import Item
-from taskd.core.tasks.context import Context, TransactionContext
+from taskd.core.tasks.context import Context, ProcessContext, TransactionContext
+from taskd.core.tasks.other_words import TASK_METHODS, unknown_option
 
 P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 S_co = TypeVar("S_co", covariant=True)
+TASK_OPTIONS = frozenset(core.Task.__init__.__kwdefaults__ or ())
 KeepLogsOption = Literal["off", "failed", "all"] | None
 
 
-class Enqueues(Generic[P]):
-    """Methods that make jobs from typed arguments and enqueue them."""
+class Enqueues(Generic[P, R]):
+    """Methods that make jobs from typed arguments and enqueue them; R is the type of the result."""
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
         """Return a job as a value, for `client.enqueue_many`, or to change the job first.
@@ -37,23 +50,31 @@ class Enqueues(Generic[P]):
         """
         raise NotImplementedError
 
-    @overload
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
+    def on(self, conn: object) -> OnConnection[P, R]:
+        """Return the task on the caller's connection: `send.on(conn).enqueue(to="ada")`.
 
-    # The type of the handler's parameters cannot be extended by `conn`. So with `conn`, arguments
-    # are checked only at run time. A type checker checks `client.enqueue(task.job(...), conn=tx)`.
-    @overload
-    async def enqueue(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
-
-    async def enqueue(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
-        """Enqueue a job with these arguments; return its id, or the id of the holder of its key.
+        The job becomes part of the transaction of `conn`: it exists when the caller commits.
 
         Args:
-            args: the handler's arguments, checked against its signature.
-            conn: the caller's connection (asyncpg, psycopg, SQLAlchemy): the job becomes part of
-                the caller's transaction. Without `conn`, the default client enqueues the job over a
-                connection of its own.
-            kwargs: the handler's arguments.
+            conn: as Client takes it: a connection of asyncpg, psycopg, psycopg2 or Django, or a
+                connection or session of SQLAlchemy.
+
+        Raises:
+            TypeError: `conn` is None. The methods of the returned object raise TypeError if taskd
+                does not support the type of `conn`.
+        """
+        if conn is None:
+            raise TypeError("on(None): pass a connection, or enqueue without on()")
+        return OnConnection(self, conn)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
+        """Enqueue a job with these arguments; return its id, or the id of the holder of its key.
+
+        The default client enqueues the job over a connection of its own. See on() for a job that
+        is part of the caller's transaction.
+
+        Args:
+            args, kwargs: the handler's arguments, checked against its signature.
 
         Raises:
             InvalidArgs: the arguments do not fit, have no JSON form, or take over 256 KiB.
@@ -63,41 +84,69 @@ class Enqueues(Generic[P]):
             StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
                 reply, the job may have been written.
         """
-        return await default_client().enqueue(self.job(*args, **kwargs), conn=conn)
+        return _typed(await default_client().enqueue(self.job(*args, **kwargs)), self.decode_result)
 
-    @overload
-    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
-
-    @overload
-    def enqueue_sync(self, *args: Any, conn: object, **kwargs: Any) -> Enqueued: ...
-
-    def enqueue_sync(self, *args: Any, conn: object = None, **kwargs: Any) -> Enqueued:
-        """Enqueue like enqueue(), without an event loop; `conn` can be Django's or psycopg2's.
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
+        """Enqueue like enqueue(), without an event loop.
 
         Raises:
-            RuntimeError: called in an event loop without `conn`: the call would block the loop.
+            RuntimeError: called in an event loop, which the call would block.
         """
-        return default_client().enqueue_sync(self.job(*args, **kwargs), conn=conn)
+        return _typed(default_client().enqueue_sync(self.job(*args, **kwargs)), self.decode_result)
+
+    def decode_result(self, text: str) -> R:
+        """Decode the JSON text of a job's result to the type that the handler returns."""
+        raise NotImplementedError
+
+    if not TYPE_CHECKING:  # type checkers refuse unknown names
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the error for a name that does not exist, with the word of taskd."""
+            hint = TASK_METHODS.get(name)
+            text = f"a task has no attribute {name!r}"
+            if hint is not None:
+                text += f": write {hint.format(task=self.__dict__.get('__name__', 'task'))}"
+            raise AttributeError(text, name=name, obj=self)
 
 
-class Task(core.Task[P, R], Enqueues[P]):
+class OnConnection(Generic[P, R]):
+    """A task whose jobs are enqueued over the caller's connection; made by `Task.on`."""
+
+    def __init__(self, task: Enqueues[P, R], conn: object) -> None:
+        self._task, self._conn = task, conn
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
+        """Enqueue a job in the transaction of the connection; see Task.enqueue().
+
+        Raises:
+            TypeError: the connection is of a type that taskd does not support, or blocks.
+            As Task.enqueue().
+        """
+        job = self._task.job(*args, **kwargs)
+        enqueued = await default_client().enqueue(job, conn=self._conn)
+        return _typed(enqueued, self._task.decode_result)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
+        """Enqueue like enqueue(), over a blocking connection.
+
+        Raises:
+            TypeError: the connection is of a type that taskd does not support, or needs a loop.
+            As Task.enqueue().
+        """
+        job = self._task.job(*args, **kwargs)
+        enqueued = default_client().enqueue_sync(job, conn=self._conn)
+        return _typed(enqueued, self._task.decode_result)
+
+
+def _typed(enqueued: Enqueued, decode: Callable[[str], R]) -> Enqueued[R]:
+    enqueued.decode = decode
+    return enqueued
+
+
+class Task(core.Task[P, R], Enqueues[P, R]):
     """A handler with a stable name; a call runs the handler, `enqueue` enqueues a job."""
 
-    def options(
-        self,
-        *,
-        queue: str | None = None,
-        priority: int | None = None,
-        run_at: datetime | None = None,
-        delay_s: float | None = None,
-        max_attempts: int | None = None,
-        timeout_s: float | None = None,
-        unique: Unique | None = None,
-        no_key: bool | None = None,
-        deadline: datetime | None = None,
-        deadline_s: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> WithOptions[P]:
+    def options(self, **options: Unpack[JobOptions]) -> WithOptions[P, R]:
         """Return the task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
 
         Args:
@@ -113,27 +162,28 @@ class Task(core.Task[P, R], Enqueues[P]):
                 `deadline_s`.
             deadline_s: the deadline in seconds from now.
             metadata: further values that are stored with the job, such as tags.
+
+        Raises:
+            TypeError: an option does not exist; the message says what taskd calls it.
         """
-        chosen = JobOptions(
-            queue=queue,
-            priority=priority,
-            run_at=run_at,
-            delay_s=delay_s,
-            max_attempts=max_attempts,
-            timeout_s=timeout_s,
-            unique=unique,
-            no_key=no_key,
-            deadline=deadline,
-            deadline_s=deadline_s,
-            metadata=metadata,
-        )
-        return WithOptions(self, given(chosen))
+        return WithOptions(self, given(options))
 
 
-class WithOptions(Enqueues[P]):
+class AsyncTask(Task[P, R]):
+    """A task with an `async def` handler; R is the type of what the handler's coroutine returns."""
+
+    def __call__(  # type: ignore[override]
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]:
+        """Call the handler as a plain function, without a job."""
+        made: Coroutine[Any, Any, R] = self.handler(*args, **kwargs)
+        return made
+
+
+class WithOptions(Enqueues[P, R]):
     """A task together with options for its jobs; made by `Task.options`."""
 
-    def __init__(self, task: Task[P, Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, task: Task[P, R], options: Mapping[str, Any]) -> None:
         self.task = task
         self._options = options
 
@@ -153,20 +203,33 @@ class WithOptions(Enqueues[P]):
             options["unique"] = None
         return replace(job, **options)
 
+    def decode_result(self, text: str) -> R:
+        """Decode the JSON text of a job's result to the type that the handler returns."""
+        return self.task.decode_result(text)
 
-class WithContext(Protocol[P, S_co]):
+
+# Type checkers can take the context out of a handler's parameters only if it is the first one.
+class WithCtx(Protocol[P, S_co]):
     """A handler whose first parameter is named `ctx`."""
 
     def __call__(self, ctx: Context, *args: P.args, **kwargs: P.kwargs) -> S_co:
         """Run an attempt."""
 
 
-class BatchTask(Task[[A], R]):
+class WithContext(Protocol[P, S_co]):
+    """A handler whose first parameter is named `context`."""
+
+    def __call__(self, context: Context, *args: P.args, **kwargs: P.kwargs) -> S_co:
+        """Run an attempt."""
+
+
+class BatchTask(Task[[A], Any], Generic[A, R]):
     """A task whose handler gets a list of jobs; each job is enqueued with one argument, an `A`."""
 
     def __call__(self, items: list[Item[A]]) -> R:  # type: ignore[override]
         """Run the handler as a plain function, without a job."""
-        return self.handler(items)
+        made: R = self.handler(items)
+        return made
 
 
 class WithTransaction(Protocol[P, S_co]):
@@ -186,29 +249,66 @@ class BatchDecorator(Protocol):
 class TransactionDecorator(Protocol):
     """The decorator that `@task(transaction=...)` returns."""
 
-    def __call__(self, handler: WithTransaction[P, R], /) -> Task[P, R]:
+    def __call__(self, handler: WithTransaction[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]:
         """Make the task."""
+
+
+class WithProcessContext(Protocol[P, S_co]):
+    """A handler with process=True whose first parameter is named `ctx`."""
+
+    def __call__(self, ctx: ProcessContext, *args: P.args, **kwargs: P.kwargs) -> S_co:
+        """Run an attempt."""
 
 
 class ProcessDecorator(Protocol):
     """The decorator that `@task(process=True)` returns."""
 
-    def __call__(self, handler: Callable[P, R], /) -> Task[P, R]:
-        """Make the task."""
+    @overload
+    def __call__(self, handler: WithProcessContext[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> Task[P, R]: ...
 
 
 class Decorator(Protocol):
     """The decorator that `@task(...)` with other options returns."""
 
     @overload
+    def __call__(
+        self,
+        handler: WithCtx[P, Coroutine[Any, Any, R]] | WithContext[P, Coroutine[Any, Any, R]],
+        /,
+    ) -> AsyncTask[P, R]: ...
+
+    @overload
+    def __call__(self, handler: WithCtx[P, R], /) -> Task[P, R]: ...
+
+    @overload
     def __call__(self, handler: WithContext[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
 
     @overload
     def __call__(self, handler: Callable[P, R], /) -> Task[P, R]: ...
 
 
 @overload
+def task(
+    handler: WithCtx[P, Coroutine[Any, Any, R]] | WithContext[P, Coroutine[Any, Any, R]], /
+) -> AsyncTask[P, R]: ...
+
+
+@overload
+def task(handler: WithCtx[P, R], /) -> Task[P, R]: ...
+
+
+@overload
 def task(handler: WithContext[P, R], /) -> Task[P, R]: ...
+
+
+@overload
+def task(handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
 
 
 @overload
@@ -297,8 +397,9 @@ def task(
     `billing.export`. Former names (`aliases`) stay as they are.
 
     Args:
-        handler: `async def`, or plain `def`, which runs in the worker's thread pool. A first
-            parameter `ctx` receives the attempt's Context and is no argument of the job.
+        handler: `async def`, or plain `def`, which runs in the worker's thread pool. A parameter
+            named `ctx`, or annotated as Context, receives the attempt's context and is no argument
+            of the job. Type checkers know this only of the first parameter.
         registry: where the task is registered.
         options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit,
             args_version, upgrade, aliases, redact, keep_logs, and one of process, batch (with
@@ -311,11 +412,16 @@ def task(
         InvalidJob: the name or the queue is not valid.
         ConfigError: the setting `task_prefix` cannot be read.
     """
+    for name in options.keys() - TASK_OPTIONS:
+        raise TypeError(unknown_option("@task", name, TASK_OPTIONS, other_words.TASK_OPTIONS))
+    if isinstance(handler, str):
+        raise TypeError(f"@task({handler!r}): write @task(queue={handler!r}), or name={handler!r}")
 
     def register(handler: Callable[..., Any]) -> Task[..., Any]:
-        kind = BatchTask if "batch" in options else Task
         from taskd.config import task_prefix  # producers that declare no task do not need it
 
+        is_async = inspect.iscoroutinefunction(handler)
+        kind = BatchTask if "batch" in options else AsyncTask if is_async else Task
         named = options
         if prefix := task_prefix():
             named = {**options, "name": _prefixed(prefix, options.get("name"), handler)}

@@ -145,7 +145,7 @@ class Workflow(Startable):
         """Enqueue all jobs of the workflow with one statement, so either all of them or none.
 
         Args:
-            conn: the caller's connection, as `enqueue` takes it.
+            conn: the caller's connection, as `Client.enqueue` takes it.
             client: replaces the default client.
 
         Raises:
@@ -183,6 +183,9 @@ class Workflow(Startable):
 
 def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) -> Workflow:
     """Make a workflow of jobs that run one after another, each when the previous one is done.
+
+    No result is passed on as an argument: a job reads the result of the previous one with
+    `ctx.results()`. The stages of a pipeline() get results as arguments.
 
     Args:
         name: name of the workflow.
@@ -295,7 +298,7 @@ class Pipeline(Startable):
 
         Args:
             args, kwargs: the arguments of the first stage's handler.
-            conn: the caller's connection, as `enqueue` takes it.
+            conn: the caller's connection, as `Client.enqueue` takes it.
             client: replaces the default client.
 
         Raises:

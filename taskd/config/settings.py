@@ -129,6 +129,12 @@ class Settings:
         "Attempts that a process for process=True runs before a new process replaces it.",
         whole_number(1, 10**9),
     )
+    process_memory_mb: int | None = setting(
+        None,
+        "Memory of a process for process=True in MiB: a handler that needs more gets MemoryError; "
+        "no limit by default.",
+        whole_number(64, 16 * 1024 * 1024),
+    )
     transaction_connections: int = setting(
         4, "Connections for handlers with transaction=, per process.", whole_number(1, 100)
     )

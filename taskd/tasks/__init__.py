@@ -1,7 +1,7 @@
 """Built-in tasks, so that taskd is useful without writing Python.
 
 They are ordinary tasks: a task of the app replaces the built-in task of the same name. Imports
-core, config, errors and aiosmtplib; the command line imports it.
+core, config and errors, and libraries of extras at their first use; the command line imports it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def built_in(settings: Settings) -> list[Task[..., Any]]:
     """
     made: list[Task[..., Any]] = []
     if settings.smtp_host is not None:
+        send_email.check_installed()
         mailer = send_email.Mailer(settings)
         _closes.append(mailer.aclose)
         made.append(mailer.task())

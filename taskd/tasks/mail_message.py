@@ -44,6 +44,10 @@ _BOUNDARY = "=_part_of_a_mail_by_taskd"
 _WIRE = compat32.clone(linesep="\r\n", mangle_from_=False)
 
 
+class MailDeferred(Exception):
+    """The server deferred the mail; a later attempt can succeed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mailbox:
     """A mail address, and the name that mail programs show with it."""

@@ -5,26 +5,17 @@ name is imported at its first use, so that the plugin does not import the client
 the start of each pytest.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from taskd.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from taskd.testing.db import TaskdDB
     from taskd.testing.rows import JobRow
     from taskd.testing.run import AttemptFailed, Crash
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__, {"db": "TaskdDB", "rows": "JobRow", "run": "AttemptFailed Crash"}
+    )
 
 __all__ = ["AttemptFailed", "Crash", "JobRow", "TaskdDB"]
-
-_HOME = {"AttemptFailed": "run", "Crash": "run", "JobRow": "rows", "TaskdDB": "db"}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name and return it.
-
-    Raises:
-        AttributeError: this package has no such public name.
-    """
-    if name not in _HOME:
-        raise AttributeError(f"module 'taskd.testing' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"taskd.testing.{_HOME[name]}"), name)
-    return value

@@ -123,8 +123,8 @@ class TaskdDB:
         run, either.
 
         Args:
-            check: raise AttemptFailed if a handler raised an error, or the arguments of a job do
-                not fit its task.
+            check: raise AttemptFailed if a handler raised an error, which is then its `__cause__`,
+                or if the arguments of a job do not fit its task.
             crash: ids of jobs whose worker dies after the handler has ended and before the outcome
                 is written. Another worker rescues all jobs of that worker and runs them again. To
                 make a worker die earlier, raise Crash in a handler.

@@ -14,7 +14,7 @@ from taskd.errors import InvalidArgs
 from taskd.testing.rows import JobRow, called, quoted
 
 NEAREST_MAX = 5
-NOT_COMMITTED = "A job that was enqueued with conn= is visible once its transaction has committed."
+NOT_COMMITTED = "A job on the caller's connection is visible once its transaction has committed."
 
 
 class _Absent:

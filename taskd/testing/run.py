@@ -161,13 +161,13 @@ class Run:
         @functools.wraps(task.handler)
         async def awaited(ctx: Any, **arguments: Any) -> Any:
             with self._watching(ctx.job_id):
-                value = task.handler(*([ctx] if task.takes_context else []), **arguments)
+                value = task.call(ctx, arguments)
                 return await finished(value)
 
         @functools.wraps(task.handler)
         def called(ctx: Any, **arguments: Any) -> Any:
             with self._watching(ctx.job_id):
-                value = task.handler(*([ctx] if task.takes_context else []), **arguments)
+                value = task.call(ctx, arguments)
             return returned(ctx, value) if is_unfinished(value) else value
 
         async def returned(ctx: Any, value: Any) -> Any:
@@ -191,7 +191,7 @@ class Run:
         watched.handler = awaited if task.is_async else called
         if task.kind is HandlerKind.BATCH:
             watched.handler = gathered
-        watched.takes_context = True
+        watched.takes_context, watched.context_name = True, "ctx"
         return watched
 
     @contextmanager

@@ -98,6 +98,19 @@ def test_a_mistyped_command_is_reported_the_nearest_one(nowhere):
 
 
 @pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("run", "proj.jobs"), "Did you mean `--app proj.jobs`?"),
+        (("run", "-A", "proj"), "Did you mean '--app'?"),
+        (("-A", "proj", "run"), "Did you mean `taskd run --app MODULE`?"),
+        (("run", "-Q", "mail"), "Did you mean '--queue'?"),
+    ],
+)
+def test_the_words_of_other_workers_get_the_right_option(nowhere, words, meant):
+    assert meant in nowhere(*words, code=2).stderr
+
+
+@pytest.mark.parametrize(
     ("flag", "value", "why"),
     [
         ("--concurrency", "0", "'0' is not a whole number from 1 to 10000"),

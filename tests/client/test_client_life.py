@@ -434,12 +434,3 @@ def test_importing_taskd_imports_no_more_than_a_producer_needs() -> None:
         "uvloop",
     }
     assert not heavy & set(ended.stdout.split())
-
-
-def test_the_public_names_are_few_sorted_and_there() -> None:
-    assert taskd.__all__ == sorted(taskd.__all__)
-    assert len(taskd.__all__) <= 20
-    assert all(hasattr(taskd, name) for name in taskd.__all__)
-    assert isinstance(taskd.__version__, str)
-    with pytest.raises(AttributeError):
-        _ = taskd.nonsense

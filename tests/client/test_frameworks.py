@@ -196,7 +196,7 @@ def test_a_rollback_takes_the_jobs_back(client: Client, caller: Caller, looks: A
 def test_a_commit_brings_the_jobs_and_what_was_written_beside_them(
     client: Client, caller: Caller, looks: Any, send: Any
 ) -> None:
-    ids = [send.enqueue_sync(to="x", conn=caller.conn)]
+    ids = [send.on(caller.conn).enqueue_sync(to="x")]
     ids.append(client.enqueue_named_sync("b", {"x": 1}, queue="q", conn=caller.conn))
     assert looks() == ([], 0)
     caller.commit()  # of a transaction in which taskd's statements are all there is
@@ -341,7 +341,7 @@ async def test_an_async_rollback_takes_the_jobs_back(
 async def test_an_async_commit_brings_the_jobs_and_what_was_written_beside_them(
     client: Client, acaller: Caller, looks: Any, send: Any
 ) -> None:
-    ids = [await send.enqueue(to="100 %s $1", conn=acaller.conn)]
+    ids = [await send.on(acaller.conn).enqueue(to="100 %s $1")]
     ids.append(await client.enqueue_named("b", {"x": 1}, queue="q", conn=acaller.conn))
     assert looks() == ([], 0)
     await acaller.commit()  # of a transaction in which taskd's statements are all there is

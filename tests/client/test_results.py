@@ -9,15 +9,18 @@ import asyncio
 import pickle
 import re
 import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from taskd import Client, NewJob
-from taskd.client import results
+from taskd import Client, NewJob, task
+from taskd.client import results, set_default_client
 from taskd.core.jobs.job import JobState
 from taskd.core.jobs.unique import Enqueued
-from taskd.errors import JobCancelled, JobFailed, JobNotFound, PermissionDenied
+from taskd.core.tasks.registry import Registry
+from taskd.errors import InvalidResult, JobCancelled, JobFailed, JobNotFound, PermissionDenied
 from taskd.store.connections.database import Lane
 from taskd.store.connections.statements import load
 from taskd.store.jobs import jobs
@@ -63,6 +66,69 @@ async def test_a_result_comes_by_notification(
     await sql.execute("UPDATE taskd.job SET state = 'queued'")
     await jobs.ack_outcomes(worker, ME, [ack(await claim(worker), JobState.DONE, '{"pages": 3}')])
     assert await waits == {"pages": 3}
+
+
+@dataclass
+class Report:
+    """What a handler returns."""
+
+    pages: int
+    made: datetime
+
+
+async def stored(worker: Lane, result: str | None) -> None:
+    await jobs.ack_outcomes(worker, ME, [ack(await claim(worker), JobState.DONE, result)])
+
+
+async def test_the_result_of_a_task_has_the_type_of_its_handler(
+    client: Client, worker: Lane
+) -> None:
+    @task(queue="sync", registry=Registry())
+    def render() -> Report:
+        raise NotImplementedError
+
+    set_default_client(client)
+    made = datetime(2026, 10, 1, tzinfo=UTC)
+    job_id = await render.enqueue()
+    await stored(worker, '{"pages": 3, "made": "2026-10-01T00:00:00Z"}')
+    assert await job_id.result() == Report(3, made)
+    assert await client.result(job_id) == Report(3, made)
+    assert await client.result(int(job_id)) == {"pages": 3, "made": "2026-10-01T00:00:00Z"}
+    assert await client.result(pickle.loads(pickle.dumps(job_id))) == await client.result(
+        int(job_id)
+    )
+
+
+async def test_a_result_of_another_type_is_an_error_that_says_how_to_read_it(
+    client: Client, worker: Lane
+) -> None:
+    @task(queue="sync", registry=Registry())
+    async def render() -> Report:
+        raise NotImplementedError
+
+    set_default_client(client)
+    job_id = await render.options(priority=5).enqueue()
+    await stored(worker, '{"pages": "secret"}')
+    with pytest.raises(InvalidResult, match=r"pages.*client\.result\(int\(id\)\)") as raised:
+        await job_id.result()
+    assert "secret" not in str(raised.value)
+
+
+async def test_a_result_whose_type_cannot_be_decoded_is_what_json_has(
+    client: Client, worker: Lane
+) -> None:
+    @task(queue="sync", registry=Registry())
+    def unknown() -> Registry:
+        raise NotImplementedError
+
+    @task(queue="sync", registry=Registry())
+    def nothing() -> None: ...
+
+    set_default_client(client)
+    for each in (unknown, nothing):  # the second stores its result by ctx.complete()
+        job_id = await each.enqueue()
+        await stored(worker, "[1]")
+        assert await client.result(job_id) == [1]
 
 
 def ack(claimed: Any, state: JobState, result: str | None = None) -> Any:

@@ -76,9 +76,27 @@ async def test_a_task_enqueues_in_the_callers_transaction_without_a_client_of_it
     # Nothing listens on port 1: with conn, the default client is never connected.
     configure("postgresql://nobody@127.0.0.1:1/nowhere")
     connection, commit, _ = caller
-    job_id = await send.enqueue(to="x", conn=connection)
+    job_id = await send.on(connection).enqueue(to="x")
     await commit()
     assert await sql.fetchval("SELECT id FROM taskd.job") == job_id
+
+
+async def test_options_and_a_connection_go_together(caller: Any, sql: Any, send: Any) -> None:
+    connection, commit, _ = caller
+    job_id = await send.options(priority=7).on(connection).enqueue(to="x")
+    await commit()
+    assert await sql.fetchval("SELECT id FROM taskd.job WHERE priority = 7") == job_id
+
+
+async def test_a_connection_among_the_arguments_is_refused_with_the_right_call(send: Any) -> None:
+    with pytest.raises(InvalidArgs, match=r"send\.on\(conn\)\.enqueue"):
+        await send.enqueue(to="x", conn=object())
+
+
+async def test_none_is_no_connection(send: Any) -> None:
+    # A caller whose connection is missing must not enqueue outside of its transaction.
+    with pytest.raises(TypeError, match="pass a connection"):
+        send.on(None)
 
 
 async def test_a_named_task_is_looked_up_in_the_callers_transaction(
@@ -103,7 +121,7 @@ def test_psycopg_sync_committed_is_there(dsn: str, psycopg_sync: Any, send: Any)
     configure("postgresql://nobody@127.0.0.1:1/nowhere")
     client = Client("postgresql://nobody@127.0.0.1:1/nowhere")
     ids = client.enqueue_many_sync((send.job(to=str(n)) for n in range(1200)), conn=psycopg_sync)
-    ids.append(send.enqueue_sync(to="x", conn=psycopg_sync))
+    ids.append(send.on(psycopg_sync).enqueue_sync(to="x"))
     ids.append(client.enqueue_named_sync("other", {"a": 1}, queue="q", conn=psycopg_sync))
     assert psycopg_sync.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
     psycopg_sync.commit()

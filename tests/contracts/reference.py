@@ -14,6 +14,7 @@ import click
 
 from taskd import Task
 from taskd.cli import COMMANDS, cli
+from taskd.client.options import JobOptions
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Unique
@@ -23,8 +24,8 @@ from tests.contracts.markdown import code, table
 from tests.contracts.sql_functions import is_called_by
 
 MODULES = (
-    "taskd", "taskd.handlers", "taskd.limits", "taskd.middleware", "taskd.reporting",
-    "taskd.schedules", "taskd.workflows", "taskd.testing",
+    "taskd", "taskd.handlers", "taskd.middleware", "taskd.reporting", "taskd.schedules",
+    "taskd.workflows", "taskd.testing",
 )  # fmt: skip
 SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$", re.MULTILINE)
 FUNCTION = re.compile(
@@ -309,7 +310,7 @@ def task_options() -> str:
 
 def job_options() -> str:
     known = dict(entries(read_doc(NewJob).sections["Attributes"]))
-    wanted = inspect.signature(Task.options).parameters.keys() - {"self"}
+    wanted = JobOptions.__annotations__
     args = dict(entries(read_doc(Task.options).sections["Args"]))
     rows = [(code(name), args.get(name, known.get(name, ""))) for name in args if name in wanted]
     return table(("Option", "Meaning"), rows)

@@ -15,6 +15,7 @@ LOCK = (CHECKOUT / "requirements.lock").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
 WANTED = [
     *PROJECT["project"]["dependencies"],
+    *PROJECT["project"]["optional-dependencies"]["mail"],
     *PROJECT["project"]["optional-dependencies"]["web"],
     *PROJECT["build-system"]["requires"],
 ]

@@ -1,4 +1,4 @@
-"""What a type checker makes of the producer API. Read by mypy, never run.
+"""What a type checker makes of the producer API. Read by mypy and pyright, never run.
 
 A line that must be refused ends in `# refused`; all others must pass.
 """
@@ -9,9 +9,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_type
 
-from taskd import Client, Context, Enqueued, Fail, Fixed, NewJob, Task, task
+import taskd
+from taskd import (
+    Client,
+    Context,
+    Enqueued,
+    Fail,
+    Fixed,
+    Item,
+    Limit,
+    NewJob,
+    ProcessContext,
+    Task,
+    TransactionContext,
+    chain,
+    task,
+)
 from taskd.core.tasks.registry import Registry
-from taskd.handlers import Item, TransactionContext
 from taskd.worker.attempt_context import AttemptContext
 
 
@@ -19,7 +33,14 @@ from taskd.worker.attempt_context import AttemptContext
 async def plain(to: str, copies: int = 1) -> None: ...
 
 
-@task(queue="email", max_attempts=5, timeout_s=30, backoff=Fixed(60), on_error={KeyError: Fail})
+@task(
+    queue="email",
+    limit=Limit(concurrency=2),
+    max_attempts=5,
+    timeout_s=30,
+    backoff=Fixed(60),
+    on_error={KeyError: Fail},
+)
 async def with_options(to: str, copies: int = 1) -> int:
     return copies
 
@@ -28,6 +49,15 @@ async def with_options(to: str, copies: int = 1) -> int:
 async def with_context(ctx: Context, to: str) -> None:
     assert_type(ctx.remaining_s(), float | None)
     await ctx.complete(object())
+
+
+@task
+async def with_long_context(context: Context, to: str) -> int:
+    return context.attempt
+
+
+@task
+def own_context(context: dict[str, str], to: str) -> None: ...
 
 
 @task(name="other", timeout_s=None, registry=Registry())
@@ -55,6 +85,10 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
     with_context.job(to="ada")
     with_context.job("ada")
     with_context.job(object(), "ada")  # refused
+    with_long_context.job("ada")
+    with_long_context.job(to=3)  # refused
+    own_context.job({"a": "b"}, "ada")
+    own_context.job("ada")  # refused
     in_a_thread.job("ada", note="x")
     in_a_thread.job("ada", "x")  # refused
     without_arguments.job()
@@ -67,17 +101,25 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
     await client.enqueue_named("send", {"to": "ada"}, quue="q")  # refused
 
 
+async def workflows(tx: object) -> None:
+    assert_type((await chain(plain.job("ada"), name="mails").start(conn=tx)).id, int)
+
+
 async def enqueueing(tx: object) -> None:
-    assert_type(await plain.enqueue(to="ada"), Enqueued)
-    await plain.enqueue(to="ada", conn=tx)
-    await plain.enqueue("ada", 2, conn=tx)
+    assert_type(await plain.enqueue(to="ada"), Enqueued[None])
+    await plain.on(tx).enqueue(to="ada")
+    await plain.on(tx).enqueue("ada", 2)
+    await plain.on(tx).enqueue(tu="ada")  # refused
+    await plain.on(tx).enqueue(to=3)  # refused
+    await plain.enqueue(to="ada", conn=tx)  # refused
     await plain.enqueue(tu="ada")  # refused
     await plain.enqueue(to=3)  # refused
     await plain.enqueue()  # refused
     await with_context.enqueue(to="ada")
-    await with_context.enqueue("ada", conn=tx)
+    await with_context.on(tx).enqueue("ada")
     await with_options.options(queue="bulk", delay_s=5).enqueue(to="ada")
-    await with_options.options(queue="bulk").enqueue(to="ada", conn=tx)
+    await with_options.options(queue="bulk").on(tx).enqueue(to="ada")
+    await with_options.options(queue="bulk").on(tx).enqueue(tu="ada")  # refused
     await with_options.options(queue="bulk").enqueue(tu="ada")  # refused
     with_options.options(queue="bulk").job(to=3)  # refused
     with_options.options(quue="bulk")  # refused
@@ -85,13 +127,33 @@ async def enqueueing(tx: object) -> None:
 
 
 def without_a_loop(tx: object) -> None:
-    assert_type(plain.enqueue_sync(to="ada"), Enqueued)
-    plain.enqueue_sync(to="ada", conn=tx)
+    assert_type(plain.enqueue_sync(to="ada"), Enqueued[None])
+    plain.on(tx).enqueue_sync(to="ada")
+    plain.on(tx).enqueue_sync(tu="ada")  # refused
     plain.enqueue_sync(tu="ada")  # refused
+
+
+async def results(client: Client, tx: object) -> None:
+    number = await with_options.enqueue(to="ada")
+    assert_type(number, Enqueued[int])
+    assert_type(await number.result(), int)
+    assert_type(number.result_sync(5.0), int)
+    assert_type(await client.result(number), int)
+    assert_type(client.result_sync(number), int)
+    assert_type(await with_options.options(delay_s=1).on(tx).enqueue(to="ada"), Enqueued[int])
+    assert_type(in_a_thread.on(tx).enqueue_sync("ada"), Enqueued[str])
+    assert_type(await in_a_process.enqueue("a"), Enqueued[int])
+    assert_type(await in_a_transaction.enqueue(1), Enqueued[bool])
+    assert_type(await in_batches.enqueue(Product(1)), Enqueued[Any])
+    assert_type(await client.enqueue(with_options.job("ada")), Enqueued[Any])
+    assert_type(await client.result(3), Any)
+    kept: list[Enqueued] = [number]
+    assert_type(kept[0], Enqueued[Any])
 
 
 async def calling_the_handler() -> None:
     assert_type(await with_options("ada", 2), int)
+    assert_type(in_a_process("a"), int)
     await plain(to=3)  # refused
     assert_type(without_arguments.name, str)
 
@@ -112,8 +174,9 @@ async def in_batches(items: list[Item[Product]]) -> None:
 
 
 @task(transaction="serializable")
-async def in_a_transaction(ctx: TransactionContext, account: int) -> None:
+async def in_a_transaction(ctx: TransactionContext, account: int) -> bool:
     await ctx.conn.execute("SELECT 1")
+    return True
 
 
 @task(process=True, timeout_s=5)
@@ -121,7 +184,16 @@ def in_a_process(path: str) -> int:
     return len(path)
 
 
+@task(process=True)
+def in_a_process_with_context(ctx: ProcessContext, path: str) -> int:
+    ctx.progress(1, 2)
+    print(ctx.resources)  # refused
+    return ctx.attempt
+
+
 async def kinds_of_handlers() -> None:
+    in_a_process_with_context.job("a")
+    in_a_process_with_context.job(1)  # refused
     in_batches.job(Product(1))
     await in_batches.enqueue(Product(1))
     await in_batches.options(delay_s=5).enqueue(Product(1))
@@ -139,6 +211,10 @@ async def no_items(items: list[Product]) -> None: ...
 
 @task(transaction="serialisable")  # refused
 async def misspelt_isolation(ctx: TransactionContext) -> None: ...
+
+
+def misspelt_name() -> object:
+    return taskd.Limt  # refused
 
 
 def takes_any_task(any_task: Task[..., Any]) -> str:

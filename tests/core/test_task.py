@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
+import importlib
+import inspect
 import json
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import pytest
+from fastapi import BackgroundTasks
 
+from taskd import task
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.backoff import Custom, Fixed
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
-from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.context import Context, TransactionContext
+from taskd.core.tasks.middleware import Middleware
+from taskd.core.tasks.registry import DEFAULT, Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs, InvalidJob
 
 if TYPE_CHECKING:
+    import checkers
     from nowhere import OnlyForCheckers
 
 
@@ -65,25 +75,115 @@ def test_ctx_is_no_argument_of_the_job() -> None:
         task.encode(ctx=1, to="x")
 
 
+def ctx_last(to: str, ctx: Any) -> None: ...
+def keyword_only(to: str, *, ctx: Any) -> None: ...
+def by_annotation(to: str, attempt: Context) -> None: ...
+def by_subclass(to: str, attempt: TransactionContext) -> None: ...
+def for_checkers(to: str, attempt: checkers.Context) -> None: ...
+def long_name(context, to: str) -> None: ...
+def long_name_untyped(to: str, *, context: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "name"),
+    [
+        (ctx_last, "ctx"),
+        (keyword_only, "ctx"),
+        (by_annotation, "attempt"),
+        (by_subclass, "attempt"),
+        (for_checkers, "attempt"),
+        (long_name, "context"),
+        (long_name_untyped, "context"),
+    ],
+)
+def test_the_context_is_found_by_its_annotation_or_name_at_any_place(
+    handler: Any, name: str
+) -> None:
+    task = made(handler)
+    assert (task.takes_context, task.context_name) == (True, name)
+    assert task.encode("x") == task.encode(to="x") == '{"to":"x"}'
+    with pytest.raises(InvalidArgs, match=f"the worker passes {name}"):
+        task.encode(to="x", **{name: {}})
+    received = made(functools.wraps(handler)(lambda **given: given))
+    assert received.call("the context", {"to": "x"}) == {"to": "x", name: "the context"}
+
+
+def test_a_parameter_context_with_a_type_of_its_own_is_an_argument() -> None:
+    def render(template: str, context: dict[str, str]) -> None: ...
+
+    task = made(render)
+    assert not task.takes_context
+    assert task.encode("a", {"b": "c"}) == '{"template":"a","context":{"b":"c"}}'
+
+
+def test_two_contexts_are_refused() -> None:
+    def handler(ctx: Any, other: Context) -> None: ...
+
+    with pytest.raises(TypeError, match="only one of ctx and other"):
+        made(handler)
+
+
 def test_annotations_that_are_not_decoded_may_exist_for_checkers_only() -> None:
     def handler(ctx: OnlyForCheckers, to: str) -> OnlyForCheckers: ...
 
     assert made(handler).encode("x") == '{"to":"x"}'
 
 
-def test_a_method_can_be_a_handler() -> None:
+def test_a_method_of_an_object_can_be_a_handler_and_one_of_a_class_cannot() -> None:
     class Mailer:
         def send(self, to: str) -> str:
             return to
 
-    assert made(Mailer().send)(to="x") == "x"
+        @classmethod
+        def make(cls, to: str) -> None: ...
+
+        @staticmethod
+        def static(to: str) -> str:
+            return to
+
+    assert made(Mailer().send)(to="x") == made(Mailer.static)(to="x") == "x"
+    for method in (Mailer.send, vars(Mailer)["make"]):
+        with pytest.raises(TypeError, match="a method needs an object, which no worker has"):
+            made(method)
+
+
+def test_a_task_looks_like_its_handler() -> None:
+    async def waits(ctx: Any, to: str = "x") -> int:
+        return 1
+
+    def plain(to: str) -> None: ...
+
+    for handler in (waits, plain):
+        task = made(handler)
+        assert inspect.signature(task) == inspect.signature(handler)
+        assert inspect.unwrap(task) is task.__wrapped__ is handler
+        assert task.__qualname__ == handler.__qualname__
+        assert inspect.iscoroutinefunction(task) is inspect.iscoroutinefunction(handler)
+
+
+async def test_background_tasks_of_fastapi_run_both_kinds_of_tasks() -> None:
+    done = []
+
+    @task(registry=Registry())
+    async def waits(to: str) -> None:
+        await asyncio.sleep(0)
+        done.append(to)
+
+    @task(registry=Registry())
+    def plain(to: str) -> None:
+        done.append(to)
+
+    background = BackgroundTasks()
+    background.add_task(waits, "a")
+    background.add_task(plain, to="b")
+    await background()
+    assert done == ["a", "b"]
 
 
 def variadic(*args: int) -> None: ...
 def keywords(**kwargs: int) -> None: ...
 def positional(a: int, /) -> None: ...
 def connected(conn: Any) -> None: ...
-def context_last(a: int, ctx: Any) -> None: ...
 def untypable(a: Registry) -> None: ...
 def unreadable(a: OnlyForCheckers) -> None: ...
 def ambiguous(a: dict[str, int] | dict[str, str]) -> None: ...
@@ -108,7 +208,6 @@ class Callish:
         keywords,
         positional,
         connected,
-        context_last,
         untypable,
         unreadable,
         ambiguous,
@@ -166,6 +265,47 @@ def test_options_that_fit() -> None:
         backoff=Custom(lambda attempt: attempt),
     )
     assert (task.name, task.queue, task.timeout_s, task.on_error) == ("other", "q", None, rules)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (lambda: task(retries=3), "max_attempts, which includes the first attempt"),
+        (lambda: task(timeout=3), "timeout_s"),
+        (lambda: task(rate_limit="10/m"), r"limit=Limit\("),
+        (lambda: task(queu="x"), "did you mean queue?"),
+        (lambda: task(tenant="x"), "it has aliases, args_version"),
+        (lambda: task("reports"), r"write @task\(queue='reports'\)"),
+        (lambda: task(registry=Registry())(send).options(countdown=3), "delay_s"),
+        (lambda: task(registry=Registry())(send).options(unqiue=3), "did you mean unique?"),
+    ],
+)
+def test_an_option_of_another_queue_gets_the_right_word(
+    wrong: Callable[[], Any], right: str
+) -> None:
+    with pytest.raises(TypeError, match=right):
+        wrong()
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("delay", r"await send\.enqueue\(\.\.\.\), or send\.enqueue_sync\(\.\.\.\)"),
+        ("apply_async", r"send\.options\(delay_s=60\)\.enqueue"),
+        ("s", r"send\.job\(\.\.\.\)"),
+        ("nonsense", "no attribute 'nonsense'$"),
+    ],
+)
+def test_a_method_of_another_queue_gets_the_right_word(name: str, right: str) -> None:
+    with pytest.raises(AttributeError, match=right):
+        getattr(task(registry=Registry())(send), name)
+
+
+def test_a_batch_handler_of_another_form_gets_the_form_to_write() -> None:
+    async def index(items: list[int]) -> None: ...
+
+    with pytest.raises(TypeError, match=r"write `async def index\(items: list\[Item\["):
+        made(index, batch=10)
 
 
 # Arguments.
@@ -382,8 +522,90 @@ def test_a_registry_finds_tasks_by_name() -> None:
 def test_two_handlers_of_one_name_are_refused_and_both_are_named() -> None:
     registry = Registry()
     registry.add(made(send))
-    with pytest.raises(ValueError, match=r"test_task\.send and .*test_task\.typed"):
+    with pytest.raises(ValueError, match=r"test_task\.send \(.*:\d+\) and .*test_task\.typed"):
         registry.add(made(typed, name="send"))
+
+
+TWICE = """
+from taskd import task
+
+@task
+def export(day: int) -> str:
+    return "days"
+
+@task
+def {name}(month: int) -> str:
+    return "months"
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of a module `twice` that declares the tasks `export` and `import_`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "twice.py"
+    file.write_text(TWICE.format(name="import_"), encoding="utf-8")
+    yield file
+    sys.modules.pop("twice", None)
+    for name in ("export", "import_"):
+        DEFAULT._tasks.pop(name, None)
+        DEFAULT._places.pop(("task", name), None)
+
+
+def test_two_tasks_of_one_name_in_one_module_are_refused_with_their_lines(module: Path) -> None:
+    module.write_text(TWICE.format(name="export"), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"twice\.py:4\) and twice\.export .*twice\.py:8\)"):
+        importlib.import_module("twice")
+
+
+@pytest.mark.parametrize("kind", ["resource", "middleware"])
+def test_two_of_one_name_in_one_module_are_refused_whatever_they_are(kind: str) -> None:
+    def make() -> Any:
+        async def pool(ctx: Any, call_next: Any) -> None: ...
+
+        return pool
+
+    def other() -> Any:
+        async def pool(ctx: Any, call_next: Any) -> None: ...
+
+        pool.__qualname__ = make().__qualname__
+        return pool
+
+    registry = Registry()
+
+    def add(function: Any) -> None:
+        if kind == "resource":
+            registry.add_resource(function)
+        else:
+            registry.add_middleware(Middleware(function))
+
+    add(make())
+    add(make())  # the same line again
+    with pytest.raises(ValueError, match=f"two {kind}s are named"):
+        add(other())
+
+
+def test_a_reloaded_module_replaces_its_tasks_also_on_other_lines(module: Path) -> None:
+    first = importlib.import_module("twice")
+    module.write_text("# one more line" + TWICE.format(name="import_"), encoding="utf-8")
+    assert importlib.reload(first).export is DEFAULT.get("export")
+    before = first.export
+    del sys.modules["twice"]
+    again = importlib.import_module("twice").export
+    assert again is not before
+    assert again is DEFAULT.get("export")
+
+
+def test_a_task_can_be_defined_again_at_a_prompt() -> None:
+    namespace: dict[str, Any] = {}
+    for n in (1, 2):
+        lines = "\n" * n + TWICE.format(name="import_")
+        exec(compile(lines, "<stdin>", "exec"), namespace)
+    assert DEFAULT.get("export") is namespace["export"]
+    for name in ("export", "import_"):
+        DEFAULT._tasks.pop(name)
+        DEFAULT._places.pop(("task", name))
 
 
 def test_a_reloaded_module_replaces_its_own_tasks() -> None:

@@ -75,7 +75,7 @@ async def place(wish: Wish) -> dict[str, int]:
         order = Order(item=wish.item)
         session.add(order)
         await session.flush()
-        await confirm.enqueue(order_id=order.id, conn=session)
+        await confirm.on(session).enqueue(order_id=order.id)
         await take_one(session, wish.item)
     return {"order": order.id}
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from taskd import Client, Context, Fail, Linear, Unique, task
+from taskd import Client, Context, Fail, Item, Linear, Unique, cron, schedule, task
 from taskd.config import Settings
 from taskd.core.tasks.registry import Registry
-from taskd.handlers import Item
-from taskd.schedules import cron, schedule
 from taskd.store.connections.database import Database
 from taskd.worker.worker import Worker
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import asyncpg
 
-from taskd import Context, Fixed, Unique, task
-from taskd.handlers import Item
-from taskd.limits import Limit
+from taskd import Context, Fixed, Item, Limit, Unique, task
 from taskd.middleware import CallNext, middleware
 from tests.system import recorder as recorders
 

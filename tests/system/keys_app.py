@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 
-from taskd import Context, Fixed, Unique, resource, task
-from taskd.limits import Limit
+from taskd import Context, Fixed, Limit, Unique, resource, task
 from taskd.store.connections.shielded import to_its_end
 
 SCHEMA = """

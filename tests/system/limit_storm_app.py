@@ -9,8 +9,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from taskd import Context, Fail, Fixed, Retry, Snooze, task
-from taskd.limits import Limit
+from taskd import Context, Fail, Fixed, Limit, Retry, Snooze, task
 
 SOON = Fixed(0.05)
 # The most that each limit allows, whatever an operator sets meanwhile.

@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from taskd import Context, Fixed, Unique, events, resource, task
-from taskd.limits import Limit
+from taskd import Context, Fixed, Limit, Unique, events, resource, task
 from tests.system.soak_figures import bucket
 
 SOON = Fixed(0.2, jitter=0.5)

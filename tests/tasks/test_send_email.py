@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import email
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from email.header import decode_header, make_header
@@ -20,13 +22,40 @@ from taskd.core.jobs.backoff import Fixed
 from taskd.core.jobs.verdicts import Fail
 from taskd.errors import ConfigError, InvalidArgs
 from taskd.tasks import smtp_pool
-from taskd.tasks.send_email import MailDeferred, Mailer
+from taskd.tasks.mail_message import MailDeferred
+from taskd.tasks.send_email import Mailer
 from tests.certificates import make_certificate, server_context
 from tests.tasks.smtp_server import Server, serving
 
 ADA = "ada@example.org"
 BOB = "bob@example.com"
 EVE = "eve@example.net"
+
+
+WITHOUT = """
+import sys
+sys.modules["aiosmtplib"] = None
+from taskd import tasks
+from taskd.config import Settings
+print(tasks.signatures()[0].encode("a@b.example", "Hi", "Hi"))
+try:
+    tasks.built_in(Settings(smtp_host="mail.example.org"))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_without_the_library_producers_know_the_task_and_workers_say_what_to_install() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert said == [
+        '{"to":"a@b.example","subject":"Hi","body":"Hi"}',
+        (
+            "ConfigError send_email needs aiosmtplib: pip install 'pgtaskd[mail]', or unset "
+            "TASKD_SMTP_HOST"
+        ),
+    ]
 
 
 @dataclass
@@ -318,7 +347,7 @@ async def test_nobody_listens(server: Server, mailers: Callable[[Settings], Mail
 async def test_silence_is_tried_again(
     server: Server, mailer: Mailer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskd.tasks.send_email.CONTENT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("taskd.tasks.smtp_delivery.CONTENT_TIMEOUT_S", 0.05)
     server.data_s = 30.0
     with pytest.raises(aiosmtplib.SMTPTimeoutError):
         await send(mailer)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskd import Client
-from taskd.limits import Limit
+from taskd import Client, Limit
 from taskd.testing import TaskdDB
 
 

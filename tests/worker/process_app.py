@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from taskd import Cancel, Fail, Fixed, task
+from taskd import Cancel, Fail, Fixed, ProcessContext, task
 from taskd.core.tasks.registry import Registry
 from taskd.handlers import MustEnd, ProcessDied
 from taskd.workflows import Next, Stop
@@ -24,6 +24,29 @@ NOW = Fixed(0.01)
 @task(process=True, registry=REGISTRY)
 def adds(a: int, b: int = 2) -> dict[str, int]:
     return {"sum": a + b, "pid": os.getpid()}
+
+
+@task(process=True, registry=REGISTRY, timeout_s=60, max_attempts=7)
+def tells(text: str, ctx: ProcessContext, done: str = "") -> dict[str, Any]:
+    ctx.progress(0)
+    for n in range(100_000):
+        ctx.progress(n, 200_000, text)
+    while done and not Path(done).exists():
+        time.sleep(0.01)
+    names = ("job_id", "task", "queue", "attempt", "max_attempts", "fence", "idempotency_key")
+    left = ctx.remaining_s()
+    assert left is not None
+    return {name: getattr(ctx, name) for name in names} | {"left_s": left}
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def reads_resources(ctx: Any) -> None:
+    ctx.resources["pool"]
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def takes_memory(mb: int) -> int:
+    return len(bytearray(mb * 1024 * 1024))
 
 
 @task(process=True, registry=REGISTRY, max_attempts=2, backoff=NOW, on_error={KeyError: Fail})

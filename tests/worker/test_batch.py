@@ -289,8 +289,8 @@ def test_what_is_no_batch_handler_is_refused() -> None:
     def blocks(items: list[Item[Doc]]) -> None: ...
 
     for handler, said in (
-        (two, "annotated as"),
-        (plain, "annotated as"),
+        (two, r"write `async def two\(items: list\[Item\["),
+        (plain, r"write `async def plain\(items: list\[Item\["),
         (number, "a dataclass or a msgspec.Struct"),
         (with_context, "ctx of its own"),
         (blocks, "`async def`"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from taskd import Fail, Retry, Snooze
-from taskd.limits import Limit
+from taskd import Fail, Limit, Retry, Snooze
 from taskd.store.jobs import limits
 from tests.worker.conftest import Desk, until
 

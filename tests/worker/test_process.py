@@ -52,6 +52,53 @@ async def test_a_handler_runs_in_another_process_with_all_it_may_return_and_rais
     assert not lives(result["pid"])
 
 
+async def test_the_context_of_a_process_says_what_it_knows_and_reports_progress(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskd.worker.observing.progress.WRITE_EVERY_S", 0.05)
+    done = tmp_path / "done"
+    (job,) = await desk.enqueue(app.tells.job("rows", done=str(done)))
+    worker = await desk.start(app.REGISTRY, process_slots=1)
+    read = "SELECT done, total, note FROM taskd.progress WHERE job_id = $1 AND done = 99999"
+    row = await until(lambda: desk.sql.fetchrow(read, job))
+    assert tuple(row) == (99999.0, 200_000.0, "rows")
+    done.touch()
+    (row,) = await desk.settled(job)
+    told = json.loads(row["result"])
+    assert 0 < told.pop("left_s") <= 60
+    assert told.pop("idempotency_key").endswith(f"-{job}")
+    assert told == {
+        "job_id": job,
+        "task": "tells",
+        "queue": "default",
+        "attempt": 1,
+        "max_attempts": 7,
+        "fence": 1,
+    }
+    # Reports that were still on their way are no answer to the next attempt.
+    later = await desk.enqueue(*(app.tells.job("x") for _ in range(20)), app.adds.job(1))
+    assert {row["state"] for row in await desk.settled(*later)} == {"done"}
+    assert await worker.stop() == 0
+
+
+async def test_a_process_says_what_its_context_lacks(desk: Desk) -> None:
+    (job,) = await desk.enqueue(app.reads_resources.job())
+    await desk.start(app.REGISTRY, process_slots=1)
+    (row,) = await desk.settled(job)
+    assert row["state"] == "failed"
+    assert "ctx.resources does not exist in a handler with process=True" in row["reason"]
+
+
+async def test_a_process_has_a_memory_limit(desk: Desk) -> None:
+    small, large, again = await desk.enqueue(
+        app.takes_memory.job(1), app.takes_memory.job(2000), app.takes_memory.job(1)
+    )
+    await desk.start(app.REGISTRY, process_slots=1, process_memory_mb=500)
+    rows = await desk.settled(small, large, again)
+    assert [row["state"] for row in rows] == ["done", "failed", "done"]
+    assert "MemoryError" in rows[1]["reason"]
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from taskd.core.jobs.progress import Report
 from taskd.store.jobs import results
 from taskd.store.jobs.results import Progress
 from taskd.store.reading import reports
@@ -116,9 +117,9 @@ async def test_what_is_no_number_fails_the_attempt(desk: Desk, odd: Any) -> None
     assert row["state"] == "failed"
 
 
-async def test_a_note_is_cleaned_and_cut(desk: Desk) -> None:
-    assert progress._note("a\x00" + "é" * 1000).startswith("a\N{SYMBOL FOR NULL}é")
-    assert len(progress._note("é" * 1000).encode()) <= 500
+def test_a_note_is_cleaned_and_cut() -> None:
+    assert Report.of(1, None, "a\x00" + "é" * 1000).note.startswith("a\N{SYMBOL FOR NULL}é")
+    assert len(Report.of(1, None, "é" * 1000).note.encode()) <= 500
 
 
 async def test_a_late_word_does_not_hide_that_of_the_next_attempt(desk: Desk) -> None:

@@ -15,6 +15,8 @@ import pytest
 from taskd.core.jobs.backoff import Fixed, Linear
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
+from taskd.core.tasks.context import Context, TransactionContext
+from taskd.middleware import CallNext, middleware
 from tests.worker.conftest import Desk, until
 
 NOW = Fixed(0.01)
@@ -106,6 +108,31 @@ async def test_the_context_says_everything(desk: Desk) -> None:
     assert second["deadline"] is None
     assert second["remaining_s"] is None
     assert second["max_attempts"] == 3
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in middleware"])
+async def test_handlers_get_the_context_at_any_place(desk: Desk, inside: bool) -> None:
+    @desk.task()
+    async def last(n: int, ctx: Any) -> list[Any]:
+        return [n, ctx.attempt]
+
+    @desk.task()
+    def by_annotation(n: int, *, this: Context) -> list[Any]:
+        return [n, this.attempt]
+
+    @desk.task(transaction=True)
+    async def in_a_transaction(n: int, context: TransactionContext) -> list[Any]:
+        return [n, await context.conn.fetchval("SELECT 1")]
+
+    if inside:
+
+        @middleware(registry=desk.registry)
+        async def around(ctx: Any, call_next: CallNext) -> Any:
+            return await call_next()
+
+    ids = await desk.enqueue(last.job(5), by_annotation.job(n=5), in_a_transaction.job(5))
+    await desk.start()
+    assert [row["result"] for row in await desk.settled(*ids)] == ["[5, 1]"] * 3
 
 
 @pytest.mark.parametrize("returned", [False, True], ids=["raised", "returned"])

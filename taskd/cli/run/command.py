@@ -45,6 +45,8 @@ TRIED = {
     "lost": "ended, but the outcome was not written (see job.lost and job.deleted in the log)",
 }
 CONCURRENCY = OfSetting("concurrency")
+# Short options of other workers.
+OTHER_WORDS = {"-A": "--app", "-Q": "--queue", "-q": "--queue", "-c": "--concurrency"}
 EXITS = "Exit codes: " + "; ".join(
     f"{code} {EXIT_CODES[code]}" for code in (0, 1, 2, 69, 75, 77, 78, EXIT_INTERRUPTED)
 )
@@ -61,7 +63,33 @@ def _check_queues(
     return queues
 
 
-@click.command(epilog=EXITS)
+class RunCommand(click.Command):
+    """A command that explains the words with which other workers name their app and queues."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does.
+
+        Raises:
+            click.UsageError: an option does not exist, or an argument belongs to no option.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = OTHER_WORDS.get(error.option_name)
+            if meant is None:
+                raise
+            text = f"No such option {error.option_name!r}. Did you mean {meant!r}?"
+            raise click.UsageError(text, ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        if ctx.args:
+            first = ctx.args[0]
+            ctx.fail(f"unexpected argument {first!r}. Did you mean `--app {first}`?")
+        return super().invoke(ctx)
+
+
+@click.command(cls=RunCommand, epilog=EXITS, context_settings={"allow_extra_args": True})
 @click.option(
     "--queue",
     "queues",

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
 import msgspec
 
 from taskd.core.validation import check_int, check_seconds, quoted
 from taskd.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 KEY_BYTES_MAX = 200
 HELD_S_MAX = 365 * 86400.0
@@ -67,8 +76,10 @@ class ReadsResults(Protocol):
 RESULT_TIMEOUT_S = 60.0
 
 
-class Enqueued(int):
+class Enqueued(int, Generic[R_co]):
     """The id of the enqueued job, or of the job that holds its unique key.
+
+    R_co is the type of the job's result; Any if the job was not enqueued by a method of its task.
 
     Attributes:
         outcome: `enqueued`, or what happened instead: `skipped`, `replaced`, `debounced`; for a
@@ -79,19 +90,25 @@ class Enqueued(int):
             name one job, even if an id is used twice, because a switch-over by logical replication
             has set the sequence of ids back.
         client: the client that enqueued the job and can wait for its result; None in a copy.
+        decode: decodes the JSON text of the result to R_co; None: the result is what JSON has.
     """
 
     outcome: str = "enqueued"
     enqueued_us: int | None = None
     client: ReadsResults | None = None
+    decode: Callable[[str], R_co] | None = None
 
-    async def result(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
+    async def result(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> R_co:
         """Wait until the job has ended; return the result of its handler.
+
+        The result of a job that a method of its task has enqueued is decoded to the type that the
+        handler is annotated to return, if taskd can decode this type.
 
         Args:
             timeout_s: seconds to wait; None: wait without a limit.
 
         Raises:
+            InvalidResult: the result is not of the annotated type.
             JobFailed: the job has failed; see `reason` and `error` of the exception.
             JobCancelled: the job was cancelled; see `reason` of the exception.
             ResultNotStored: the job is done, but its result could not be stored.
@@ -99,17 +116,19 @@ class Enqueued(int):
             TimeoutError: the job has not ended within `timeout_s`. The job is not cancelled.
             RuntimeError: this value has no client, because it was copied or unpickled.
         """
-        return await self._client().result(self, timeout_s)
+        result: R_co = await self._client().result(self, timeout_s)
+        return result
 
-    def result_sync(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> Any:
+    def result_sync(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> R_co:
         """Wait like result(), for code without an event loop.
 
         Raises:
             RuntimeError: an event loop runs in this thread, and the wait would block the loop.
-            JobFailed, JobCancelled, ResultNotStored, JobNotFound, TimeoutError, RuntimeError: as
-                for result().
+            InvalidResult, JobFailed, JobCancelled, ResultNotStored, JobNotFound, TimeoutError,
+                RuntimeError: as for result().
         """
-        return self._client().result_sync(self, timeout_s)
+        result: R_co = self._client().result_sync(self, timeout_s)
+        return result
 
     def _client(self) -> ReadsResults:
         if self.client is None:
@@ -119,7 +138,7 @@ class Enqueued(int):
         return self.client
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles do not contain the client, which has connections.
+        # Copies and pickles contain neither the client, which has connections, nor the decoder.
         return (_unpickled, (type(self), int(self), self.outcome, self.enqueued_us))
 
     @classmethod

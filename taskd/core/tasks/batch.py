@@ -40,7 +40,8 @@ def args_class(task: str, hint: Any) -> type:
     (of,) = typing.get_args(hint) if typing.get_origin(hint) is list else (None,)
     if typing.get_origin(of) is not Item:
         raise TypeError(
-            f"task {task}: a batch handler takes one parameter, annotated as list[Item[Arguments]]"
+            f"task {task}: write `async def {task}(items: list[Item[Arguments]]) -> None`, where "
+            "Arguments is a dataclass or a msgspec.Struct with the arguments of one job"
         )
     (found,) = typing.get_args(of)
     valid = isinstance(found, type) and (

@@ -1,4 +1,4 @@
-"""The type of a handler's first parameter `ctx`: information about the attempt, and its methods."""
+"""The type of a handler's parameter `ctx`: information about the attempt, and its methods."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 
-class Context(Protocol):
-    """The attempt that a handler runs in; the worker passes it as `ctx`."""
+class ProcessContext(Protocol):
+    """The attempt of a handler with `process=True`, which runs outside of the worker."""
 
     @property
     def job_id(self) -> int:
@@ -44,6 +44,25 @@ class Context(Protocol):
     def deadline(self) -> float | None:
         """When the timeout ends the attempt, on the clock of `time.monotonic()`; None: no limit."""
 
+    def remaining_s(self) -> float | None:
+        """Return the seconds until `deadline`; None: no limit."""
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Report the progress of the attempt; the worker writes the latest report once a second.
+
+        Args:
+            done: how much is done, in any unit.
+            total: the total in the same unit; None: unknown.
+            note: a few words for people, at most 500 bytes.
+
+        Raises:
+            TypeError, ValueError: done or total is not a finite number.
+        """
+
+
+class Context(ProcessContext, Protocol):
+    """The attempt that a handler runs in; the worker passes it as `ctx`."""
+
     @property
     def stopping(self) -> bool:
         """Whether this attempt should end: the worker is stopping or has cancelled the attempt.
@@ -55,9 +74,6 @@ class Context(Protocol):
     @property
     def resources(self) -> Mapping[str, Any]:
         """The resources of the app, by name."""
-
-    def remaining_s(self) -> float | None:
-        """Return the seconds until `deadline`; None: no limit."""
 
     async def results(self) -> dict[str, Any]:
         """Return the results of the jobs that this job waited for, by the names of their nodes.
@@ -78,23 +94,11 @@ class Context(Protocol):
             ResultNotStored, ResultsTooLarge, StoreUnavailable: for the same reasons as results().
         """
 
-    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Report the progress of the attempt; the worker writes the latest report once a second.
-
-        Args:
-            done: how much is done, in any unit.
-            total: the total in the same unit; None: unknown.
-            note: a few words for people, at most 500 bytes.
-
-        Raises:
-            TypeError, ValueError: done or total is not a finite number.
-        """
-
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job in the transaction of `conn`, together with the handler's writes.
 
         Args:
-            conn: a connection that `enqueue` accepts as `conn`.
+            conn: a connection that `task.on(conn).enqueue` accepts.
             result: the result of the job; anything that has a JSON form.
 
         Raises:
@@ -105,7 +109,7 @@ class Context(Protocol):
         """Complete the job as complete() does, in a plain function.
 
         Args:
-            conn: a connection that `enqueue_sync` accepts as `conn`.
+            conn: a connection that `task.on(conn).enqueue_sync` accepts.
             result: the result of the job; anything that has a JSON form.
 
         Raises:

@@ -6,8 +6,9 @@ taskd finds the code of a job only here, and never imports a name from a job's r
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from taskd.core.schedule import Schedule
 from taskd.core.tasks.middleware import Middleware
@@ -37,6 +38,7 @@ class Registry:
         self._tasks: dict[str, Task[..., Any]] = {}
         self._built_in: set[str] = set()
         self.module: str | None = None
+        self._places: dict[tuple[str, str], _Place] = {}
         self.resources: dict[str, Callable[[], Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.middleware: list[Middleware] = []
@@ -46,18 +48,30 @@ class Registry:
     def add(self, task: Task[..., Any]) -> None:
         """Register a task.
 
+        If its module was reloaded, the task replaces its older version.
+
         Raises:
             ValueError: a task with another handler has the name or a former name of this task.
         """
-        for name in (task.name, *task.aliases):
-            existing = self._tasks.get(name)
-            if existing is not None and not _same(existing, task):
+        names = (task.name, *task.aliases)
+        self._take_names("task", names, task.handler)
+        self._tasks |= dict.fromkeys(names, task)
+
+    def _take_names(self, noun: str, names: Sequence[str], function: Callable[..., Any]) -> None:
+        """Record where the function of these names is defined.
+
+        Raises:
+            ValueError: another function has one of the names.
+        """
+        place = _Place.of(function)
+        for name in names:
+            existing = self._places.get((noun, name))
+            if existing is not None and not place.replaces(existing):
                 raise ValueError(
-                    f"two tasks are named {name!r}: {_where(existing)} and {_where(task)}; "
+                    f"two {noun}s are named {name!r}: {existing} and {place}; "
                     "give one of them another name"
                 )
-        for name in (task.name, *task.aliases):
-            self._tasks[name] = task
+        self._places |= {(noun, name): place for name in names}
 
     def add_built_in(self, task: Task[..., Any]) -> None:
         """Register a task that belongs to taskd and not to the app."""
@@ -75,12 +89,7 @@ class Registry:
             ValueError: another resource has this name.
         """
         name = maker.__name__
-        existing = self.resources.get(name)
-        if existing is not None and _defined_at(existing) != _defined_at(maker):
-            raise ValueError(
-                f"two resources are named {name!r}: {_defined_at(existing)} and "
-                f"{_defined_at(maker)}; rename one of the functions"
-            )
+        self._take_names("resource", (name,), maker)
         self.resources[name] = maker
 
     def add_schedule(self, schedule: Schedule) -> None:
@@ -94,16 +103,28 @@ class Registry:
         self.schedules[schedule.name] = schedule
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Register middleware; if its module was reloaded, replace the function's older version."""
-        _add(self.middleware, middleware)
+        """Register middleware; if its module was reloaded, replace the function's older version.
+
+        Raises:
+            ValueError: another function of its module has this name.
+        """
+        self._add("middleware", self.middleware, middleware)
 
     def add_hook(self, hook: ThreadHook) -> None:
-        """Register a hook; if its module was reloaded, replace the function's older version."""
-        _add(self.hooks, hook)
+        """Register a hook like middleware."""
+        self._add("hook", self.hooks, hook)
 
     def add_reporter(self, reporter: Reporter) -> None:
-        """Register a reporter; if its module was reloaded, replace the function's older version."""
-        _add(self.reporters, reporter)
+        """Register a reporter like middleware."""
+        self._add("reporter", self.reporters, reporter)
+
+    def _add(self, noun: str, those: list[Any], new: tuple[Callable[..., Any], Any]) -> None:
+        self._take_names(noun, (_defined_at(new[0]),), new[0])
+        for index, existing in enumerate(those):
+            if _defined_at(existing[0]) == _defined_at(new[0]):
+                those[index] = new
+                return
+        those.append(new)
 
     def with_tasks(self, tasks: Iterable[Task[..., Any]]) -> Registry:
         """Return a copy of this registry that has these tasks in place of its own."""
@@ -135,21 +156,42 @@ class Registry:
         return name in self._tasks
 
 
-def _add(those: list[Any], new: tuple[Callable[..., Any], Any]) -> None:
-    for index, existing in enumerate(those):
-        if _defined_at(existing[0]) == _defined_at(new[0]):
-            those[index] = new
-            return
-    those.append(new)
+class _Place(NamedTuple):
+    """Where a handler is defined.
 
+    Attributes:
+        name: the module and the qualified name.
+        file, line: of the source; an empty file: unknown.
+        load: the namespace of the module and its spec, which a reload of the module replaces.
+    """
 
-def _same(one: Task[..., Any], other: Task[..., Any]) -> bool:
-    # If a module is reloaded, it defines the function of a task again. That is no second task.
-    return _where(one) == _where(other)
+    name: str
+    file: str
+    line: int
+    load: tuple[Any, Any]
 
+    @classmethod
+    def of(cls, handler: Callable[..., Any]) -> Self:
+        """Return the place of a handler, below its decorators."""
+        function = inspect.unwrap(handler)
+        code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+        file, line = (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
+        return cls(_defined_at(handler), file, line, (names, names.get("__spec__")))
 
-def _where(task: Task[..., Any]) -> str:
-    return _defined_at(task.handler)
+    def replaces(self, other: _Place) -> bool:
+        """Return whether this handler is the other one, defined again.
+
+        A module defines its handlers again when it is reloaded, and a user may do so at a prompt,
+        whose file is called `<stdin>`, or in the cells of a notebook, which are files of their own.
+        """
+        if self.name != other.name:
+            return False
+        reloaded = any(one is not two for one, two in zip(self.load, other.load, strict=True))
+        same_line = (self.file, self.line) == (other.file, other.line)
+        return reloaded or same_line or self.file != other.file or self.file[:1] in ("", "<")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.file}:{self.line})"
 
 
 def _defined_at(function: Callable[..., Any]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,28 +14,50 @@ import msgspec
 from taskd.core.jobs.json_values import to_argument_type
 from taskd.core.tasks import batch as batches
 from taskd.core.tasks.argument_types import schema_of
+from taskd.core.tasks.context import ProcessContext
 from taskd.core.tasks.handler_kind import HandlerKind
 
-CONTEXT_PARAMETER = "ctx"
+# A parameter with the first name always receives the context, one with the second name unless its
+# annotation makes it an argument, such as `context: dict[str, str]` of a template.
+CONTEXT_NAME, CONTEXT_NAME_UNTYPED = "ctx", "context"
+# An annotation that names what is imported only for type checkers.
+CONTEXT_TEXT = re.compile(r"(?:\w+\.)*(?:Process|Transaction)?Context")
 RESERVED_PARAMETERS = frozenset({"conn"})
 
 
-def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
-    """Return the signature without `ctx`, and whether the handler takes `ctx`.
+def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signature, str | None]:
+    """Return the signature without the context, and the name of the parameter that receives it.
+
+    The context is found by its annotation or its name, at any place; None: the handler takes none.
 
     Raises:
-        TypeError: a parameter is variadic or positional-only, or has a name that taskd uses.
+        TypeError: a parameter is variadic or positional-only, or has a name that taskd uses; or two
+            parameters would receive the context.
     """
     parameters = list(inspect.signature(handler).parameters.values())
-    takes_context = bool(parameters) and parameters[0].name == CONTEXT_PARAMETER
-    if takes_context:
-        parameters = parameters[1:]
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(f"task {name}: name each argument; {parameter} cannot be checked")
-        if parameter.name in RESERVED_PARAMETERS or parameter.name == CONTEXT_PARAMETER:
+        if parameter.name in RESERVED_PARAMETERS:
             raise TypeError(f"task {name}: taskd uses the parameter name {parameter.name!r} itself")
-    return inspect.Signature(parameters), takes_context
+    contexts = [each.name for each in parameters if _receives_context(handler, each.name)]
+    if len(contexts) > 1:
+        raise TypeError(f"task {name}: only one of {' and '.join(contexts)} can be the context")
+    rest = [each for each in parameters if each.name not in contexts]
+    return inspect.Signature(rest), contexts[0] if contexts else None
+
+
+def _receives_context(handler: Callable[..., Any], name: str) -> bool:
+    if name == CONTEXT_NAME:
+        return True
+    hint = getattr(handler, "__annotations__", {}).get(name, Any)
+    if isinstance(hint, str):
+        try:
+            hint = _resolved(handler, {name: hint})[name]
+        except NameError:
+            return CONTEXT_TEXT.fullmatch(hint) is not None
+    untyped = name == CONTEXT_NAME_UNTYPED and hint in (Any, object)
+    return untyped or ProcessContext in getattr(hint, "__mro__", ())
 
 
 def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
@@ -43,19 +66,13 @@ def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
     Raises:
         TypeError: the kind needs `ctx`, and the handler does not take it; or the reverse.
     """
-    if kind is HandlerKind.PROCESS and takes_context:
-        raise TypeError(
-            f"task {task}: a handler with process=True cannot take ctx, because ctx exists only in "
-            "the process of the worker; pass the values that the handler needs as arguments"
-        )
     if kind is HandlerKind.BATCH and takes_context:
         raise TypeError(
             f"task {task}: each item of a batch has a ctx of its own; take only the list"
         )
     if kind is HandlerKind.TRANSACTION and not takes_context:
         raise TypeError(
-            f"task {task}: with transaction= the first parameter of the handler must be ctx, "
-            "because the handler writes over ctx.conn"
+            f"task {task}: a handler with transaction= must take ctx: it writes over ctx.conn"
         )
 
 
@@ -73,17 +90,19 @@ def item_class(name: str, handler: Callable[..., Any], signature: inspect.Signat
 
 
 def _hints(name: str, handler: Callable[..., Any], signature: inspect.Signature) -> dict[str, Any]:
-    # Resolve only the annotations of arguments. Those of `ctx` and of the result can contain names
-    # that are imported only for type checkers.
+    # Resolve only the annotations of arguments. Those of the context and of the result can contain
+    # names that are imported only for type checkers.
     written = getattr(handler, "__annotations__", {})
-    wanted = SimpleNamespace(
-        __annotations__={k: v for k, v in written.items() if k in signature.parameters}
-    )
-    names = getattr(inspect.unwrap(handler), "__globals__", {})
     try:
-        return typing.get_type_hints(wanted, names, include_extras=True)
+        return _resolved(handler, {k: v for k, v in written.items() if k in signature.parameters})
     except NameError as error:
         raise TypeError(f"task {name}: the annotations cannot be read: {error}") from None
+
+
+def _resolved(handler: Callable[..., Any], annotations: Mapping[str, Any]) -> dict[str, Any]:
+    names = getattr(inspect.unwrap(handler), "__globals__", {})
+    wanted = SimpleNamespace(__annotations__=dict(annotations))
+    return typing.get_type_hints(wanted, names, include_extras=True)
 
 
 def args_fields(
@@ -99,6 +118,22 @@ def args_fields(
         else:
             fields.append((parameter.name, hint, _default(parameter.default)))
     return fields
+
+
+def result_decoder(handler: Callable[..., Any], *, batch: bool) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of results to the annotated type, or to any type if it cannot be decoded.
+
+    The annotation of a batch handler describes the results of all jobs together, and that of a
+    handler that returns None often a result that it stored by `ctx.complete(conn, result)`.
+    """
+    try:
+        hint = typing.get_type_hints(inspect.unwrap(handler), include_extras=True).get("return")
+        if hint is None or hint is type(None) or batch:
+            return msgspec.json.Decoder()
+        msgspec.json.schema(hint)  # raises TypeError for a type that only a hook could decode
+        return msgspec.json.Decoder(hint)
+    except (NameError, TypeError):  # NameError: a name is imported only for type checkers
+        return msgspec.json.Decoder()
 
 
 def _default(value: Any) -> Any:

@@ -6,6 +6,7 @@ encoded and decoded once, so that the check reads exactly what the worker will d
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import re
@@ -37,9 +38,10 @@ from taskd.core.tasks.signature import (
     check_context,
     defaults_of,
     item_class,
+    result_decoder,
     signature_of,
 )
-from taskd.errors import InvalidArgs
+from taskd.errors import InvalidArgs, InvalidResult
 
 if TYPE_CHECKING:
     from taskd.core.tasks.hooks import Hook
@@ -61,8 +63,9 @@ class Task(Generic[P, R]):
     """A handler registered under a stable name.
 
     Args:
-        handler: `async def`, or plain `def` (run in the worker's thread pool). A first parameter
-            named `ctx` receives the attempt's context and is no argument of the job.
+        handler: `async def`, or plain `def` (run in the worker's thread pool). A parameter that is
+            named `ctx`, or is annotated as a Context, receives the attempt's context and is no
+            argument of the job.
         name: the task's name in the job's row; by default the function's name.
         queue: the default queue of the task's jobs.
         max_attempts: the most attempts of a job, 1 to 1000.
@@ -72,7 +75,8 @@ class Task(Generic[P, R]):
         unique: the unique key of the task's jobs, or the arguments that make a key; see Unique.
         limit: how many of the task's jobs can run at the same time, or start in a period of time;
             see Limit.
-        process: True runs a plain `def` in a separate process, which taskd can stop and kill.
+        process: True runs a plain `def` in a separate process, which taskd can stop and kill. Its
+            context is a ProcessContext.
         batch: the most jobs that the handler receives in one call, as a list of Items.
         max_wait_s: how long the first job of a batch waits for further jobs, 0 to 3 seconds.
         transaction: gives the handler `ctx.conn`, a connection with an open transaction, which
@@ -88,6 +92,8 @@ class Task(Generic[P, R]):
             or `all`; None: the worker's setting.
 
     Attributes:
+        takes_context: whether the worker makes a context for each attempt.
+        context_name: the parameter of the handler that receives the context; None: none does.
         around: in a worker, the middleware of the task's attempts; see with_middleware().
         hooks: in a worker, the hooks around the handler in its thread or process.
         limit_defaults: the default values of the arguments that make the key of the limit.
@@ -103,12 +109,14 @@ class Task(Generic[P, R]):
         ValueError: another option is outside its limits.
     """
 
+    __name__: str
+    __wrapped__: Callable[..., Any]
     around: Callable[[Any, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
     hooks: Sequence[Hook] = ()
 
     def __init__(
         self,
-        handler: Callable[..., R],
+        handler: Callable[..., Any],
         *,
         name: str | None = None,
         queue: str = QUEUE_DEFAULT,
@@ -145,9 +153,11 @@ class Task(Generic[P, R]):
         self.on_error = dict(on_error or {})
         _check_policies(self.name, backoff, self.on_error)
         self.is_async = inspect.iscoroutinefunction(handler)
-        self.__doc__ = handler.__doc__
-        self.__name__ = handler.__name__
-        self.__module__ = handler.__module__
+        functools.update_wrapper(self, handler, updated=())
+        if self.is_async:
+            # With the attributes of a function, inspect.iscoroutinefunction() is true for the task.
+            for attribute in ("__code__", "__defaults__", "__kwdefaults__"):
+                setattr(self, attribute, getattr(handler, attribute))
         self._take_arguments(handler)
         self.unique = unique
         _check_unique(self.name, unique, self._fields)
@@ -160,9 +170,10 @@ class Task(Generic[P, R]):
         self.limit_defaults = defaults_of(self.args_type, limit.arguments if limit else ())
         self.unique_defaults = defaults_of(self.args_type, unique.arguments if unique else ())
 
-    def _take_arguments(self, handler: Callable[..., R]) -> None:
+    def _take_arguments(self, handler: Callable[..., Any]) -> None:
         """Derive the checks of arguments, and their published schema, from the signature."""
-        self._signature, self.takes_context = signature_of(self.name, handler)
+        self._signature, self.context_name = signature_of(self.name, handler)
+        self.takes_context = self.context_name is not None
         check_context(self.name, self.kind, takes_context=self.takes_context)
         self._item: type | None = None
         if self.kind is HandlerKind.BATCH:
@@ -191,7 +202,14 @@ class Task(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler as a plain function; a handler with `ctx` needs `.handler(ctx, ...)`."""
-        return self.handler(*args, **kwargs)
+        made: R = self.handler(*args, **kwargs)
+        return made
+
+    def call(self, context: Any, arguments: dict[str, Any]) -> Any:
+        """Call the handler with the arguments of a job, and with the context if it takes one."""
+        if self.context_name is not None:
+            arguments[self.context_name] = context
+        return self.handler(**arguments)
 
     def __repr__(self) -> str:
         return f"<task {self.name} on queue {self.queue}>"
@@ -205,7 +223,7 @@ class Task(Generic[P, R]):
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise InvalidArgs(f"task {self.name}: {error}") from None
+            raise InvalidArgs(f"task {self.name}: {self._why_unbound(error, kwargs)}") from None
         if self._item is not None:
             (given,) = bound.values()
             if not isinstance(given, self._item):
@@ -220,6 +238,16 @@ class Task(Generic[P, R]):
         except (msgspec.ValidationError, ValueError, RecursionError) as error:
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return text
+
+    def _why_unbound(self, error: TypeError, kwargs: Mapping[str, Any]) -> object:
+        if "conn" in kwargs:
+            return f"{self.__name__}.on(conn).enqueue(...) enqueues over a connection"
+        if self.context_name in kwargs:
+            return (
+                f"the worker passes {self.context_name}, the context of the attempt. An argument "
+                "named context needs a type: `context: dict[str, str]`"
+            )
+        return error
 
     def decode(self, args: str, args_version: int | None = None) -> dict[str, Any]:
         """Decode the JSON text of a job's arguments, and upgrade them if necessary.
@@ -240,6 +268,27 @@ class Task(Generic[P, R]):
         except (msgspec.ValidationError, msgspec.DecodeError, RecursionError, ValueError) as error:
             raise InvalidArgs(f"task {self.name}: {_without_value(error)}") from None
         return msgspec.structs.asdict(decoded)
+
+    def decode_result(self, text: str) -> R:
+        """Decode the JSON text of a job's result to the type that the handler returns.
+
+        If taskd cannot decode this type, the value is what JSON has.
+
+        Raises:
+            InvalidResult: the result is not of this type.
+        """
+        try:
+            result: R = self._result_decoder.decode(text)
+        except (msgspec.ValidationError, ValueError, RecursionError) as error:
+            raise InvalidResult(
+                f"task {self.name}: the result is not of the type that the handler is annotated to "
+                f"return: {_without_value(error)}. Read it as JSON: client.result(int(id))"
+            ) from None
+        return result
+
+    @functools.cached_property
+    def _result_decoder(self) -> msgspec.json.Decoder[Any]:
+        return result_decoder(self.handler, batch=self.kind is HandlerKind.BATCH)
 
     def parameters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names of the required arguments of a job, and of all its arguments."""
@@ -303,10 +352,22 @@ def _without_value(error: Exception) -> str:
     return QUOTED_VALUE.sub(r"\1", str(error), count=1)
 
 
+def _is_method(handler: Any) -> bool:
+    """Return whether the handler is a function of a class that needs an object or the class."""
+    if isinstance(handler, classmethod):
+        return True
+    return next(iter(inspect.signature(handler).parameters), "") == "self"
+
+
 def _check_handler(handler: Callable[..., Any]) -> None:
     if not inspect.isroutine(handler):
         raise TypeError(
             f"a task's handler must be a function, not {handler!r}: wrap the object in a function"
+        )
+    if _is_method(handler):
+        raise TypeError(
+            f"task {handler.__name__}: a method needs an object, which no worker has: write a "
+            "function that makes the object. For Celery's self of bind=True, write ctx"
         )
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise TypeError(f"task {handler.__name__}: a handler that yields would never run")

@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from taskd.core.jobs.failure import clean
 from taskd.core.jobs.job import Job
+from taskd.core.jobs.progress import Report
 from taskd.errors import TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import results
@@ -22,7 +22,6 @@ from taskd.worker.services.service import Loop
 
 WRITE_EVERY_S = 1.0
 ASLEEP_S = 3600.0
-NOTE_BYTES_MAX = 500
 
 
 class ProgressWriter(Loop):
@@ -51,7 +50,8 @@ class ProgressWriter(Loop):
             TypeError: `done` or `total` is not a number.
             ValueError: `done` or `total` is not finite, or a string that is not a number.
         """
-        progress = Progress(job.id, job.fence, _number("done", done), _total(total), _note(note))
+        report = Report.of(done, total, note)
+        progress = Progress(job.id, job.fence, report.done, report.total, report.note)
         with self._lock:
             first = not self._new
             self._new[job.id] = (job, progress)
@@ -93,18 +93,3 @@ class ProgressWriter(Loop):
             await results.delete_progress(self._lane, list(ended), list(ended.values()))
             for key in ended:
                 del self._written[key]
-
-
-def _number(name: str, value: float) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"progress: {name} {value!r} is not a finite number")
-    return number
-
-
-def _total(total: float | None) -> float | None:
-    return None if total is None else _number("total", total)
-
-
-def _note(note: str) -> str:
-    return clean(str(note), NOTE_BYTES_MAX) if note else ""

@@ -61,12 +61,11 @@ def call_of(
     """
     if task.kind is HandlerKind.PROCESS:
         task.decode(job.args, job.args_version)  # only a check: the process decodes them again
-        return ProcessCall(executors.processes, task, job)
+        return ProcessCall(executors.processes, task, job, context)
     if task.kind is HandlerKind.BATCH:
         assert context is not None
         return Member(batches, task, job, Item(task.item(job.args, job.args_version), context))
-    first = () if context is None else (context,)
-    handle = partial(task.handler, *first, **task.decode(job.args, job.args_version))
+    handle = partial(task.call, context, task.decode(job.args, job.args_version))
     if task.kind is HandlerKind.TRANSACTION:
         assert isinstance(context, TransactionAttemptContext)
         return TransactionCall(executors.transactions, task, context, handle)

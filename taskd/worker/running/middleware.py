@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from taskd.core.tasks.handler_kind import HandlerKind
@@ -34,20 +34,15 @@ def inside(task: Task[..., Any], around: Any) -> Task[..., Any]:
     inside = copy.copy(task)
     inside.around = around
     inside.takes_context = True
-    inside.handler = _with_context(task)
+    if task.kind is HandlerKind.ASYNC:
+        inside.handler = _awaited(task.handler)
     return inside
 
 
-def _with_context(task: Task[..., Any]) -> Any:
-    handler, takes_context = task.handler, task.takes_context
-
-    def called(ctx: Any, **arguments: Any) -> Any:
-        return handler(ctx, **arguments) if takes_context else handler(**arguments)
-
-    async def awaited(ctx: Any, **arguments: Any) -> Any:
+def _awaited(handler: Any) -> Any:
+    @wraps(handler)
+    async def awaited(**arguments: Any) -> Any:
         # Middleware must not take a returned coroutine for the result of an `async def` handler.
-        return await finished(called(ctx, **arguments))
+        return await finished(handler(**arguments))
 
-    inside = awaited if task.kind is HandlerKind.ASYNC else called
-    inside.__module__, inside.__qualname__ = handler.__module__, handler.__qualname__
-    return inside
+    return awaited

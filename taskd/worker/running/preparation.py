@@ -130,8 +130,7 @@ class Preparation:
                 context = self._context(job, task, began)
             call: Call | None = None
             if task.kind is HandlerKind.ASYNC:
-                first = () if context is None else (context,)
-                coro = task.handler(*first, **task.decode(job.args, job.args_version))
+                coro = task.call(context, task.decode(job.args, job.args_version))
             else:
                 call = call_of(job, task, context, self._shared.executors, self._batches)
                 coro = call.run()

@@ -2,7 +2,8 @@
 
 process_pool.py starts the program with one end of a socket; each message is a line. The process
 first reads a Boot and answers `ready`, or a Failure. Then it reads Requests. For each, it writes
-`begun` when the handler starts, and an Answer when the attempt has ended. The process ends when the
+`begun` when the handler starts, `progress` and a ProgressLine when the handler has reported
+something, and an Answer when the attempt has ended. The process ends when the
 worker closes the socket. If the worker exits without that, or is killed, the kernel kills the
 process; where the kernel cannot do this, a thread does so within PARENT_CHECK_S.
 """
@@ -40,12 +41,17 @@ from taskd.worker.attempt_variables import copier
 from taskd.worker.finishing.tracebacks import forget_locals
 from taskd.worker.observing.log_buffer import hider
 from taskd.worker.observing.log_capture import LogCapture
+from taskd.worker.running.process_context import (
+    ContextFields,
+    ProcessAttemptContext,
+    ProgressLine,
+)
 from taskd.worker.running.returned_awaitables import refuse_unfinished
 from taskd.worker.running.traces import restore_trace_context
 
 PR_SET_PDEATHSIG = 1
 PARENT_CHECK_S = 1.0
-READY, BEGUN = b"ready\n", b"begun\n"
+READY, BEGUN, PROGRESS = b"ready\n", b"begun\n", b"progress "
 
 
 class Boot(msgspec.Struct):
@@ -70,6 +76,7 @@ class Request(msgspec.Struct, gc=False):
         name: the qualified name of the handler in this module.
         hooks: the module and the qualified name of each hook around the handler.
         keep: whether the answer must include the log lines of the handler.
+        context: for the handler's context; None: it takes none.
     """
 
     module: str
@@ -77,6 +84,7 @@ class Request(msgspec.Struct, gc=False):
     job: Job
     hooks: list[tuple[str, str]]
     keep: bool = False
+    context: ContextFields | None = None
 
 
 def to_builtins(value: Any) -> str:
@@ -108,6 +116,7 @@ class JobProcess:
         # thread writes them.
         self._job: Job | None = None
         self._kept = Kept()
+        self._context: ProcessAttemptContext | None = None
         self._hide: Callable[[str], str] | None = None
         self._lines = LogCapture(lambda: self._job, self._kept, lambda _: self._hide)
 
@@ -166,13 +175,23 @@ class JobProcess:
         restore_trace_context(request.job)
         self._running = True
         self._send(BEGUN)
-        value = call_inside(hooks, partial(task.handler, **arguments))
+        value = call_inside(hooks, partial(task.call, self._new_context(request), arguments))
         refuse_unfinished(value)
         self._running = False
         return value
 
+    def _new_context(self, request: Request) -> ProcessAttemptContext | None:
+        if request.context is not None:
+            self._context = ProcessAttemptContext(request.job, request.context, self._send_progress)
+        return self._context
+
+    def _send_progress(self, line: ProgressLine) -> None:
+        self._send(PROGRESS + msgspec.json.encode(line) + b"\n")
+
     def _with_lines(self, answer: Answer) -> Answer:
-        self._job = None
+        if self._context is not None:
+            self._context.end()
+        self._job = self._context = None
         answer.lines, answer.left_out = self._kept.end()
         return answer
 
@@ -226,10 +245,21 @@ def _boot(boot: Boot) -> None:
 
     sys.path[:] = boot.path
     settings = boot.settings
+    if settings.process_memory_mb is not None:
+        _limit_memory(settings.process_memory_mb * 1024 * 1024)
     events.configure(settings.log_format, settings.log_level)
     configure(settings=settings)
     if boot.app is not None:
         importlib.import_module(boot.app)
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    """Let allocations above the limit fail, so that the handler gets MemoryError."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _forget_signals() -> None:

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -38,10 +38,12 @@ from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import ConfigError
+from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.observing.log_writer import LogWriter
 from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.process_child import (
     BEGUN,
+    PROGRESS,
     READY,
     Boot,
     Request,
@@ -49,6 +51,7 @@ from taskd.worker.running.process_child import (
     find_task,
     to_builtins,
 )
+from taskd.worker.running.process_context import ContextFields, ProgressLine
 from taskd.worker.running.traces import with_trace_context
 from taskd.worker.services.own_tasks import OwnTask, own_task
 
@@ -111,17 +114,20 @@ class JobProcess:
             failure = msgspec.json.decode(line, type=Failure)
             raise ProcessNotStarted(f"{failure.type}: {failure.message}")
 
-    async def run(self, request: bytes, begun: Callable[[], None]) -> Answer:
-        """Run an attempt; call `begun` when the handler starts.
+    async def run(self, request: bytes, call: ProcessCall) -> Answer:
+        """Run an attempt; tell `call` when the handler starts, and what it reports.
 
         Raises:
             ProcessDied: the process ended before it sent its answer.
         """
         self._writer.write(request + b"\n")
         line = await self._line()
-        if line == BEGUN:
-            self.jobs += 1
-            begun()
+        while not line.startswith(b"{"):
+            if line == BEGUN:
+                self.jobs += 1
+                call.begin()
+            else:
+                call.report(msgspec.json.decode(line.removeprefix(PROGRESS), type=ProgressLine))
             line = await self._line()
         return msgspec.json.decode(line, type=Answer)
 
@@ -210,7 +216,12 @@ class JobProcesses:
         keep = writer is not None and writer.keeps(task.name) is not KeepLogs.OFF
         hooks = [(each.__module__, each.__qualname__) for each in task.hooks]
         request = Request(
-            handler.__module__, handler.__qualname__, with_trace_context(job), hooks, keep
+            handler.__module__,
+            handler.__qualname__,
+            with_trace_context(job),
+            hooks,
+            keep,
+            call.fields(),
         )
         line = msgspec.json.encode(request)
         for start in range(1, STARTS_MAX + 1):
@@ -218,7 +229,7 @@ class JobProcesses:
             call.set_process(process)
             jobs = process.jobs
             try:
-                answer = await process.run(line, call.begin)
+                answer = await process.run(line, call)
             except ProcessDied:
                 if process.jobs == jobs and not process.ending and start < STARTS_MAX:
                     continue
@@ -363,10 +374,29 @@ class JobProcesses:
 class ProcessCall(HandlerCall):
     """The call of a handler with process=True."""
 
-    def __init__(self, pool: JobProcesses, task: Task[..., Any], job: Job) -> None:
+    def __init__(
+        self,
+        pool: JobProcesses,
+        task: Task[..., Any],
+        job: Job,
+        context: AttemptContext | None = None,
+    ) -> None:
         super().__init__()
-        self._pool, self._task, self._job = pool, task, job
+        self._pool, self._task, self._job, self._context = pool, task, job, context
         self._process: JobProcess | None = None
+
+    def fields(self) -> ContextFields | None:
+        """Return what the handler's context contains; None: the handler takes none."""
+        context, timeout_s = self._context, self._job.timeout_s or self._task.timeout_s
+        if context is None or self._task.context_name is None:
+            return None
+        return ContextFields(context.idempotency_key, context.max_attempts, timeout_s)
+
+    def report(self, line: ProgressLine) -> None:
+        """Pass on a report of the handler; drop one that an earlier attempt sent at its end."""
+        own = (line.job_id, line.fence) == (self._job.id, self._job.fence)
+        if own and self._context is not None:
+            self._context.progress(line.report.done, line.report.total, line.report.note)
 
     def set_process(self, process: JobProcess | None) -> None:
         """Set the process that runs the attempt; None: no process runs it."""

@@ -40,7 +40,7 @@ class TransactionEnded(Exception):
 
 
 class TransactionAttemptContext(AttemptContext):
-    """The `ctx` of a handler with transaction=; see taskd.handlers.TransactionContext."""
+    """The `ctx` of a handler with transaction=; see taskd.TransactionContext."""
 
     NOT_COMMITTED = "the connection broke at the commit, and nothing was committed"
 

@@ -15,7 +15,7 @@ def place(request: HttpRequest) -> HttpResponse:
     try:
         with transaction.atomic():
             order = Order.objects.create(item_id=item)
-            confirm.enqueue_sync(order_id=order.pk, conn=connection)
+            confirm.on(connection).enqueue_sync(order_id=order.pk)
             Stock.objects.filter(item=item).update(left=F("left") - 1)
     except IntegrityError:  # sold out: neither order nor job is there
         return JsonResponse({"error": "sold out"}, status=409)

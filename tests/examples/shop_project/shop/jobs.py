@@ -27,7 +27,7 @@ async def charge(ctx: Context, order: int, cents: int) -> None:
     """The charge, the next job and the completion commit together, exactly once."""
     async with ctx.resources["pool"].acquire() as conn, conn.transaction():
         await conn.execute("INSERT INTO charge (order_id, cents) VALUES ($1, $2)", order, cents)
-        await confirm.enqueue(order=order, to="ada@example.org", conn=conn)
+        await confirm.on(conn).enqueue(order=order, to="ada@example.org")
         await ctx.complete(conn)
 
 

@@ -1,0 +1,43 @@
+"""What a handler reports about its progress."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from taskd.core.jobs.failure import clean
+
+NOTE_BYTES_MAX = 500
+
+
+class Report(msgspec.Struct, frozen=True, gc=False):
+    """How far an attempt is.
+
+    Attributes:
+        done: how much is done, in any unit.
+        total: the total in the same unit; None: unknown.
+        note: a few words for people.
+    """
+
+    done: float
+    total: float | None
+    note: str
+
+    @classmethod
+    def of(cls, done: float, total: float | None, note: str) -> Report:
+        """Return the report with these values, checked, and with a note of limited size.
+
+        Raises:
+            TypeError: `done` or `total` is not a number.
+            ValueError: `done` or `total` is not finite, or a string that is not a number.
+        """
+        whole = None if total is None else _number("total", total)
+        return cls(_number("done", done), whole, clean(str(note), NOTE_BYTES_MAX) if note else "")
+
+
+def _number(name: str, value: float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"progress: {name} {value!r} is not a finite number")
+    return number
