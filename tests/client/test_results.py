@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import pydantic
 import pytest
 
 from taskd import Client, NewJob, task
@@ -97,6 +98,23 @@ async def test_the_result_of_a_task_has_the_type_of_its_handler(
     assert await client.result(pickle.loads(pickle.dumps(job_id))) == await client.result(
         int(job_id)
     )
+
+
+class Receipt(pydantic.BaseModel):
+    pages: int
+
+
+async def test_a_result_is_the_models_of_pydantic_that_the_handler_returns(
+    client: Client, worker: Lane
+) -> None:
+    @task(queue="sync", registry=Registry())
+    async def render() -> list[Receipt]:
+        raise NotImplementedError
+
+    set_default_client(client)
+    job_id = await render.enqueue()
+    await stored(worker, '[{"pages": 3}]')
+    assert await job_id.result() == [Receipt(pages=3)]
 
 
 async def test_a_result_of_another_type_is_an_error_that_says_how_to_read_it(

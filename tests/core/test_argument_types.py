@@ -240,10 +240,7 @@ class Checked:
         (Path | None, "Path has no JSON form: use str"),
         (User, "User has no JSON form: use the id of the row"),
         (list[User], "User has no JSON form: use the id of the row"),
-        (
-            Context,
-            "the context of an attempt is passed only to a first parameter that is named ctx",
-        ),
+        (list[Context], "a context cannot be part of an argument"),
         (np.int64, "int64 has no JSON form: use int, float"),
         (np.ndarray, "ndarray has no JSON form: use a list of numbers (.tolist())"),
         (object, "object has no JSON form: use JSON's types"),

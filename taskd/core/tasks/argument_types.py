@@ -164,7 +164,7 @@ def refusal(task: str, fields: Iterable[tuple[str, Any, Any]], error: TypeError)
 
 def _why(refused: TypeError) -> str:
     if isinstance(refused, NoJsonForm) and Context in refused.kind.__mro__:
-        return "the context of an attempt is passed only to a first parameter that is named ctx"
+        return "a context cannot be part of an argument: annotate a parameter with Context alone"
     if "custom type" in str(refused) and "union" in str(refused):
         return (
             "a union of a model and other types cannot be told apart: only `| None` can. Make a "

@@ -13,7 +13,7 @@ import msgspec
 
 from taskd.core.jobs.json_values import to_argument_type
 from taskd.core.tasks import batch as batches
-from taskd.core.tasks.argument_types import schema_of
+from taskd.core.tasks.argument_types import from_json_type, schema_of
 from taskd.core.tasks.context import ProcessContext
 from taskd.core.tasks.handler_kind import HandlerKind
 
@@ -130,8 +130,8 @@ def result_decoder(handler: Callable[..., Any], *, batch: bool) -> msgspec.json.
         hint = typing.get_type_hints(inspect.unwrap(handler), include_extras=True).get("return")
         if hint is None or hint is type(None) or batch:
             return msgspec.json.Decoder()
-        msgspec.json.schema(hint)  # raises TypeError for a type that only a hook could decode
-        return msgspec.json.Decoder(hint)
+        schema_of(hint)  # raises TypeError for a type that is neither msgspec's nor a model
+        return msgspec.json.Decoder(hint, dec_hook=from_json_type)
     except (NameError, TypeError):  # NameError: a name is imported only for type checkers
         return msgspec.json.Decoder()
 
