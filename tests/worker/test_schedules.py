@@ -229,7 +229,7 @@ async def test_a_query_runs_with_the_rights_of_who_has_set_it_and_no_others(
         "SELECT taskd.make_scheduled_jobs('owners', now(), ARRAY['{\"a\": 1}'::jsonb], true)",
         "SELECT taskd.make_scheduled_jobs('plain', now() + interval '1 day', NULL, true)",
         "SELECT taskd.run_schedule('plain')",
-        "SELECT taskd.cancel_scheduled_jobs('plain')",
+        "SELECT taskd.cancel(ARRAY[1])",
     ):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await connection.execute(statement)
