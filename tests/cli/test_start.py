@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from taskd import Client, events
+from taskd.core.tasks import registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError
 from taskd.worker.starting import app_import
@@ -130,6 +131,7 @@ def test_a_mistyped_app_needs_no_traceback(runs):
 def test_an_import_that_hangs_is_told_with_its_line(home, monkeypatch):
     told = []
     monkeypatch.setattr(app_import, "SLOW_S", 0.01)
+    monkeypatch.setattr(registry, "DEFAULT", registry.Registry())
     monkeypatch.chdir(home)
     write("hangs.py", "import waits\nwaits.until_told()\n")
     monkeypatch.setitem(sys.modules, "waits", sys.modules[__name__])

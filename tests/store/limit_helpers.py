@@ -20,7 +20,7 @@ async def publish(
 ) -> Task[..., Any]:
     """Publish a task with a limit; its one argument is the key."""
 
-    async def handler(tenant: str = "main") -> None: ...
+    async def handler(tenant: str | float = "main") -> None: ...
 
     registry = Registry()
     made: Task[..., Any] = Task(handler, name=task, queue=queue, limit=limit)

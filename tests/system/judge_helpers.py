@@ -60,6 +60,8 @@ class Worker:
             [1],
             1,
             1,
+            [],
+            "",
         )
         return self
 

@@ -338,15 +338,25 @@ async def test_older_arguments_are_lifted_step_by_step(desk: Desk) -> None:
     ]  # fmt: skip
 
 
-async def test_an_upgrade_that_raises_is_a_failed_attempt_that_says_so(desk: Desk) -> None:
+async def test_an_upgrade_that_raises_fails_no_attempt_and_says_so(desk: Desk) -> None:
     @desk.task(args_version=2, upgrade={1: lambda args: args["gone"]}, max_attempts=1)
     async def greet(name: str) -> None: ...
 
     [job_id] = await desk.enqueue(NewJob("greet", '{"name": "Ada"}', queue="default"))
     await desk.start()
-    [row] = await desk.settled(job_id)
-    assert row["state"] == "failed"
-    assert "upgrading its arguments from version 1 to 2 failed: KeyError: 'gone'" in row["reason"]
+    row = await _unfit(desk, job_id)
+    assert (row["state"], row["attempt"]) == ("scheduled", 0)
+    assert "upgrading its arguments from version 1 to 2 failed: KeyError: 'gone'" in row["errors"]
+
+
+async def _unfit(desk: Desk, job_id: int) -> Any:
+    """Wait until the arguments of the job were refused; return its row."""
+
+    async def refused() -> Any:
+        row = await desk.row(job_id)
+        return row if row["errors"] != "[]" else None
+
+    return await until(refused)
 
 
 async def test_newer_arguments_wait_for_newer_code(desk: Desk) -> None:
@@ -409,8 +419,8 @@ async def test_an_argument_that_had_another_name_once_is_hidden_as_well(desk: De
     await desk.start()
     old = NewJob(login.name, '{"secret": "sesame-open"}', queue="default", checked=True)
     [job_id] = await desk.enqueue(old)
-    [row] = await desk.settled(job_id)
-    assert "odd: ***" in row["reason"]
+    row = await _unfit(desk, job_id)
+    assert "odd: ***" in row["errors"]
     assert "sesame" not in row["errors"] + str(desk.emitted.all)
     assert "sesame" not in str(await reports.show_job(desk.lane, job_id))
 

@@ -258,7 +258,8 @@ async def test_an_app_that_cannot_be_imported_there_is_reported_by_the_job(
     (tmp_path / "broken_app.py").write_text("raise RuntimeError('only for workers')")
     monkeypatch.syspath_prepend(str(tmp_path))
     (job,) = await desk.enqueue(app.adds.options(max_attempts=1).job(1))
-    await desk.start(app.REGISTRY, process_slots=1, app="broken_app")
+    desk.settings["app"] = "broken_app"
+    await desk.start(app.REGISTRY, process_slots=1)
     (row,) = await desk.settled(job)
     assert row["reason"] == (
         "ProcessNotStarted: the process for this attempt did not start: RuntimeError: "

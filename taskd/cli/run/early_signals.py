@@ -16,7 +16,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-STOPS = (signal.SIGTERM, signal.SIGQUIT)
+# Windows, where this module is imported to show the help, has no SIGQUIT.
+STOPS = (signal.SIGTERM, getattr(signal, "SIGQUIT", signal.SIGTERM))
 # If the main thread runs C code, or catches StoppedEarly, the process is ended after this time.
 GRACE_S = 3.0
 

@@ -162,13 +162,13 @@ class Attempt(msgspec.Struct, eq=False):
 
         A CancelledError alone does not show this: the handler can have awaited what was cancelled.
         """
-        if not isinstance(happened, Raised) or not isinstance(
-            happened.error, asyncio.CancelledError
-        ):
+        # The type, because isinstance() would also ask the `__class__` of an error of the app.
+        kind = type(happened.error) if isinstance(happened, Raised) else type(None)
+        if not issubclass(kind, asyncio.CancelledError):
             return False
         task = self.asyncio_task
         cancelled = task.cancelling() > 0 and not task.cancelled_by_handler
-        return cancelled or isinstance(happened.error, CancelledByOthers)
+        return cancelled or issubclass(kind, CancelledByOthers)
 
     def abandonment(self) -> AttemptEnd:
         """Return the end to record if the attempt is abandoned or killed."""

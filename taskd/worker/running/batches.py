@@ -143,7 +143,7 @@ class Batch:
             cancelled
             and not self.cancelled
             and isinstance(happened, Raised)
-            and isinstance(happened.error, asyncio.CancelledError)
+            and issubclass(type(happened.error), asyncio.CancelledError)
         )
 
     def not_run(self, _running: asyncio.Task[None]) -> None:
