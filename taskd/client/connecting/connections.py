@@ -191,8 +191,8 @@ class ClientConnections:
         if library is not None:
             raise RuntimeError(
                 f"{library} has replaced Python's threads in this process, and the connections of "
-                "taskd need one of their own. Pass your own connection as conn, of psycopg, "
-                "Django or SQLAlchemy, which waits as the rest of your program does"
+                "taskd need one of their own. Enqueue on your own connection, task.on(conn), of "
+                "psycopg, Django or SQLAlchemy, which waits as the rest of your program does"
             )
         try:
             asyncio.get_running_loop()
@@ -200,7 +200,7 @@ class ClientConnections:
             return
         raise RuntimeError(
             "this call would block the event loop that is running here. "
-            f"Await {instead} instead, or pass your own connection as conn"
+            f"Await {instead} instead, or enqueue on your own connection, task.on(conn)"
         )
 
     def _in_background(self, coroutine: Coroutine[Any, Any, T]) -> T:
