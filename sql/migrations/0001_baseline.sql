@@ -360,7 +360,7 @@ DECLARE
                          ELSE ARRAY[rule ->> 'type'] END;
 BEGIN
     IF named IS NOT NULL THEN
-        -- Without the definition itself, so that a definition of itself comes to an end.
+        -- Without this definition, so that a recursive definition ends here.
         SELECT c.* INTO fits, expected FROM taskd.value_check(place, definitions -> named, definitions - named) AS c;
     ELSIF rule ? 'anyOf' THEN
         SELECT CASE WHEN bool_and(c.fits IS NOT NULL) THEN string_agg(c.fits, ' || ') END, string_agg(c.expected, ' or ')
@@ -2843,8 +2843,8 @@ $$;
 -- Functions: limits of jobs
 -- ====================================================================================================
 
--- A job with a limit is not queued before it is admitted. While it is due and not admitted, it is `blocked`, and therefore not in the
--- index of claims, so claims are not slower with limits. (A job that waits for other jobs is blocked as well, but has
+-- A job with a limit is not queued before it is admitted. While it is due and not admitted, it is `blocked`, and therefore not
+-- in the index of claims, so claims are not slower with limits. (A job that waits for other jobs is blocked as well, but has
 -- `waits_for`; it waits for its admission after that.) The rows of live jobs themselves show which jobs hold slots, so a
 -- slot is free as soon as its job has ended or moved. All admissions of one limit happen under the lock of its row in
 -- taskd.job_limit. A transaction that holds this lock never waits for the row of a job (SKIP LOCKED), and several limits are

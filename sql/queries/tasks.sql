@@ -60,9 +60,9 @@ SET contested_by = $1, contested_at = clock_timestamp()
 FROM theirs
 WHERE task.name = theirs.name;
 
--- Delete the records of tasks that nobody knows any more. A task that a live worker has keeps its record: a worker that has
--- published it and not registered yet publishes it again (check_upkeep). `despite_jobs`: also delete the records of tasks that
--- live jobs or schedules name. `jobs`: their number, up to 1,000.
+-- Delete the records of tasks that no live worker has and no live job or schedule names. A worker that has published a task
+-- and not registered yet publishes it again (check_upkeep). `despite_jobs`: also delete the records of tasks that live jobs or
+-- schedules name. `jobs`: their number, up to 1,000.
 
 -- name: forget_tasks(names text[], despite_jobs boolean)
 -- roles: admin

@@ -55,7 +55,7 @@ BESIDE_S = 2.0
 
 
 class _Phase(Enum):
-    """What the worker does, on which it depends how long a stop can take."""
+    """The phase of the worker, on which the longest duration of a stop depends."""
 
     STARTING = auto()
     RUNNING = auto()

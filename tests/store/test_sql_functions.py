@@ -100,7 +100,7 @@ async def one_job(lane: Lane, me: int, finished: bool) -> int:
     return job.id
 
 
-# Who may call them.
+# The roles that have the right to call the functions.
 
 
 async def test_an_admin_cancels_retries_and_changes_jobs(

@@ -71,9 +71,8 @@ class Large:
 held: list[weakref.ref[Large]] = []
 
 
-@task(process=True, registry=REGISTRY, max_attempts=1)
-def fails_in_a_cycle() -> None:
-    gc.disable()
+def in_a_cycle(held: list[weakref.ref[Large]]) -> None:
+    """Fail in a frame to which the own error refers, as code that logs its errors does."""
     large = Large()
     held.append(weakref.ref(large))
     try:
@@ -81,6 +80,12 @@ def fails_in_a_cycle() -> None:
     except ValueError as error:
         seen = error
         raise LookupError("because of that") from seen
+
+
+@task(process=True, registry=REGISTRY, max_attempts=1)
+def fails_in_a_cycle() -> None:
+    gc.disable()
+    in_a_cycle(held)
 
 
 @task(process=True, registry=REGISTRY, max_attempts=1)

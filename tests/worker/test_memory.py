@@ -19,16 +19,13 @@ from taskd.handlers import Item
 from taskd.middleware import CallNext, middleware
 from taskd.worker.finishing.tracebacks import forget_locals
 from tests.worker import borders_app as app
+from tests.worker.borders_app import Large, in_a_cycle
 from tests.worker.conftest import Desk, until
 
 
 @dataclass
 class Number:
     n: int
-
-
-class Large:
-    """An object whose end can be observed."""
 
 
 @pytest.fixture
@@ -50,17 +47,6 @@ def fails_soon() -> asyncio.Future[None]:
     future: asyncio.Future[None] = loop.create_future()
     loop.call_soon(future.set_exception, ValueError("it failed"))
     return future
-
-
-def in_a_cycle(held: list[weakref.ref[Large]]) -> None:
-    """Fail in a frame to which the own error refers, as code that logs its errors does."""
-    large = Large()
-    held.append(weakref.ref(large))
-    try:
-        raise ValueError("it failed")
-    except ValueError as error:
-        seen = error
-        raise LookupError("because of that") from seen
 
 
 def error_of(held: list[weakref.ref[Large]]) -> LookupError:

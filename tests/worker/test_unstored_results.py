@@ -1,4 +1,4 @@
-"""Results that cannot be stored: the job is done, the log says why, and who needs them is told."""
+"""Results that cannot be stored: the job is done, the log has the reason, its dependants fail."""
 
 from __future__ import annotations
 

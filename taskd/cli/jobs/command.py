@@ -38,7 +38,7 @@ def _attempts(row: Row) -> str:
 
 
 def _note(row: Row) -> str:
-    """Return the text of the column NOTE: why it failed, waits or has no result, or when due."""
+    """Return the text of the column NOTE: why the job failed or waits, or its due time."""
     if row["state"] == JobState.SCHEDULED:
         due = row["due_in_s"]
         when = f"in {span(due)}" if due > 0 else "due"

@@ -81,8 +81,8 @@ def _of_scalar(value: Any) -> Any:
     """Return a number, text or date of NumPy, or of an array without dimensions, as Python has it.
 
     Raises:
-        NoJsonForm: there is no such value. A date or duration in nanoseconds is none: `item()`
-            returns a number, of which nobody could tell the unit.
+        NoJsonForm: there is no such value. A date or duration in nanoseconds has none: `item()`
+            returns its number without the unit.
     """
     plain = value.item()
     is_date = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")

@@ -1,4 +1,4 @@
-"""Error reports: what the app's reporters learn of failed attempts, lost workers and services."""
+"""Error reports: what the app's reporters get about failed attempts, lost workers and services."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class _Place(NamedTuple):
     def replaces(self, other: _Place) -> bool:
         """Return whether this handler is the other one, defined again.
 
-        A module defines its handlers again when it is reloaded, and a user may do so at a prompt,
+        A module defines its handlers again when it is reloaded, and a user can do so at a prompt,
         whose file is called `<stdin>`, or in the cells of a notebook, which are files of their own.
         """
         if self.name != other.name:

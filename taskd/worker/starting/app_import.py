@@ -48,7 +48,7 @@ def load_app(name: str) -> Registry:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    with _told_if_slow(name):
+    with _log_if_slow(name):
         module = _import(name)
         for path in getattr(module, "__path__", ()):
             for found in pkgutil.walk_packages([path], prefix=f"{name}."):
@@ -178,18 +178,18 @@ def _at(frames: list[traceback.FrameSummary]) -> str:
 
 def _traceback(error: BaseException) -> str:
     """Return the traceback of an error and of its causes, without the frames of the import."""
-    told = traceback.TracebackException.from_exception(error)
-    each: traceback.TracebackException | None = told
+    shown = traceback.TracebackException.from_exception(error)
+    each: traceback.TracebackException | None = shown
     while each is not None:
         each.stack = traceback.StackSummary.from_list(
             [frame for frame in each.stack if not _is_machinery(frame)]
         )
         each = each.__cause__ or each.__context__
-    return "".join(told.format())
+    return "".join(shown.format())
 
 
 @contextmanager
-def _told_if_slow(name: str) -> Iterator[None]:
+def _log_if_slow(name: str) -> Iterator[None]:
     """Log where the import of the app hangs, after SLOW_S, and then after ever longer times."""
     importing, me = _thread.allocate_lock(), _thread.get_ident()
 

@@ -10,7 +10,6 @@ handler when one ends, so it is closed only if it is broken, after a handler has
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import importlib
 import sys
@@ -21,6 +20,7 @@ from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.hooks import ThreadHook
 from taskd.core.tasks.middleware import CallNext, Middleware
 from taskd.core.tasks.registry import Registry
+from taskd.worker.services.own_tasks import OwnTask, own_task
 
 
 def with_django(registry: Registry) -> Registry:
@@ -56,17 +56,15 @@ async def close_broken(ctx: Any, call_next: CallNext) -> Any:
         return await call_next()
     except Exception:
         # Not awaited: the thread makes one call after the other, and this one comes before those of
-        # later attempts. Not through the loop's task factory, which records tasks as those of
-        # handlers.
+        # later attempts.
         asgiref = importlib.import_module("asgiref.sync")
-        call = asgiref.sync_to_async(_close_broken)()
-        closing = asyncio.Task(call, loop=asyncio.get_running_loop(), name="django-connections")
+        closing = own_task(asgiref.sync_to_async(_close_broken)(), "django-connections")
         _closing.add(closing)
         closing.add_done_callback(_closing.discard)
         raise
 
 
-_closing: set[asyncio.Task[None]] = set()
+_closing: set[OwnTask[None]] = set()
 
 
 def _close_broken() -> None:

@@ -71,7 +71,7 @@ class Resources:
         self._closing.set()
         if not self._opened.done() or self._opened.cancelled():
             self._task.end()
-        with _told_if_slow("close", lambda: self._at, SLOW_CLOSE_S, CLOSE_S_MAX):
+        with _log_if_slow("close", lambda: self._at, SLOW_CLOSE_S, CLOSE_S_MAX):
             await asyncio.wait({self._task}, timeout=CLOSE_S_MAX)
             if not self._task.done():
                 error = TimeoutError(f"it took longer than {CLOSE_S_MAX:g} s")
@@ -104,7 +104,7 @@ class Resources:
             self._at = name
             limit = asyncio.timeout(OPEN_S_MAX)
             try:
-                with _told_if_slow("open", lambda: self._at, SLOW_OPEN_S, OPEN_S_MAX):
+                with _log_if_slow("open", lambda: self._at, SLOW_OPEN_S, OPEN_S_MAX):
                     async with limit:
                         manager = opened(maker)
                         self.made[name] = (
@@ -131,7 +131,7 @@ class Resources:
 
 
 @contextmanager
-def _told_if_slow(
+def _log_if_slow(
     doing: str, resource: Callable[[], str], slow_s: float, limit_s: float
 ) -> Iterator[None]:
     """Log the name of a resource whose opening or closing takes longer than `slow_s`."""
