@@ -1,4 +1,4 @@
-"""The judge: an exact history of every job, and the checks I1 to I16 over it.
+"""The judge: an exact history of every job, and the checks I1 to I17 over it.
 
     judge = Judge(dsn)
     await judge.install()          # triggers, in the test's own database
@@ -26,6 +26,8 @@ worker |
 | I15 | a crash that was charged to a bystander, or not to its suspect; an innocent job that failed
 as `crashed` |
 | I16 | a job that stayed parked for a minute while a worker lived that could run it |
+| I17 | a schedule that was withdrawn, or stayed so, although a worker declares it; one that fired
+while it was withdrawn, fired a tick twice, or stayed active although no worker declares it |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such
 handlers calls `check(records=False)`, which leaves out the checks that need records.

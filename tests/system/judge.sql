@@ -45,8 +45,12 @@ CREATE TABLE judge.violation (
 
 -- Own copy: taskd forgets its workers after some days.
 CREATE TABLE judge.worker (
-    id bigint PRIMARY KEY, pid integer NOT NULL, registered_at timestamptz NOT NULL, died_at timestamptz
+    id bigint PRIMARY KEY, pid integer NOT NULL, registered_at timestamptz NOT NULL, died_at timestamptz,
+    draining_at timestamptz, app text NOT NULL, schedules text[] NOT NULL
 );
+
+-- When schedules were withdrawn, and resumed or set by hand.
+CREATE TABLE judge.withdrawal (schedule text NOT NULL, at timestamptz NOT NULL, until timestamptz);
 
 -- What handlers write over a connection of their own: `start`, then `done` or `raised` just before they end.
 CREATE TABLE judge.record (
@@ -231,13 +235,46 @@ $$;
 CREATE FUNCTION judge.see_worker() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
-        INSERT INTO judge.worker VALUES (NEW.id, NEW.pid, clock_timestamp(), NEW.died_at);
+        INSERT INTO judge.worker VALUES (NEW.id, NEW.pid, clock_timestamp(), NEW.died_at, NULL, NEW.app, NEW.schedules);
     ELSIF OLD.died_at IS NULL THEN
-        UPDATE judge.worker SET died_at = NEW.died_at WHERE id = NEW.id;
+        UPDATE judge.worker
+        SET died_at = NEW.died_at, draining_at = CASE WHEN NEW.draining THEN coalesce(draining_at, clock_timestamp()) END
+        WHERE id = NEW.id;
     ELSIF NEW.died_at IS DISTINCT FROM OLD.died_at THEN
         INSERT INTO judge.violation VALUES ('I5', 'revival', NULL, format('worker %s became alive again', NEW.id));
         PERFORM judge.object(1);
     END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION judge.see_schedule() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    hits bigint := 0;
+    declaring bigint;
+BEGIN
+    IF OLD.withdrawn_at IS NOT NULL AND NEW.last_tick IS DISTINCT FROM OLD.last_tick THEN
+        INSERT INTO judge.violation
+        VALUES ('I17', 'fired', NULL, format('schedule %s fired the tick %s while it was withdrawn', NEW.name, NEW.last_tick));
+        hits := 1;
+    END IF;
+    IF OLD.withdrawn_at IS NOT NULL AND NEW.withdrawn_at IS NULL THEN
+        UPDATE judge.withdrawal SET until = clock_timestamp() WHERE schedule = NEW.name AND until IS NULL;
+    ELSIF OLD.withdrawn_at IS NULL AND NEW.withdrawn_at IS NOT NULL THEN
+        INSERT INTO judge.withdrawal VALUES (NEW.name, clock_timestamp(), NULL);
+        -- A registration of the last 5 s can have been committed after the statement had read the workers.
+        SELECT w.id INTO declaring
+        FROM taskd.worker AS w JOIN judge.worker AS seen ON seen.id = w.id
+        WHERE NEW.name = ANY (w.schedules) AND seen.registered_at < clock_timestamp() - interval '5 s'
+          AND (w.died_at IS NULL AND NOT w.draining OR w.crashed AND w.died_at > clock_timestamp() - interval '80 s')
+        LIMIT 1;
+        IF FOUND THEN
+            INSERT INTO judge.violation
+            VALUES ('I17', 'withdrawn', NULL, format('schedule %s was withdrawn although worker %s declares it', NEW.name, declaring));
+            hits := hits + 1;
+        END IF;
+    END IF;
+    PERFORM judge.object(hits);
     RETURN NULL;
 END
 $$;
@@ -255,8 +292,10 @@ CREATE TRIGGER judge_taking AFTER DELETE ON taskd.job_history
     REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT EXECUTE FUNCTION judge.see_taking();
 CREATE TRIGGER judge_rewriting AFTER UPDATE ON taskd.job_history
     REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT EXECUTE FUNCTION judge.see_rewriting();
-CREATE TRIGGER judge_worker AFTER INSERT OR UPDATE OF died_at ON taskd.worker
+CREATE TRIGGER judge_worker AFTER INSERT OR UPDATE OF died_at, draining ON taskd.worker
     FOR EACH ROW EXECUTE FUNCTION judge.see_worker();
+CREATE TRIGGER judge_schedule AFTER UPDATE OF withdrawn_at, last_tick ON taskd.schedule
+    FOR EACH ROW EXECUTE FUNCTION judge.see_schedule();
 
 
 -- The case: derived from the above by judge.build(), read by the views below.
@@ -652,6 +691,30 @@ CREATE VIEW judge.breach AS
     -- A worker unparks jobs within seconds, and within a minute even if it was cut off meanwhile.
     SELECT 'I16', 'left parked', job, format('parked from %s to %s, while worker %s could run it', at, until, worker), false
     FROM judge.left_parked WHERE until - at > interval '1 minute'
+    UNION ALL
+    SELECT 'I17', 'tick twice', max(job.id), format('schedule %s made %s jobs for the tick %s', job.schedule, count(*), job.tick), false
+    FROM taskd.jobs AS job JOIN taskd.schedule AS its ON its.name = job.schedule AND its.query IS NULL
+    GROUP BY job.schedule, job.tick HAVING count(*) > 1
+    UNION ALL
+    -- Workers settle the schedules of their app every few seconds, and within a minute even if they were cut off meanwhile.
+    SELECT 'I17', 'left withdrawn', NULL,
+           format('schedule %s was withdrawn from %s to %s, while worker %s declared it', past.schedule, past.at, past.until, w.id), false
+    FROM (SELECT schedule, at, coalesce(until, clock_timestamp()) AS until FROM judge.withdrawal) AS past
+    JOIN judge.worker AS w ON past.schedule = ANY (w.schedules)
+    WHERE least(past.until, w.died_at, w.draining_at) - greatest(past.at, w.registered_at) > interval '1 minute'
+    UNION ALL
+    SELECT 'I17', 'left active', NULL, format('schedule %s is active, although no worker of its app declares it', s.name), false
+    FROM taskd.schedule AS s
+    WHERE s.withdrawn_at IS NULL AND s.created_at < clock_timestamp() - interval '150 s'
+      AND EXISTS (
+          SELECT FROM judge.worker AS w
+          WHERE w.app = s.app AND coalesce(w.died_at, w.draining_at) IS NULL AND w.registered_at < clock_timestamp() - interval '1 minute'
+      )
+      AND NOT EXISTS (
+          SELECT FROM judge.worker AS w
+          WHERE s.name = ANY (w.schedules)
+            AND coalesce(least(w.died_at, w.draining_at), 'infinity') > clock_timestamp() - interval '150 s'
+      )
     UNION ALL
     SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false
     FROM pg_stat_activity

@@ -132,6 +132,59 @@ async def parked_beside_a_worker_that_has_its_task(stage: Scene) -> None:
     await stage.sql("UPDATE taskd.worker SET started_at = started_at - interval '1 h'")
 
 
+async def scheduled(stage: Scene, *, declared: bool) -> None:
+    """A schedule of worker A's app, an hour old."""
+    await stage.sql(
+        "INSERT INTO taskd.schedule (name, app, every_s, task, queue, created_at) "
+        "VALUES ('nightly', 'app', 1, $1, $2, now() - interval '1 hour')",
+        TASK, QUEUE,
+    )  # fmt: skip
+    await stage.sql("UPDATE judge.worker SET registered_at = registered_at - interval '1 hour'")
+    if declared:
+        for table in ("judge", "taskd"):
+            await stage.sql(
+                f"UPDATE {table}.worker SET schedules = '{{nightly}}' WHERE id = $1", stage.a.id
+            )
+
+
+WITHDRAW = "UPDATE taskd.schedule SET withdrawn_at = clock_timestamp()"
+
+
+async def schedule_withdrawn_from_its_worker(stage: Scene) -> None:
+    await scheduled(stage, declared=True)
+    await stage.sql(WITHDRAW)
+
+
+async def schedule_withdrawn_at_a_crash(stage: Scene) -> None:
+    await scheduled(stage, declared=True)
+    await stage.sql("UPDATE taskd.worker SET died_at = now(), crashed = true")
+    await stage.sql(WITHDRAW)
+
+
+async def schedule_left_withdrawn(stage: Scene) -> None:
+    await scheduled(stage, declared=True)
+    await stage.sql(WITHDRAW)
+    await stage.sql("UPDATE judge.withdrawal SET at = at - interval '2 minutes'")
+
+
+async def schedule_left_active(stage: Scene) -> None:
+    await scheduled(stage, declared=False)
+
+
+async def withdrawn_schedule_fired(stage: Scene) -> None:
+    await scheduled(stage, declared=False)
+    await stage.sql(WITHDRAW)
+    await stage.sql("UPDATE taskd.schedule SET last_tick = now()")
+
+
+async def tick_fired_twice(stage: Scene) -> None:
+    await scheduled(stage, declared=True)
+    for _ in range(2):
+        await stage.sql(
+            "SELECT outcome FROM taskd.make_scheduled_jobs('nightly', 'epoch', NULL, true)"
+        )
+
+
 async def run_without_a_claim(stage: Scene) -> None:
     await stage.enqueue()
     job = await stage.a.claim()
@@ -323,6 +376,12 @@ BREACHES = [
     (crash_not_charged_to_its_suspect, "I15", "spared"),
     (innocent_failed_as_crashed, "I15", "innocent"),
     (parked_beside_a_worker_that_has_its_task, "I16", "left parked"),
+    (schedule_withdrawn_from_its_worker, "I17", "withdrawn"),
+    (schedule_withdrawn_at_a_crash, "I17", "withdrawn"),
+    (schedule_left_withdrawn, "I17", "left withdrawn"),
+    (schedule_left_active, "I17", "left active"),
+    (withdrawn_schedule_fired, "I17", "fired"),
+    (tick_fired_twice, "I17", "tick twice"),
 ]
 
 

@@ -51,6 +51,7 @@ FINE = Report(
     wrong=[],
     unlucky=[],
     ticks=(30, 0, 0),
+    withdrawals=0,
     ledger=(-7, 7, 7),
     deadlocks=0,
 )

@@ -12,6 +12,7 @@ from tests.system.chaos_app import LEDGER, SOON, block, books, has_done, recorde
 
 __all__ = [
     "LEDGER",
+    "NEWER_SCHEDULE",
     "SCHEDULE",
     "TRANSFERS",
     "blocks_loop",
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 SCHEDULE = "nemesis"
+NEWER_SCHEDULE = "nemesis newer"
 TRANSFERS = """
 CREATE TABLE judge.transfer (job bigint NOT NULL, account smallint NOT NULL, amount bigint NOT NULL)
 """
@@ -66,10 +68,6 @@ async def newer(ctx: Context) -> None:
     recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
 
 
-if not os.environ.get("NEMESIS_OLD_CODE"):
-    task(queue="fast", backoff=SOON)(newer)
-
-
 @task(queue="fast", backoff=SOON)
 async def tick(ctx: Context) -> None:
     """One for each second."""
@@ -78,3 +76,6 @@ async def tick(ctx: Context) -> None:
 
 
 schedule(SCHEDULE, tick, every(1), catch_up="all", catch_up_max=1000)
+if not os.environ.get("NEMESIS_OLD_CODE"):
+    task(queue="fast", backoff=SOON)(newer)
+    schedule(NEWER_SCHEDULE, tick, every(1))

@@ -256,6 +256,24 @@ async def _session(world: World) -> AsyncIterator[asyncpg.Connection]:
 # And people.
 
 
+@of_the_server
+async def roll_back(world: World) -> None:
+    """Restart every worker with the old code, which lacks a schedule, and later with the new."""
+    before = [host.old_code for host in world.hosts]
+    _deploy(world, [True] * len(before))
+    try:
+        await asyncio.sleep(world.seconds(2.0))
+    finally:
+        _deploy(world, before)
+
+
+def _deploy(world: World, old_code: list[bool]) -> None:
+    for host, old in zip(world.hosts, old_code, strict=True):
+        host.old_code = old
+        for pid in host.pids():
+            host.terminate(pid)
+
+
 async def operator(world: World) -> None:
     """Cancels, changes, retries, pauses, resizes."""
     dice, client = world.dice, world.client

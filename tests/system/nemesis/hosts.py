@@ -47,7 +47,7 @@ class Host:
         codes: exit codes of its processes, except for those that a fault has killed.
         surprises: processes that ended unexpectedly.
         busy: a lock that is held while a fault concerns this host.
-        old_code: its code lacks the newest task.
+        old_code: its code lacks the newest task and the newest schedule.
     """
 
     def __init__(

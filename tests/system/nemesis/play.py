@@ -101,10 +101,11 @@ class Play:
             for host in self._hosts:
                 await host.start(self.plan.processes)
             await self._all_up()
+            await self._cluster.ask(GROWN_UP)
             async with self._feeding(waiting):
                 await self._harm()
             calm = time.monotonic()
-            await self._client.schedules.pause([app.SCHEDULE], reason="nemesis")
+            await self._client.schedules.pause(list(SCHEDULES), reason="nemesis")
             await self._client.limit("mixed", None)
             await self._drained()
             drained_s = time.monotonic() - calm
@@ -239,7 +240,8 @@ class Play:
                 [each for host in self._hosts for each in host.surprises],
                 chaos_report.ended_wrongly(await connection.fetch(chaos_report.PILLS), unexpected),
                 [chaos_report.described(row) for row in unexpected if row["reason"] == "crashed"],
-                tuple(await connection.fetchrow(TICKS)),
+                tuple(await connection.fetchrow(TICKS, app.SCHEDULE)),
+                await connection.fetchval("SELECT count(*) FROM judge.withdrawal"),
                 tuple(await connection.fetchrow(TRANSFERRED)),
                 await connection.fetchval(DEADLOCKS),
             )
@@ -278,6 +280,9 @@ def _at(moment: float) -> datetime:
     return datetime.fromtimestamp(moment, UTC)
 
 
+SCHEDULES = (app.SCHEDULE, app.NEWER_SCHEDULE)
+# Schedules of the last 90 s are never withdrawn.
+GROWN_UP = "UPDATE taskd.schedule SET created_at = created_at - interval '1 hour'"
 UP = """
 SELECT count(*) >= $1 FROM taskd.worker WHERE died_at IS NULL AND NOT draining
 """
@@ -323,7 +328,7 @@ TICKS = """
 SELECT count(*)::integer,
        (count(*) - count(DISTINCT tick))::integer,
        (coalesce(date_part('epoch', max(tick) - min(tick)) + 1, 0) - count(DISTINCT tick))::integer
-FROM taskd.jobs WHERE schedule IS NOT NULL
+FROM taskd.jobs WHERE schedule = $1
 """
 TRANSFERRED = """
 SELECT coalesce(sum(amount) FILTER (WHERE account = 1), 0)::bigint,

@@ -48,6 +48,7 @@ class Report:
     Attributes:
         marks: of each kind of fault: how many, how long, how long jobs waited, when claims went on.
         ticks: of the schedule: made, made twice, missing.
+        withdrawals: how often the schedule that the old code lacks was withdrawn.
         unlucky: jobs that failed because their workers died three times.
         ledger: the sum of all transfers out of the one account, into the other, and jobs done.
     """
@@ -63,6 +64,7 @@ class Report:
     wrong: list[str]
     unlucky: list[str]
     ticks: tuple[int, int, int]
+    withdrawals: int
     ledger: tuple[int, int, int]
     deadlocks: int
 
@@ -103,6 +105,7 @@ class Report:
         lines += [
             str(self.verdict),
             f"  ticks: {fired}, fired twice {twice}, missing {missing}",
+            f"  withdrawals of the newer schedule: {self.withdrawals}",
             f"  transfers done: {done}; out of one account {-out}, into the other {into}",
             f"  deadlocks: {self.deadlocks}; workers ended with {ends or '-'}",
             *self.unlucky[:UNLUCKY_MAX],
