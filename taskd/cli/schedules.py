@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from taskd.cli.shared.arguments import PAIRS, arguments
+from taskd.cli.shared.arguments import PAIRS, arguments, with_json_hint
 from taskd.cli.shared.output import (
     Row,
     moment,
@@ -262,7 +262,8 @@ def set_(
         Cron(cron, timezone or "UTC") if cron is not None else Every(every_s, starts_at),
         **options,
     )
-    outcome, row = run_(_set(session, schedule))
+    with with_json_hint(pairs):
+        outcome, row = run_(_set(session, schedule))
     if as_json:
         print_json(row | {"outcome": outcome})
         return

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from taskd.cli.enqueue.ndjson import Bar, Chunk, LineError, Progress, read_chunks, with_unique
-from taskd.cli.shared.arguments import PAIRS, arguments
+from taskd.cli.shared.arguments import PAIRS, arguments, with_json_hint
 from taskd.cli.shared.output import count
 from taskd.cli.shared.session import (
     DURATION,
@@ -117,7 +117,8 @@ def enqueue(
         _enqueue_lines(session, sys.stdin.buffer, options, ids)
         return
     args = arguments(pairs, args_json)
-    enqueued = run(_enqueue_one(session, task, args, with_unique(_given(options))))
+    with with_json_hint(pairs):
+        enqueued = run(_enqueue_one(session, task, args, with_unique(_given(options))))
     if enqueued.outcome != "enqueued":
         session.echo(f"taskd: job {enqueued} holds the key; {enqueued.outcome}")
     click.echo(enqueued)

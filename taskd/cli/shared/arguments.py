@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -37,6 +38,30 @@ def arguments(pairs: Sequence[str], args_json: str | None) -> dict[str, Any]:
         value = match["value"]
         args[key] = _decoded(key, value) if match["sign"] == ":=" else value
     return args
+
+
+@contextmanager
+def with_json_hint(pairs: Sequence[str]) -> Iterator[None]:
+    """Add how to pass a JSON value to the error about wrong arguments, if a text looks like one.
+
+    Raises:
+        InvalidArgs: the body raised it.
+    """
+    try:
+        yield
+    except InvalidArgs as error:
+        hints = [hint for pair in pairs if (hint := _json_hint(pair))]
+        raise InvalidArgs(". ".join([str(error).removesuffix("."), *hints])) from None
+
+
+def _json_hint(pair: str) -> str | None:
+    match = PAIR.fullmatch(pair)
+    if match is None or match["sign"] == ":=":
+        return None
+    with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+        msgspec.json.decode(match["value"])
+        return f"{pair[:100]} passes a text; {match['key']}:={match['value'][:100]} passes JSON"
+    return None
 
 
 def _object(name: str, text: str) -> dict[str, Any]:
