@@ -6,10 +6,9 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import NamedTuple
 
 KEEPER = str(Path(__file__).with_name("subprocess_guard.py"))
 CHUNK_BYTES = 65536
@@ -51,55 +50,69 @@ async def run(
     # The kernel closes this pipe when the worker ends, in whatever way.
     worker_pipe, writing = os.pipe()
     with os.fdopen(writing, "wb") as held:
+        # asyncio waits for ever for a process whose start is cancelled, so the start has a task.
+        running = asyncio.create_task(
+            _run(argv, worker_pipe, stdin, env, cwd, grace_s, out_bytes_max, err_bytes_max),
+            name="command",
+        )
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                KEEPER,
-                str(worker_pipe),
-                str(grace_s),
-                *argv,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                cwd=cwd,
-                env=env,
-                pass_fds=(worker_pipe,),
-                start_new_session=True,
-            )
+            await asyncio.wait({running})
+        except asyncio.CancelledError:
+            held.close()  # the guard ends the command
+            await asyncio.wait({running}, timeout=grace_s + SLACK_S)
+            raise
         finally:
-            os.close(worker_pipe)
-        assert process.stdin
-        assert process.stdout
-        assert process.stderr
-        feeding = asyncio.create_task(_feed(process.stdin, stdin), name="command-stdin")
-        out = asyncio.create_task(_head(process.stdout, out_bytes_max), name="command-stdout")
-        err = asyncio.create_task(_tail(process.stderr, err_bytes_max), name="command-stderr")
-        ending = asyncio.create_task(process.wait(), name="command-end")
-        await _to_their_end({feeding, out, err, ending}, process, held, grace_s)
-        return Ended(ending.result(), *out.result(), err.result())
+            running.cancel()
+        return running.result()
 
 
-async def _to_their_end(
-    steps: AbstractSet[asyncio.Task[Any]],
-    process: asyncio.subprocess.Process,
-    held: BinaryIO,
+async def _run(
+    argv: Sequence[str],
+    worker_pipe: int,
+    stdin: bytes,
+    env: Mapping[str, str],
+    cwd: str | None,
     grace_s: float,
-) -> None:
-    """Wait for all steps. After a cancellation, end the command and wait for its end."""
+    out_bytes_max: int,
+    err_bytes_max: int,
+) -> Ended:
+    """Run the guard to its end. A cancellation kills the guard, and with it the command."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            KEEPER,
+            str(worker_pipe),
+            str(grace_s),
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=cwd,
+            env=env,
+            pass_fds=(worker_pipe,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(worker_pipe)
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    feeding = asyncio.create_task(_feed(process.stdin, stdin), name="command-stdin")
+    out = asyncio.create_task(_head(process.stdout, out_bytes_max), name="command-stdout")
+    err = asyncio.create_task(_tail(process.stderr, err_bytes_max), name="command-stderr")
+    ending = asyncio.create_task(process.wait(), name="command-end")
+    steps = {feeding, out, err, ending}
     try:
         await asyncio.wait(steps)
-    except asyncio.CancelledError:
-        held.close()  # the guard ends the command
-        await asyncio.wait(steps, timeout=grace_s + SLACK_S)
-        raise
     finally:
         if process.returncode is None and not all(step.done() for step in steps):
             with suppress(ProcessLookupError):
                 process.kill()  # the kernel then kills the command, too
         for step in steps:
             step.cancel()
+    return Ended(ending.result(), *out.result(), err.result())
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:

@@ -177,6 +177,25 @@ async def test_cancelled_it_ends_by_a_sigterm_to_its_whole_group(tmp_path: Path)
     assert not lives(child)
 
 
+@pytest.mark.parametrize("steps", range(8))
+async def test_cancelled_while_it_starts_it_ends_with_its_whole_group(
+    steps: int, tmp_path: Path
+) -> None:
+    said = tmp_path / "pids"
+    running = asyncio.create_task(run(sh(f"sleep 600 & echo $$ $! > {said}; wait")))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    # The loop stands still while the command begins, as on a busy machine.
+    ends = time.monotonic() + (15.0 if steps > 1 else 0.0)
+    while time.monotonic() < ends and not pids(said, 2):
+        time.sleep(0.01)
+    running.cancel()
+    async with asyncio.timeout(15.0):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not any(map(lives, pids(said, 2)))
+
+
 async def test_one_that_ignores_its_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     said = tmp_path / "pids"
     script = f"trap '' TERM; sh -c 'trap \"\" TERM; sleep 600' & echo $$ $! > {said}; sleep 600"
