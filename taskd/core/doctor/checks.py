@@ -60,7 +60,7 @@ DATABASE = (
     ),
     Check(
         "pooler", "PgBouncer and similar poolers, and listen_dsn",
-        "A pooler loses notifications, so jobs start up to five seconds late.",
+        "A pooler loses notifications, so jobs start up to six seconds late.",
         ("connection",), server.pooler,
     ),
     Check(
