@@ -2,8 +2,8 @@
 
 Outcomes that arrive while a statement is in flight form the next batch. So an idle worker writes
 each outcome immediately, and a busy worker writes large batches. Until the worker stops, new
-outcomes are written at most once in 5 ms; otherwise, at 700 jobs per second, each outcome would
-have a commit of its own.
+outcomes are written at most once in 5 ms: without this pause, each outcome would have a commit of
+its own even at 700 jobs per second.
 
 The acker keeps each outcome until PostgreSQL has written it, or has shown that the job no longer
 runs under this claim. If PostgreSQL refuses a value of an outcome, the acker writes the outcome

@@ -24,7 +24,7 @@ BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
 TASKS_MAX = 100
 OTHER = "other"
 
-# The outcomes that emit() reports. Successful attempts are reported by done().
+# The events that on_event() counts as outcomes. done() counts successful attempts.
 OUTCOMES = {
     "job.retried": "retried",
     "job.failed": "failed",
@@ -35,7 +35,7 @@ OUTCOMES = {
     "job.abandoned": "abandoned",
 }
 ALL_OUTCOMES = ("done", *OUTCOMES.values())
-# Debug events that the meter receives only if they are logged or have subscribers.
+# Debug events that are emitted only if they are logged or have subscribers.
 UNCOUNTED = ("job.started", "queue.claimed")
 # Events of several jobs: the jobs are counted, too.
 JOBS_OF = ("jobs.rescued", "jobs.reconciled", "jobs.expired", "task.unknown", "jobs.parked")

@@ -41,13 +41,13 @@ class _Failure:
 
 
 class Failures:
-    """Counts the failures of each service in a row, and reports the lasting ones."""
+    """Counts the consecutive failures of each service, and reports the lasting ones."""
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failure] = {}
 
     def failed(self, service: str, error: str) -> None:
-        """Count a failure; log it once it has lasted for LASTING_S."""
+        """Count a failure; log the series once, when it has lasted for LASTING_S."""
         now = time.monotonic()
         self._forget(now)
         failure = self._failures.setdefault(service, _Failure(now))

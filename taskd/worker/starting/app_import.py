@@ -40,7 +40,7 @@ GUARD = (
 def load_app(name: str) -> Registry:
     """Import the app and its submodules; return the default registry, which has their tasks.
 
-    The current directory is put before the other entries of sys.path.
+    The current directory is put at the start of sys.path, unless sys.path contains it already.
 
     Raises:
         AppError: the app cannot be imported, or registers no task.
@@ -203,8 +203,8 @@ def _log_if_slow(name: str) -> Iterator[None]:
             wait_s *= 2
 
     importing.acquire()
-    # Not threading.Thread: gevent and eventlet break the threads of this module when they replace
-    # it, and the user would see errors of theirs before the one of load_app().
+    # Not threading.Thread: gevent and eventlet break the threads of `threading` when they replace
+    # that module, and the user would see their errors before that of load_app().
     _thread.start_new_thread(watch, ())
     try:
         yield
