@@ -425,7 +425,8 @@ class Worker:
             self.report,
             lambda: self.settings,
         ).run()
-        # Before the row is closed: a renewal that finds a closed row means "declared dead".
+        # First the lease thread, then the row: the thread would take a closed row for a sign that
+        # other workers have declared this one dead.
         await self._lease_thread.stop()
         await self._registration.retire(self.parts.upkeep)
         self._phase = _Phase.CLOSING

@@ -30,7 +30,7 @@ worker in place, and its consumer sleeps.
 A worker that cannot claim (all slots have slow jobs, a signal has switched claiming off, or the
 worker stops) clears its mark, and wakes the other workers instead of polling. The mark of a worker
 that crashed expires after two seconds, or is cleared when the worker is declared dead. Jobs that
-were enqueued meanwhile are found by the worker that declares it dead, and by idle pollers.
+were enqueued meanwhile are found by idle pollers, and by the worker that declares the other dead.
 
 The mark is only an optimization: if PostgreSQL refuses the statement that sets it, producers
 notify.
@@ -111,7 +111,7 @@ class BusyMark:
         self._on_change = on_change
         # The worker id under which the mark may be set; None: the mark was cleared.
         self._marked_by: int | None = None
-        # The same, even if the mark was cleared since.
+        # The worker id under which the mark was last set, even if the mark was cleared since.
         self._marked_last_by: int | None = None
         self._renew_at = 0.0
         # When the last mark expires if it is not cleared.

@@ -279,7 +279,7 @@ class Consumer:
             self.busy_mark.slept()
             return []
         except BaseException:
-            # Such as a cancellation: a handler can cancel any asyncio task.
+            # For example a cancellation: code of the app can cancel any asyncio task.
             self._on_claim_lost()
             raise
         took_s = time.monotonic() - began

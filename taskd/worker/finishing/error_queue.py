@@ -63,7 +63,7 @@ class ErrorQueue:
             return False
         if waiting >= WITH_LOCALS_MAX:
             forget_locals(report.exception)
-        # A copy, because the context itself is entered while its attempt runs.
+        # A copy, because the attempt may still run in its context, which cannot be entered twice.
         self._queue.put((report, ContextVars() if variables is None else variables.copy()))
         return True
 

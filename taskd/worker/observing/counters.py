@@ -1,7 +1,7 @@
 """The counters of a worker process, for the metrics. Events are counted only with `--http`.
 
 The counters are plain numbers and lists, so that counting a successful attempt costs two look-ups
-and two additions. The names and labels of the metrics are added when they are requested.
+and two additions. The names and labels are added when the metrics are requested.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class LogCapture:
     def record(self, record: logging.LogRecord) -> None:
         """Add the job to a record of the standard library; later calls with this record do nothing.
 
-        Each handler of the standard library calls this, because a record passes no common filter.
+        Each logging handler calls this, because there is no filter that all records pass.
         """
         line = record.__dict__
         job = None if MARK in line else self.job()

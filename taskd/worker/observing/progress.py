@@ -25,7 +25,7 @@ ASLEEP_S = 3600.0
 
 
 class ProgressWriter(Loop):
-    """Service: writes what handlers report.
+    """Service: writes the progress that handlers report.
 
     Args:
         runs: returns whether an attempt still runs.

@@ -58,7 +58,7 @@ def _badness(code: int) -> int:
 
 
 class Child:
-    """A worker process, and what it has reported.
+    """A worker process, and its reports.
 
     Attributes:
         received: whether the parent has received a message of the child. The child sends the first

@@ -89,7 +89,7 @@ class Attempt(msgspec.Struct, eq=False):
     leave_slot: Callable[[], None] | None = None
 
     def wait_for_slot(self) -> None:
-        """Record that the attempt waits for a slot from now on; the wait has no deadline."""
+        """Record that the attempt waits for a slot from now on, without a `ctx.deadline`."""
         self.waits_for_slot = True
         self.began, self.stood_still_s = time.monotonic(), 0.0
         self._set_deadline(None)

@@ -34,7 +34,8 @@ class HandlerTasks:
 
     Args:
         runs: returns whether the attempt of a claimed job still runs.
-        runs_in: returns whether the attempt of a claimed job, or its batch, runs in this task.
+        runs_in: returns whether the attempt of a claimed job, or its batch, runs in this asyncio
+            task.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class HandlerTasks:
             del guards[loop]
 
     def _refuse_to_cancel(self, task: OwnTask[Any]) -> None:
-        """Check that no handler cancels a task of the worker that does not run its job.
+        """Check that a handler cancels no task of the worker except the task of its own job.
 
         Raises:
-            RuntimeError: a handler tries this.
+            RuntimeError: the handler that runs has tried to cancel another task of the worker.
         """
         loop = task.get_loop()
         job = self._pulse.running(loop)

@@ -114,8 +114,8 @@ class JobProcess:
     def __init__(self, connection: socket.socket) -> None:
         self._stream = connection.makefile("rwb")
         self._running = False
-        # One attempt runs at a time, so all log lines of this process belong to its job, whichever
-        # thread writes them.
+        # The job of the running attempt. All log lines of this process belong to this job,
+        # whichever thread writes them.
         self._job: Job | None = None
         self._kept = Kept()
         self._context: ProcessAttemptContext | None = None

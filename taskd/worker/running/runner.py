@@ -56,7 +56,7 @@ from taskd.worker.services.service import Wakeup
 # If no job was added to the buffer or taken from it for this long, all jobs of the buffer are
 # released for other workers: the consumer has claimed too many.
 BUFFERED_S_MAX = 0.5
-# An asyncio task that runs handlers which never wait yields to the event loop after this time.
+# An asyncio task whose handlers never wait yields to the event loop after this time.
 TURN_S = 0.002
 # The most asyncio tasks that take jobs from the buffer at the same time, while handlers wait. A
 # single one starts only one job per iteration of the event loop, which lowers the rate of handlers
@@ -416,7 +416,7 @@ class Runner:
         for attempt in self.attempts.cancel_overdue(now, self._shared.cancel_s):
             self.abandon(attempt)
         for coroutine in [each for each in self._starting if each.done()]:
-            # A handler has cancelled this asyncio task of the runner before its first step.
+            # Code of the app has cancelled this asyncio task before its first step.
             self._starting.discard(coroutine)
             self._coroutine_ended(None)
         if self._buffer or self._batches.ready:

@@ -91,7 +91,7 @@ class ThreadCall(HandlerCall):
         return value
 
     async def _in_thread(self) -> ContextVars:
-        """Run the function, set `_ended`, and return the context variables that it had."""
+        """Run the function, set `_ended`, and return the context variables of the function."""
         self.wait()
         async with self._slots:
             self.begin()

@@ -1,8 +1,8 @@
 """Count lasting failures: services that fail repeatedly although the database answers.
 
-Services retry what fails, which hides a fault that a retry cannot repair, such as a missing right
-or a table without a key. So a failure that lasts is logged and stored in the worker's row, where
-`taskd health`, `taskd workers` and `taskd doctor` read it.
+Services retry after each failure. This hides faults that a retry cannot repair, such as a missing
+right or a table without a key. So a failure that lasts is logged and stored in the worker's row,
+where `taskd health`, `taskd workers` and `taskd doctor` read it.
 """
 
 from __future__ import annotations

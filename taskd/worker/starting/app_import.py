@@ -29,7 +29,7 @@ from taskd.core.tasks.task import Task
 from taskd.errors import AppError, ConfigError, InvalidJob
 from taskd.worker.running.process_pool import process_slots
 
-# An import that takes longer than this time is logged, with the line that it is at.
+# An import that takes longer than this time is logged, with the line that it executes.
 SLOW_S = 10.0
 GUARD = (
     "Is the module also a program? Put the statements that run it below "
@@ -67,7 +67,7 @@ def load_app(name: str) -> Registry:
     if not len(registries.DEFAULT):
         raise AppError(
             f"app {name!r} registers no task: decorate its handlers with @task from taskd, and "
-            "import their modules from it"
+            "import the modules of the handlers in the app"
         )
     registries.DEFAULT.module = name
     return registries.DEFAULT
@@ -96,7 +96,7 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
     if not len(registry):
         raise ConfigError(
             "there are no tasks to run. Name your module with --app (or TASKD_APP), or enable a "
-            "built-in one: TASKD_SMTP_HOST for send_email, TASKD_COMMANDS for run_command, "
+            "built-in task: TASKD_SMTP_HOST for send_email, TASKD_COMMANDS for run_command, "
             "TASKD_HTTP_HOSTS for http_request"
         )
     limits: dict[str, int] = {}

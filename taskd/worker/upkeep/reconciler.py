@@ -1,4 +1,4 @@
-"""The reconciler: compare the jobs in this process with those that run here by the database."""
+"""The reconciler: compare the jobs in this process with the rows of the worker's running jobs."""
 
 from __future__ import annotations
 
