@@ -21,7 +21,7 @@ from taskd.worker.observing.loop_monitor import Pulse
 # The worker is stuck if its loop has not ticked for this long. An idle loop ticks about 4 times a
 # second, a busy one more often.
 BLOCKED_S = 5.0
-# During an outage, a service retries more often than this, although each try has to connect to each
+# During an outage, a service retries more often than this, although it may have to connect to each
 # host of the DSN, to wait for a reply, and to wait before the next try.
 STUCK_S = 60.0
 

@@ -23,7 +23,7 @@ def is_unfinished(value: Any) -> bool:
 
 
 async def finished(value: Any) -> Any:
-    """Await a returned value, then the result if that is awaitable too, and so on.
+    """Await a returned value, then its result if that is awaitable too, and so on.
 
     Raises:
         TypeError: the value is a generator, over which nothing iterates.
