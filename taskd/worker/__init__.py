@@ -1,7 +1,7 @@
 """The worker: it claims jobs, runs their handlers, and writes the outcomes.
 
-It imports the store, core, events and config; the command line, the dashboard and taskd.testing
-import it.
+It imports client, store, core, events, errors and config; the command line, the dashboard and
+taskd.testing import it.
 """
 
 from taskd.worker.finishing.drain_report import DrainReport

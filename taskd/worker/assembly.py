@@ -54,9 +54,9 @@ from taskd.worker.upkeep.schedule_runner import ScheduleRunner
 from taskd.worker.upkeep.timer import Timer
 
 # Every statement of a worker finds its rows by ids or along one index, so only one plan is right.
-# Without these settings, PostgreSQL chooses sequential scans if its statistics are old, uses bitmap
-# scans, which lock rows in another order than that of ids and can deadlock, and plans each batch of
-# acks again.
+# Without these settings, PostgreSQL plans each batch of acks again, and chooses sequential scans if
+# its statistics are old. It also uses bitmap scans, which do not lock rows in the order of their
+# ids, and so can cause deadlocks.
 PLANS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_hashjoin": "off",
@@ -197,7 +197,7 @@ class Assembly:
             beside,
             [self.acker],  # stops after every attempt has ended
             [*upkeep, *([self.listener] if self.listener else [])],
-            [*self.consumers.values(), self.quarantine],  # all that claims; stops first
+            [*self.consumers.values(), self.quarantine],  # the services that claim; they stop first
         ]
 
     def published(self, loop: LoopBlocked | None) -> str:
@@ -215,7 +215,7 @@ class Assembly:
         return any(runner.attempts.has(job) for runner in self.runners)
 
     def _runs_in(self, task: asyncio.Task[Any], job: Job) -> bool:
-        """Return whether the attempt of this claim runs in this asyncio task."""
+        """Return whether the attempt of this claim, or its batch, runs in this asyncio task."""
         return any(runner.runs_in(task, job) for runner in self.runners)
 
     def _ends_later(self, job: Job) -> bool:
@@ -286,7 +286,7 @@ class Assembly:
                 {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
             )
         self.listener: Listener | None = None
-        # A pooler does not forward notifications, so without a listener the worker polls.
+        # A pooler does not forward notifications, so the worker then has no listener, and polls.
         if not listening.pooled:
             calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
             self.listener = Listener(

@@ -18,7 +18,10 @@ from taskd.store.connections.statements import Fetches
 
 
 class Reads:
-    """The connection from which contexts read, and its event loop, for handlers in threads."""
+    """The connection over which contexts read results, and its event loop.
+
+    Handlers in threads submit their reads to this loop.
+    """
 
     def __init__(self, lane: Fetches) -> None:
         self.lane = lane
@@ -147,8 +150,8 @@ class AttemptContext:
         The handler's changes and the completion then commit together, or both are rolled back.
 
         Raises:
-            LeaseLost: another worker owns the job. Let this exception leave the transaction, so
-                that the transaction is rolled back.
+            LeaseLost: the job no longer belongs to this attempt. Let this exception leave the
+                transaction, so that the transaction is rolled back.
         """
         await self._complete(callers_connection.fetches(conn), result)
 

@@ -12,16 +12,17 @@ from decimal import DefaultContext
 def copier() -> Callable[[], ContextVars]:
     """Return a function that makes the variables of one attempt, as copies of the present ones.
 
-    The values are not copied, as in every asyncio program. Only decimal contexts are, because they
-    are changed in place: an attempt that sets its precision would otherwise set that of all others.
+    The values are not copied, as in every asyncio program. Only decimal contexts are copied,
+    because programs change them in place: an attempt that sets the precision of decimals would
+    otherwise set the precision of all other attempts.
     """
     base = ContextVars()
     changed = []
     for variable, value in copy_context().items():
         if not isinstance(value, DecimalContext):
             base.run(variable.set, value)
-        # The first calculation with decimals sets the default, and each attempt makes its own of
-        # that. Copying it takes 1 us, hence only contexts that the app has changed are copied.
+        # A copy takes 1 us, so only decimal contexts that the app has changed are copied. If an
+        # attempt has none, its first calculation with decimals creates the default one.
         elif _options(value) != _options(DefaultContext):
             changed.append((variable, value))
     if not changed:

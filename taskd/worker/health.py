@@ -18,10 +18,11 @@ from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 
-# The worker is stuck if its loop has not ticked for this long. It ticks at least 4 times a second.
+# The worker is stuck if its loop has not ticked for this long. An idle loop ticks about 4 times a
+# second, a busy one more often.
 BLOCKED_S = 5.0
-# A service retries more often than this during an outage, with the time to connect to each host of
-# the DSN, to wait for a reply, and to wait before the next try.
+# During an outage, a service retries more often than this, although it may have to connect to each
+# host of the DSN, to wait for a reply, and to wait before the next try.
 STUCK_S = 60.0
 
 

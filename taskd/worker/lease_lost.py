@@ -93,8 +93,8 @@ class LeaseLost:
                 events.service_crashed("register-again", error, crashes=1, delay_s=delay_s)
                 await asyncio.sleep(delay_s)
             else:
-                # Since the old id was declared dead, its claims found no jobs, and producers may
-                # have sent no notifications.
+                # Since the old id was declared dead, claims under this id found no jobs, and
+                # producers may have sent no notifications.
                 self._quarantine.wakeup.set()
                 for consumer in self._consumers:
                     consumer.notifications_missed()

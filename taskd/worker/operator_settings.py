@@ -76,9 +76,9 @@ class Controls:
 class Calls:
     """Receives the notifications on the channel of all workers.
 
-    A notification without a payload tells all workers that an operator has changed a setting. A
-    notification with a worker's id tells this worker that a user has requested the cancellation of
-    one of its jobs.
+    A notification without a payload tells all workers to read the settings: an operator has changed
+    one, or a worker with other tasks has started. A notification with a worker's id tells this
+    worker that a user has requested the cancellation of one of its jobs.
 
     Args:
         look: the wake-up of the rescuer, which reads the settings.

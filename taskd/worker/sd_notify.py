@@ -1,7 +1,7 @@
 """Notify the supervisor of this process with the protocol of sd_notify(3).
 
-The supervisor is systemd, or the parent of `--processes` (processes/parent.py), to which its
-children speak the same protocol. A message is a datagram of lines `NAME=value`.
+The supervisor is systemd, or the parent of `--processes` (processes/parent.py), to which the
+children send messages of the same protocol. A message is a datagram of lines `NAME=value`.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Notify:
     Args:
         address: the supervisor's socket: a path, or an abstract name that begins with @; empty: no
             supervisor.
-        watchdog_s: the supervisor ends this process after this many seconds without a message of
-            the watchdog; None: it expects none.
+        watchdog_s: the supervisor ends this process after this many seconds without a watchdog
+            message; None: the supervisor expects no such messages.
         to_parent: the supervisor is the parent of `--processes`, which also receives reports.
 
     Attributes:
@@ -125,8 +125,8 @@ class Notify:
     ) -> Notify:
         """Return an object that sends to the supervisor that NOTIFY_SOCKET in `environ` names.
 
-        Its variables are removed from `environ`, so that a program which a handler starts does not
-        send messages in place of this process.
+        The variables of the protocol are removed from `environ`, so that a program which a handler
+        starts does not send messages in place of this process.
 
         Args:
             pid: the id of this process; a watchdog for another process is ignored.
@@ -191,7 +191,7 @@ class Notify:
             self._send(**fields)
 
     async def report(self, report: Mapping[str, Any]) -> bool:
-        """Send the drain report to the parent; return whether there is one that accepts it."""
+        """Send the drain report to the parent of `--processes`; return whether it was sent."""
         for _ in range(REPORT_TRIES if self.to_parent else 0):
             if self._send(X_TASKD_REPORT=json.dumps(report)):
                 return True
@@ -257,7 +257,7 @@ class NotifySocket:
 
     On Linux, its address is abstract: there is no file, and any process on the host can send to the
     socket, but the kernel adds the sender's pid. Elsewhere, the socket is a file in a directory
-    that only this user can enter, and a message says the pid itself.
+    that only this user can enter, and each message contains the sender's pid.
 
     Attributes:
         address: the value of NOTIFY_SOCKET for children.

@@ -235,8 +235,9 @@ class Worker:
                 return self.report.exit_code
 
     async def _prepared(self) -> bool:
-        """Run _prepare() until a stop is requested; return whether it has come to its end."""
-        # The resources and their attempts share the variables, so the tasks do too.
+        """Run _prepare() until a stop is requested; return whether _prepare() has finished."""
+        # The asyncio tasks of _prepare() and of the resources have the same context variables, so
+        # that copier() finds the variables that the resources have set.
         variables = copy_context()
         preparing = own_task(self._prepare(variables), "prepare", variables)
         stopping = own_task(self._stops.requested.wait(), "stop-requested")
@@ -253,7 +254,7 @@ class Worker:
         return True
 
     async def _prepare(self, variables: ContextVars) -> None:
-        """Do the part of the start that can take long, and of which nothing needs a drain."""
+        """Do the part of the start that can take long, and that a stop can interrupt."""
         if self.database.pooled:
             events.store_pooled()
             if self.parts.listener is None:
@@ -361,7 +362,7 @@ class Worker:
         events.worker_quiet(quiet)
 
     def _reload_settings(self) -> None:
-        """Apply concurrencies, log settings and drain times (SIGHUP); others need a restart."""
+        """Apply concurrencies, log settings and drain times; other settings need a restart."""
         if self._reload is None:
             return
         ready = self.ready.is_set()
@@ -406,8 +407,8 @@ class Worker:
             except asyncio.CancelledError as error:
                 me = asyncio.current_task()
                 if not self._last or me is None:
-                    raise  # by the caller of run()
-                # By code of the app that cancels all asyncio tasks: the worker goes on.
+                    raise  # the caller of run() has cancelled it
+                # Code of the app has cancelled all asyncio tasks. The worker continues.
                 uncancel(me)
                 events.service_crashed("main", error, crashes=0, delay_s=0.0)
 
@@ -424,7 +425,8 @@ class Worker:
             self.report,
             lambda: self.settings,
         ).run()
-        # Before the row is closed: a renewal that finds a closed row means "declared dead".
+        # First the lease thread, then the row: the thread would take a closed row for a sign that
+        # other workers have declared this one dead.
         await self._lease_thread.stop()
         await self._registration.retire(self.parts.upkeep)
         self._phase = _Phase.CLOSING

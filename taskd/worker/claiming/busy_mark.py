@@ -12,11 +12,11 @@ producer that reads the mark does not notify. A consumer is in one of three stat
   will not notify. The consumer polls until those transactions have ended, claims once more, and can
   then sleep.
 
-How the consumer knows those transactions: each draws its xid when it inserts a job, and reads the
-mark afterwards. The mark is a sequence, so every transaction reads the present value of the mark,
-whatever its snapshot is. An xid that is drawn after the mark was cleared is therefore higher than
-that of each transaction that has read the mark. When all transactions with lower xids have ended, a
-claim sees their jobs.
+How the consumer knows that those transactions have ended: each transaction draws its transaction id
+(xid) when it inserts a job, and reads the mark afterwards. The mark is a sequence, so every
+transaction reads the present value of the mark, whatever its snapshot is. If the consumer draws an
+xid after the mark was cleared, this xid is higher than the xid of each transaction that has read
+the mark. When all transactions with lower xids have ended, a claim sees their jobs.
 
 Producers also do not notify a queue that no live worker serves. So a consumer must poll in the same
 way after the worker has begun to listen, and after it has registered under a new id because it was
@@ -30,7 +30,7 @@ worker in place, and its consumer sleeps.
 A worker that cannot claim (all slots have slow jobs, a signal has switched claiming off, or the
 worker stops) clears its mark, and wakes the other workers instead of polling. The mark of a worker
 that crashed expires after two seconds, or is cleared when the worker is declared dead. Jobs that
-were enqueued meanwhile are found by the worker that declares it dead, and by idle pollers.
+were enqueued meanwhile are found by idle pollers, and by the worker that declares the other dead.
 
 The mark is only an optimization: if PostgreSQL refuses the statement that sets it, producers
 notify.
@@ -53,9 +53,9 @@ from taskd.worker.lease.state import Lease
 # A claim that found none is no sign of load, even if notifications leave no time to sleep: any user
 # who can connect can send them.
 MARK_AFTER_S = 0.1
-# A consumer that still sleeps sets the mark if producers wait for the lock of NOTIFY: ten clients
-# that wait for each other's commits reach only some 1,000 notifications per second. The consumer
-# counts its claims and jobs every COUNT_EVERY_S. If it claims often, it counts the waiting
+# A consumer that still finds time to sleep sets the mark if producers wait for the lock of NOTIFY:
+# ten clients that wait for each other's commits reach only some 1,000 notifications per second. The
+# consumer counts its claims and jobs every COUNT_EVERY_S. If it claims often, it counts the waiting
 # producers every CHECK_PRODUCERS_EVERY_S; if it also gets many jobs, every COUNT_EVERY_S.
 OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
 COUNT_EVERY_S, CHECK_PRODUCERS_EVERY_S = 0.05, 0.2
@@ -67,8 +67,8 @@ WRITTEN_LATER_S = 3.0
 RENEW_EVERY_S = 1.0
 # How long a consumer with a mark waits after a claim that found fewer jobs than it asked for.
 GAP_S = 0.005
-# A consumer that makes no claim for this long clears its mark. This is longer than the work that a
-# consumer usually claims ahead (PREFETCH_S).
+# A consumer that makes no claim for this long clears its mark. This is longer than the time for
+# which a consumer usually claims jobs ahead (PREFETCH_S).
 CLAIM_AT_LEAST_EVERY_S = 0.06
 # A consumer whose claims find fewer than FEW_JOBS jobs on average for FEW_FOR_S clears its mark: at
 # this rate, notifications cost little, and are faster than polling.
@@ -77,15 +77,15 @@ FEW_FOR_S = 0.1
 # The least time between two marks, so that a load near a threshold does not set and clear the mark
 # all the time.
 MARK_AT_MOST_EVERY_S = 1.0
-# How long the consumer sets no mark after PostgreSQL answered with an error. This is also the least
-# time between two log lines about such errors.
+# How long the consumer sets no mark after PostgreSQL has refused to set it. This is also the least
+# time between two log lines about refused statements.
 REFUSED_EVERY_S = 60.0
 # A consumer that cannot keep up, or leaves jobs for other workers, wakes them repeatedly. The
 # interval is CALL_EVERY_S times the number of the other workers. If none of them has marked the
 # queue, the interval is CALL_ALONE_EVERY_S_MAX at most.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
 # The first and the longest wait between two polls after the mark was cleared, and the factor by
-# which the wait grows. Doubled waits would find the jobs of long transactions later.
+# which the wait grows. With a factor of 2, the jobs of long transactions would be found later.
 POLL_AFTER_S, POLL_AFTER_S_MAX, POLL_GROWTH = 0.002, 1.0, 1.25
 # A stopping worker waits for open transactions no longer than this. Other workers poll as well.
 END_S = 1.0
@@ -111,7 +111,7 @@ class BusyMark:
         self._on_change = on_change
         # The worker id under which the mark may be set; None: the mark was cleared.
         self._marked_by: int | None = None
-        # The same, even if the mark was cleared since.
+        # The worker id under which the mark was last set, even if the mark was cleared since.
         self._marked_last_by: int | None = None
         self._renew_at = 0.0
         # When the last mark expires if it is not cleared.
@@ -122,7 +122,8 @@ class BusyMark:
         self._reported_at = -REFUSED_EVERY_S
         self._others, self._alone = 0, False
         self._call_at = 0.0
-        # When the first claim of the present series returned; all claims of it have found jobs.
+        # When the first claim of the present series returned. A series consists of claims that have
+        # found jobs.
         self._awake_since: float | None = None
         self._claimed_at = self._counted_since = time.monotonic()
         self._claims = self._jobs = 0

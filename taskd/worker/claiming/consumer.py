@@ -44,8 +44,8 @@ POLL_UNSURE_S = 1.0
 # The least time between two claims without a busy mark, after a claim that found fewer jobs than it
 # asked for. So notifications cause at most 1,000 claims per second.
 CLAIM_EVERY_S = 0.001
-# The least time between two claims is also this much for each job of an average recent claim, but
-# GAP_S at most. So above 1,400 jobs per second, claims become fewer and larger.
+# The least time between two claims grows with their size: PER_JOB_S for each job of an average
+# recent claim, up to GAP_S. So above 1,400 jobs per second, claims become fewer and larger.
 PER_JOB_S = 0.0007
 # Every worker of a queue receives each notification, and only one finds the job. Any user who can
 # connect can also send notifications without end. So after EMPTY_CLAIMS_MAX claims in a row that
@@ -195,9 +195,9 @@ class Consumer:
         """Wait until the consumer is woken, or must claim without being woken.
 
         Returns:
-            False if the idle poller woke the consumer, or the time was over; True if a notification
-            or another service did. The idle poller's wake-ups do not count, because a True resets
-            the interval between polls, which doubles otherwise.
+            True if a notification or a service other than the idle poller woke the consumer; the
+            caller then resets the interval between polls. False if the idle poller woke the
+            consumer, or the time was over; the interval then continues to grow.
         """
         if not self.busy_mark.marked:
             await self._space_claims()
@@ -279,7 +279,7 @@ class Consumer:
             self.busy_mark.slept()
             return []
         except BaseException:
-            # Such as a cancellation: a handler can cancel any asyncio task.
+            # For example a cancellation: code of the app can cancel any asyncio task.
             self._on_claim_lost()
             raise
         took_s = time.monotonic() - began

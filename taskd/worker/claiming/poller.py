@@ -59,7 +59,7 @@ class IdlePoller(Loop):
     def add(self, queue: str, wakeup: Wakeup, poll_s: float) -> Sleeper:
         """Begin to poll the queue, because its consumer goes to sleep.
 
-        This and remove() are no context manager, which would cost 12 us per wake-up.
+        There is no context manager for add() and remove(), because it would cost 12 us per wake-up.
         """
         sleeper = Sleeper(wakeup, poll_s, time.monotonic() + jittered_s(poll_s))
         self._sleepers[queue] = sleeper

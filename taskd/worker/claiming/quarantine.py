@@ -8,10 +8,11 @@ crashes, the crash is charged to the suspects of the last group, and not to thos
 a group of its own, after all others. If the worker crashes then, the crash is charged to no other
 suspect, and the isolated suspect fails at its third crash.
 
-When the last group is over and no suspect is left to claim, no group is named any more; only a
-single suspect stays named until it has ended or run for `PROVEN_S`. A job that kills its worker
-while no group is named is charged together with all suspects that run. After three charged crashes,
-a suspect is isolated, and delays other isolated suspects until it has ended or run for `PROVEN_S`.
+The worker's row in taskd.worker names the last group. When the group is over and no suspect is left
+to claim, the row names no group any more. Only a group of a single suspect stays named until the
+suspect has ended or has run for `PROVEN_S`. If the worker crashes while its row names no group, the
+crash is charged to all jobs of the worker. After three charged crashes, a suspect is isolated. Such
+a suspect delays other isolated suspects until it has ended or has run for `PROVEN_S`.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Quarantine(Loop):
         self._group: list[Member] = []
         # The size with which the group started, and the largest size of the next group.
         self._group_size, self._width = 0, 1
-        # Running suspects for whose `settled_at` isolated suspects wait.
+        # Running suspects. Isolated suspects wait until the `settled_at` of each of them.
         self._settling: list[Member] = []
         self._refused = RefusedJobs("claim")
         self.quiet = False

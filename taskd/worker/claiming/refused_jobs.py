@@ -1,9 +1,9 @@
-"""Change all jobs except those that PostgreSQL refuses, for example because of a user's trigger.
+"""Change all jobs but those that PostgreSQL refuses, for example because of a user's trigger.
 
-A statement that changes many jobs fails as a whole if PostgreSQL refuses one of them. The error
-does not say which one. So the range of ids is divided into halves, again and again, until a range
-contains only the refused job. The other jobs have been changed by then, and the refused job is left
-out for a minute.
+A statement that changes many jobs fails as a whole if PostgreSQL refuses to change one of them. The
+error does not name this job. So the range of ids is divided into halves, again and again, until a
+range contains only the refused job, which is then left out for a minute. The jobs of all other
+ranges are changed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class RefusedJobs:
         """Run the statement once or, if PostgreSQL refuses a job, on parts of the jobs.
 
         Args:
-            change: runs the statement on the jobs that it is given.
+            change: runs the statement on the given range of jobs.
 
         Returns:
             The answers of all runs that succeeded.
 
         Raises:
-            TaskdError: the statement failed for a reason that is in no single job.
+            TaskdError: the statement failed for a reason that does not lie in a single job.
         """
         if self._until:
             now = time.monotonic()
@@ -76,7 +76,7 @@ class RefusedJobs:
         """Run the statement until it no longer changes a full batch; yield its answers.
 
         Args:
-            change: runs the statement on at most one batch of the jobs that it is given.
+            change: runs the statement on at most one batch of jobs of the given range.
             is_full: returns whether an answer is that of a full batch.
 
         Raises:
@@ -100,7 +100,7 @@ class RefusedJobs:
         error: TaskdError,
         answers: list[T],
     ) -> None:
-        """Run the statement on both halves of a range for which PostgreSQL refused it."""
+        """Run the statement on both halves of a range, after it was refused for the whole range."""
         if len(self._until) >= ASIDE_MAX:
             return
         if up_to_id - after_id == 1:

@@ -1,5 +1,5 @@
-"""Record how attempts ended: outcomes become acks, acks are written in batches.
+"""Record how attempts ended: outcomes become acks, which are written in batches.
 
-Imports worker.services, worker.observing and worker.attempt_context. worker.running and the rooms
-above import it.
+Imports worker.services, worker.observing and worker.attempt_context. worker.running and the
+packages above import it.
 """

@@ -2,8 +2,8 @@
 
 Outcomes that arrive while a statement is in flight form the next batch. So an idle worker writes
 each outcome immediately, and a busy worker writes large batches. Until the worker stops, new
-outcomes are written at most once in 5 ms; otherwise, at 700 jobs per second, each outcome would
-have a commit of its own.
+outcomes are written at most once in 5 ms: without this pause, each outcome would have a commit of
+its own even at 700 jobs per second.
 
 The acker keeps each outcome until PostgreSQL has written it, or has shown that the job no longer
 runs under this claim. If PostgreSQL refuses a value of an outcome, the acker writes the outcome
@@ -67,8 +67,8 @@ class Acker:
         on_written: functions to call after each batch, even if all its outcomes were set aside.
         on_lost: functions to call with each lost outcome: the job was rescued, claimed again or
             deleted. If the outcome was added with a callback, only that callback is called.
-        on_refused_result: functions to call with each success that failed its job, because the next
-            stage of the pipeline does not accept the result.
+        on_refused_result: functions to call with each success that PostgreSQL has stored as a
+            failure, because the next stage of the pipeline does not accept the result.
         tried_at: when the acker last sent a statement (time.monotonic).
     """
 
@@ -124,7 +124,7 @@ class Acker:
         return len(self._done) + len(self._acks) + len(self._in_flight) + len(self._aside)
 
     def has_room(self) -> bool:
-        """Return whether consumers may claim: not in an outage, nor if the backlog is too large."""
+        """Return whether consumers may claim: there is no outage and no large backlog."""
         return self.backlog < BACKLOG_MAX and self._outage_began is None
 
     async def room(self, timeout_s: float) -> None:
@@ -395,7 +395,8 @@ def _without_values(refused: Job | Ack, error: ValueRefused) -> Ack:
     """Return the outcome with an error in place of its values, one of which was refused.
 
     If the handler has chosen the next stage of a pipeline, this choice is lost, and the job fails.
-    Otherwise the state stays. If there was a result, the reason of the job says why it is missing.
+    Otherwise the state does not change. If there was a result, the reason of the job says why the
+    result is missing.
     """
     why = first_line(error)
     events.job_outcome_refused(refused.id, why)

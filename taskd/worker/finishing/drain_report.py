@@ -19,7 +19,8 @@ class DrainReport:
         abandoned: number of abandoned attempts that still ran at the end. `jobs` counts all
             attempts that were ever abandoned.
         unwritten: number of outcomes that were not written.
-        gave_up: whether the worker stopped because a service kept crashing.
+        gave_up: whether the worker stopped because a service kept crashing, the lease thread ended,
+            or a resource was cancelled.
         outgrown: whether the worker stopped because the schema works with newer code only.
         drain_s: the duration of the drain.
         jobs: the number of attempts by how they ended, since the start of the worker. `failed`
@@ -67,6 +68,6 @@ class DrainReport:
         self.left = self.left if other.left is None else other.left
 
     def log_fields(self) -> dict[str, Any]:
-        """Return the fields for the log: `jobs`, and those that are neither zero nor empty."""
+        """Return the fields for the log: `jobs`, and the other fields that have a value."""
         fields = {name: value for name, value in asdict(self).items() if value or name == "jobs"}
         return fields | {"jobs": {what: count for what, count in self.jobs.items() if count}}

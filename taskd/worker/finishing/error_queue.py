@@ -15,7 +15,8 @@ from taskd.core.outcomes.error_reports import of_service
 from taskd.core.tasks.reporter import ErrorReport, Reporter
 from taskd.worker.finishing.tracebacks import forget_locals
 
-# The most reports that wait. Only the first ones keep the local variables of their frames.
+# The most reports that wait. While WITH_LOCALS_MAX reports wait, further reports are added without
+# the local variables of their frames.
 WAITING_MAX, WITH_LOCALS_MAX = 1000, 10
 # How long a stopping worker waits for reports.
 CLOSE_S_MAX = 2.0
@@ -49,7 +50,7 @@ class ErrorQueue:
             self._end = events.on_service_error(self._add_service_error)
 
     def add(self, report: ErrorReport | None, variables: ContextVars | None = None) -> bool:
-        """Add a report, unless no reporter wants it; return whether it was added.
+        """Add a report if there is a reporter for it; return whether it was added.
 
         Args:
             variables: the context variables of the attempt.
@@ -62,7 +63,7 @@ class ErrorQueue:
             return False
         if waiting >= WITH_LOCALS_MAX:
             forget_locals(report.exception)
-        # A copy, because the context itself is entered while its attempt runs.
+        # A copy, because the attempt may still run in its context, which cannot be entered twice.
         self._queue.put((report, ContextVars() if variables is None else variables.copy()))
         return True
 

@@ -119,7 +119,7 @@ class OutcomeRecorder:
             ack = policy.decide(job, task, Raised(RuntimeError(text)))
         self._acker.outcome(ack)
         if isinstance(happened, GIVEN_BACK):
-            # Not logged here, but once for many jobs, or not at all.
+            # Other code logs these outcomes, once for many jobs, or they are not logged at all.
             self.counts["released"] += 1
         else:
             why = happened.why if isinstance(happened, Interrupted) else "stop"

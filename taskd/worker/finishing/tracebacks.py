@@ -1,7 +1,7 @@
-"""Free the memory that a recorded exception keeps: the local variables of the frames it left.
+"""Free the memory that a recorded exception keeps: the local variables of frames that have ended.
 
-A traceback refers to frames, and frames to their local variables. As soon as one of these refers
-back to the exception, only the cyclic garbage collector frees them, which can be much later.
+A traceback refers to frames, and frames to their local variables. If one of these variables refers
+back to the exception, only the cyclic garbage collector frees them all, possibly much later.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-# Before Python 3.13, clearing the frame of a suspended coroutine ends the coroutine, which can be a
-# task that has passed its exception on to a handler and continues, such as the reader of a client.
-# So in those versions the frames of coroutines are left to the collector.
+# Before Python 3.13, clearing the frame of a suspended coroutine ends the coroutine. It can belong
+# to an asyncio task that has passed its exception to a handler and continues to run, such as the
+# reader of a client. So in those versions the frames of coroutines are left to the collector.
 CLEARS_ONLY_ENDED = sys.version_info >= (3, 13)
 SUSPENDABLE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def forget_locals(error: BaseException | None) -> None:
-    """Clear the local variables of all ended frames of an exception and of those that led to it.
+    """Clear the local variables of all ended frames of an exception.
 
-    The traceback still names its files and lines.
+    The same is done for the exceptions that led to it, and for the members of groups. A traceback
+    still names its files and lines.
     """
     found = [error]
     seen: set[int] = set()

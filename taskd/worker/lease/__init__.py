@@ -1,5 +1,5 @@
 """The lease of this process: its state, its renewal, its row in the database.
 
-Of the worker, these modules import only worker.observing and worker.services; the packages above
-them can import them.
+Of the packages of the worker, this one imports only worker.observing and worker.services; the
+packages above can import it.
 """

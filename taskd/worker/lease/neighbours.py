@@ -27,7 +27,7 @@ class Neighbours:
         self._descriptors: dict[int, int] = {}
 
     def watch(self, my_id: int, others: Sequence[workers.Other]) -> None:
-        """Watch the processes of the workers that follow `my_id` on this host, and no others.
+        """Watch the processes of the WATCHED_MAX workers after `my_id` on this host, and no others.
 
         Args:
             others: the other workers that were not declared dead, on all hosts.
@@ -52,7 +52,7 @@ class Neighbours:
             descriptor: int = getattr(os, "pidfd_open")(other.pid)  # noqa: B009 - not on macOS
         except (AttributeError, OSError):
             return
-        # The worker may have ended before, and the descriptor may be of a later process.
+        # The worker may have ended before: then the descriptor is that of a later process.
         if is_gone(other):
             os.close(descriptor)
             return

@@ -39,8 +39,8 @@ class LeaseThread:
     Args:
         declared_dead: called on the main loop if this worker was declared dead, with the id under
             which it was registered.
-        works_with: called on the main loop when the oldest code that works with the applied and
-            announced migrations has changed, with the version of this code.
+        works_with: called on the main loop with the version of the oldest code that works with the
+            applied and announced migrations, when this version has changed.
         published: called on the lease thread before each renewal, with the recent blockages of the
             main loop; returns the status to store in the worker's row, as JSON.
         died: called on the main loop if the thread has ended without stop(), for whatever reason.
@@ -148,7 +148,7 @@ class LeaseThread:
 
         Returns:
             The seconds until the next try if PostgreSQL did not answer or the statement failed;
-            None if it accepted the renewal, or this worker was declared dead.
+            None if PostgreSQL accepted the renewal, or this worker was declared dead.
         """
         worker_id, sent = self._lease.worker_id, boottime_s()
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from time import clock_gettime
 
-# Linux has CLOCK_BOOTTIME. On macOS, CLOCK_MONOTONIC also counts the time of a suspend. Where it
-# does not, a worker that was suspended trusts its lease for too long, by up to two thirds of the
-# lease; PostgreSQL still refuses its late outcomes.
+# Linux has CLOCK_BOOTTIME. On macOS, CLOCK_MONOTONIC also counts the time for which the host was
+# suspended. Without such a clock, a worker on a suspended host trusts its lease for too long, by up
+# to two thirds of the lease; PostgreSQL still refuses its late outcomes.
 BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

@@ -1,4 +1,4 @@
 """Observation of a worker: counters, log lines, progress, the loop monitor.
 
-Imports worker.services only; every other room of the worker may import it.
+Imports only worker.services; the other packages of the worker can import it.
 """

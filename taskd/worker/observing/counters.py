@@ -1,7 +1,7 @@
 """The counters of a worker process, for the metrics. Events are counted only with `--http`.
 
 The counters are plain numbers and lists, so that counting a successful attempt costs two look-ups
-and two additions. The names and labels of the metrics are added when they are requested.
+and two additions. The names and labels are added when the metrics are requested.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
 TASKS_MAX = 100
 OTHER = "other"
 
-# The outcomes that emit() reports. Successful attempts are reported by done().
+# The events that on_event() counts as outcomes. done() counts successful attempts.
 OUTCOMES = {
     "job.retried": "retried",
     "job.failed": "failed",
@@ -35,7 +35,7 @@ OUTCOMES = {
     "job.abandoned": "abandoned",
 }
 ALL_OUTCOMES = ("done", *OUTCOMES.values())
-# Debug events that the meter receives only if they are logged or have subscribers.
+# Debug events that are emitted only if they are logged or have subscribers.
 UNCOUNTED = ("job.started", "queue.claimed")
 # Events of several jobs: the jobs are counted, too.
 JOBS_OF = ("jobs.rescued", "jobs.reconciled", "jobs.expired", "task.unknown", "jobs.parked")

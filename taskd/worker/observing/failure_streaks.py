@@ -50,7 +50,7 @@ class FailureStreaks:
             streak.last, streak.error = now, error
 
     def published(self) -> tuple[FailureStreak, ...]:
-        """Return the streaks of at least FAILED_MIN failures: the longest ones, in their order."""
+        """Return the longest streaks of at least FAILED_MIN failures, at most PUBLISHED_MAX."""
         now = time.monotonic()
         long = [
             (task, streak)

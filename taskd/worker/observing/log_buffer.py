@@ -87,7 +87,7 @@ class LogBuffer:
 
     Args:
         keep: the attempts whose lines are kept, for tasks without the option `keep_logs`.
-        ends_later: whether the end of an attempt is still to be reported.
+        ends_later: returns whether the end of an attempt is still to be reported.
 
     Attributes:
         wake: wakes the log writer. It is called, in any thread, when the first entry is opened, and
@@ -252,7 +252,7 @@ class LogBuffer:
         return taken
 
     def written_running(self, batch: list[AttemptLog]) -> None:
-        """Move written entries behind all other open entries, so that those are written next."""
+        """Move written entries behind all other open entries, which are then written next."""
         with self._lock:
             for each in batch:
                 if self._open.get(each.job.id) is each:

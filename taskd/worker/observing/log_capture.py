@@ -4,8 +4,8 @@ The job is looked up when a line is logged; binding the job when an attempt star
 handlers that never log. In the thread of the event loop, the loop monitor knows the job whose
 handler runs; a thread of a pool is given its job with each call. So lines of structlog and of the
 standard library have `job_id`, `task`, `queue` and `attempt`, however the app has configured
-logging. If the app has not configured structlog or the root logger, taskd writes those lines in
-the format of its own log, if it writes a log.
+logging. If the app has not configured structlog, taskd writes the lines of structlog in the format
+of its own log, if taskd writes a log. The same applies to the root logger.
 
 Lines from threads that a handler starts itself, and from callbacks such as those of
 loop.call_later(), have no job.
@@ -117,8 +117,8 @@ class LogCapture:
     def install(self) -> None:
         """Install the capture in structlog and in the handlers that the app has configured so far.
 
-        If the app has configured no structlog or no handler of the root logger, let taskd write
-        those lines.
+        If the app has not configured structlog, let taskd write the lines of structlog. If the root
+        logger has no handler, let taskd write the lines of the root logger.
         """
         if events.is_written() and not structlog.is_configured():
             structlog.configure(processors=[self._to_events], wrapper_class=_filtering())
@@ -141,7 +141,8 @@ class LogCapture:
 
     def remove(self) -> None:
         """Remove the capture, and restore everything that install() has changed."""
-        # The capture was never installed, or the app has configured other processors since.
+        # An error means that the capture was not installed, or that the app has configured other
+        # processors since.
         with suppress(ValueError, AttributeError):
             structlog.get_config()["processors"].remove(self._processor)
         if self._adopted:
@@ -211,7 +212,7 @@ class LogCapture:
     def record(self, record: logging.LogRecord) -> None:
         """Add the job to a record of the standard library; later calls with this record do nothing.
 
-        Each handler of the standard library calls this, because a record passes no common filter.
+        Each logging handler calls this, because there is no filter that all records pass.
         """
         line = record.__dict__
         job = None if MARK in line else self.job()

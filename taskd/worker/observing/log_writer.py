@@ -46,11 +46,11 @@ class LogWriter(Loop):
 
     Args:
         keep: the attempts whose lines are kept, for tasks without the option `keep_logs`.
-        ends_later: whether the end of an attempt is still to be reported.
+        ends_later: returns whether the end of an attempt is still to be reported.
         together: the jobs of each running batch, by the id of the first job, which is the job of
             every line that the batch logs.
-        lease_until: returns until when the lease is trusted; this time grows with each renewal, so
-            not during an outage.
+        lease_until: returns until when the lease is trusted. Each renewal advances this time, so it
+            stays the same during an outage.
     """
 
     name = "log-writer"
@@ -157,8 +157,8 @@ class LogWriter(Loop):
         await self.tick()
 
     async def _write(self, batch: list[AttemptLog]) -> None:
-        # A thread that logged after the end of its attempt has opened a second entry: write the
-        # first one.
+        # If a thread has logged after the end of its attempt, the attempt has a second entry: write
+        # only the first one.
         kept = {
             (each.job.id, each.job.fence): each.to_row()
             for each in reversed(batch)

@@ -38,7 +38,7 @@ AGAIN_S_MAX = 60.0
 LAG_BOUNDS_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 STACK_FRAMES = 8
 STACK_CHARS = 4000
-# The status that the worker publishes sums up the blockages of this time.
+# The status in the worker's row sums up the blockages of this many past seconds.
 RECENT_S = 60.0
 
 
@@ -49,7 +49,8 @@ class Standstill:
     Attributes:
         lasted_s: how long the tick at its end was late.
         process: the whole process was stopped, and not only the loop.
-        by: the ids of the jobs that blocked the loop; empty if they are unknown, or `process`.
+        by: the ids of the jobs that blocked the loop; empty if they are unknown, or if `process` is
+            True.
     """
 
     lasted_s: float
@@ -58,7 +59,7 @@ class Standstill:
 
 
 class Pulse:
-    """What the main loop records for other threads: each attribute is read alone, without a lock.
+    """The state of the main loop for other threads, which read each attribute without a lock.
 
     Attributes:
         ticked: when the timer last ran on the loop (time.monotonic).
@@ -69,7 +70,8 @@ class Pulse:
         lag_s: the total lateness of ticks in seconds.
         started: when a runner last received jobs (time.monotonic).
         on_wake: called on the main loop when the worker no longer rests.
-        job: the job whose handler the loop now runs in its first step, or continues.
+        job: the job whose handler the loop runs at this moment; None also while the loop runs an
+            asyncio task that a handler has made.
         blocked: the latest blockage that the monitor has found: the value of `ticked` at its
             start, and the blocking job, if the monitor knows it. The monitor writes this attribute.
         owners: the job of each asyncio task that a handler has made.
@@ -96,7 +98,7 @@ class Pulse:
 
         Returns:
             The standstill that ends with this tick; None: there was none, or a handler may have
-            caused it, but nobody knows which one.
+            caused it that the monitor could not identify.
         """
         lag_s = max(0.0, now - self.ticked - 1.2 * self.tick_s)
         self.lags[bisect_left(LAG_BOUNDS_S, lag_s)] += 1
@@ -139,7 +141,7 @@ class Pulse:
         self.tick_s = REST_TICK_S
 
     def running(self, loop: asyncio.AbstractEventLoop) -> Job | None:
-        """Return the job whose handler, or an asyncio task of it, the loop runs at this moment."""
+        """Return the job whose handler, or whose asyncio task, the loop runs at this moment."""
         job = self.job
         if job is None and self.owners:
             current = asyncio.current_task(loop)

@@ -1,7 +1,7 @@
 """Progress: handlers report it, and a service writes it for all attempts together.
 
-However often handlers report, the worker writes the latest report of each attempt at most once a
-second, in one statement.
+However often handlers report, the service writes at most once a second. One statement writes the
+latest reports of all attempts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ASLEEP_S = 3600.0
 
 
 class ProgressWriter(Loop):
-    """Service: writes what handlers report.
+    """Service: writes the progress that handlers report.
 
     Args:
-        runs: whether an attempt still runs.
+        runs: returns whether an attempt still runs.
     """
 
     name = "progress"

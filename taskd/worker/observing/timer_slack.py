@@ -30,7 +30,7 @@ def exact_timers() -> Iterator[None]:
 
 
 def _allow(slack_ns: int) -> None:
-    # By the id of this thread, because /proc/self is the first thread of the process. If the file
-    # cannot be written, timers stay late.
+    # The path contains the id of this thread, because /proc/self stands for the first thread of the
+    # process. If the file cannot be written, timers stay late.
     with suppress(OSError):
         Path(f"/proc/{threading.get_native_id()}/timerslack_ns").write_text(str(slack_ns))

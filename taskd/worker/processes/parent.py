@@ -58,7 +58,7 @@ def _badness(code: int) -> int:
 
 
 class Child:
-    """A worker process, and what it has reported.
+    """A worker process, and its reports.
 
     Attributes:
         received: whether the parent has received a message of the child. The child sends the first
@@ -105,8 +105,8 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Forward a signal to the child.
 
-        If the child has no signal handlers yet, it is ended by a stop signal, and gets any other
-        signal later.
+        If the child has no signal handlers yet, a stop signal ends the child immediately, and any
+        other signal is sent later.
         """
         if not self.received and number not in STOPPING:
             self._owed.append(number)
@@ -278,7 +278,7 @@ class Processes:
             delay_s = min(delay_s * 2, DELAY_S_MAX)
 
     async def _database_fails(self, child: Child, code: int, database: Database) -> bool:
-        """Return whether a replacement did not start because PostgreSQL fails by now."""
+        """Return whether the child is a replacement that did not start because PostgreSQL fails."""
         if child.begun or not self._begun or code not in HOPELESS:
             return False
         try:
@@ -288,7 +288,7 @@ class Processes:
         return False
 
     async def _bring_down(self) -> None:
-        """Drain the children that still run, which only an error in this code can leave."""
+        """Drain the children that still run; only an error in this module can leave some."""
         self._forward(signal.SIGTERM)
         ends = [asyncio.create_task(c.process.wait(), name="end") for c in self._children.values()]
         if ends:

@@ -55,7 +55,7 @@ class Attempt(msgspec.Struct, eq=False):
     Attributes:
         variables: the context variables of the attempt.
         began: when the present phase of the attempt began (time.monotonic): middleware, the wait
-            for a slot, or the handler after that wait.
+            for a slot, or the handler.
         stood_still_s: how many of the seconds since `began` do not count, because the process or
             its event loop stood still.
         why: why taskd has cancelled the attempt (`timeout`, `stop`, `cancel`, `fence`, `no slot`);
@@ -65,7 +65,7 @@ class Attempt(msgspec.Struct, eq=False):
         cancelled_at: when taskd cancelled the attempt (time.monotonic).
         abandoned: whether the outcome was recorded before the handler ended.
         waits_for_slot: whether the attempt waits for a thread, a process, a connection or its
-            batch. As far as the worker knows, the handler has not started.
+            batch. The handler has then not started, as far as the worker knows.
         kill: kills the process that runs the handler; None: no process of its own runs it.
         leave_slot: called instead of freeing a slot, because the jobs of a batch share one; None:
             the attempt has a slot of its own.
@@ -89,7 +89,7 @@ class Attempt(msgspec.Struct, eq=False):
     leave_slot: Callable[[], None] | None = None
 
     def wait_for_slot(self) -> None:
-        """Record that the attempt waits for a slot from now on; the wait has no deadline."""
+        """Record that the attempt waits for a slot from now on, without a `ctx.deadline`."""
         self.waits_for_slot = True
         self.began, self.stood_still_s = time.monotonic(), 0.0
         self._set_deadline(None)
@@ -158,9 +158,10 @@ class Attempt(msgspec.Struct, eq=False):
         return CancelRequested(self.cancel_reason) if self.why == "cancel" else self._interrupted()
 
     def _is_foreign(self, happened: AttemptEnd) -> bool:
-        """Return whether neither taskd nor the handler has cancelled the attempt, but other code.
+        """Return whether code other than taskd and the handler has cancelled the attempt.
 
-        A CancelledError alone does not show this: the handler can have awaited what was cancelled.
+        A CancelledError alone does not show this: the handler may have awaited an asyncio task or
+        future that was cancelled.
         """
         # The type, because isinstance() would also ask the `__class__` of an error of the app.
         kind = type(happened.error) if isinstance(happened, Raised) else type(None)
@@ -173,8 +174,8 @@ class Attempt(msgspec.Struct, eq=False):
     def abandonment(self) -> AttemptEnd:
         """Return the end to record if the attempt is abandoned or killed."""
         left = self.kill is None  # otherwise its process is killed
-        # An attempt that has a process may have started its handler already: the message of the
-        # process that says so may not have been read yet.
+        # The handler of an attempt that has a process may have started already: the worker may not
+        # have read the `begun` of the process yet.
         if self.waits_for_slot and self.why != "cancel" and left:
             return NotStarted()
         if self.why == "timeout":

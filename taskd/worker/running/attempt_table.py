@@ -64,8 +64,8 @@ class AttemptTable:
     def postpone(self, standstill: Standstill, now: float) -> None:
         """Extend the deadlines of the attempts whose handlers could not run during a standstill.
 
-        The deadlines of the jobs that blocked the event loop stay. So do those of handlers in
-        threads and processes, unless the whole process stood still.
+        The deadlines of the jobs that blocked the event loop do not change. Nor do the deadlines of
+        handlers in threads and processes, unless the whole process stood still.
         """
         for attempt in self.running.values():
             ran = not standstill.process and attempt.task.kind in OFF_THE_LOOP

@@ -136,7 +136,7 @@ class Batch:
             pulse.together.pop(job.id, None)
 
     def _is_foreign(self, happened: AttemptEnd) -> bool:
-        """Return whether neither taskd nor the handler has cancelled the batch, but other code."""
+        """Return whether code other than taskd and the handler has cancelled the batch."""
         me = self.running
         cancelled = me is not None and me.cancelling() > 0 and not me.cancelled_by_handler
         return (
@@ -197,7 +197,7 @@ class Batches:
 
     @property
     def suspect_first(self) -> bool:
-        """Return whether the next batch is a suspect, which can run beyond the limit."""
+        """Return whether the next batch holds a suspect, which can run beyond the limit."""
         return bool(self.ready) and self.ready[0].members[0].job.crashes > 0
 
     def runs_in(self, task: asyncio.Task[Any], job: Job) -> bool:

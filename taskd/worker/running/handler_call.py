@@ -42,7 +42,7 @@ class HandlerCall:
             self.attempt.wait_for_slot()
 
     def begin(self) -> None:
-        """Record that the handler starts, and that the timeout of the attempt begins, now."""
+        """Record that the handler starts now, and that its timeout begins."""
         self._waits = False
         if self.attempt is not None:
             self.attempt.begin(time.monotonic())

@@ -8,8 +8,8 @@ number, the newest ones are cancelled, so that a leaking handler cannot fill the
 Handlers that create no asyncio tasks pay nothing. For the others, recording the job costs about 1
 us per asyncio task, and once a second the recorded ones are compared with the running attempts.
 
-The module also protects the worker from handlers that cancel asyncio tasks of others, or stop the
-event loop: these calls raise an error in the handler.
+The module also protects the worker from handlers that cancel asyncio tasks of the worker, or stop
+the event loop: these calls raise an error in the handler.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class HandlerTasks:
 
     Args:
         runs: returns whether the attempt of a claimed job still runs.
-        runs_in: returns whether the attempt of a claimed job, or its batch, runs in this task.
+        runs_in: returns whether the attempt of a claimed job, or its batch, runs in this asyncio
+            task.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class HandlerTasks:
             del guards[loop]
 
     def _refuse_to_cancel(self, task: OwnTask[Any]) -> None:
-        """Raise an error if a handler cancels a task that does not belong to its job.
+        """Check that a handler cancels no task of the worker except the task of its own job.
 
         Raises:
-            RuntimeError: it does.
+            RuntimeError: the handler that runs has tried to cancel another task of the worker.
         """
         loop = task.get_loop()
         job = self._pulse.running(loop)
@@ -101,7 +102,7 @@ class HandlerTasks:
         """Stop the loop, unless a handler calls this.
 
         Raises:
-            RuntimeError: it does.
+            RuntimeError: a handler has called this.
         """
         if self._watched is not None and self._pulse.running(self._watched) is not None:
             raise RuntimeError(
@@ -135,7 +136,10 @@ class HandlerTasks:
         self._owners.pop(task, None)
 
     def check(self) -> None:
-        """Log each asyncio task whose attempt had ended by the previous check, and cancel excess.
+        """Log asyncio tasks whose attempts have ended; cancel those beyond LEFT_MAX.
+
+        An asyncio task is logged at most once: when it is cancelled, or at the second check after
+        the end of its attempt.
 
         The timer calls this method once a second. The task factory calls it when many asyncio tasks
         are recorded, so that those beyond LEFT_MAX are cancelled early.
@@ -162,7 +166,7 @@ class HandlerTasks:
         self._seen = there
 
     def _log(self, new: list[asyncio.Task[Any]], excess: list[asyncio.Task[Any]]) -> None:
-        """Log one line per task name of their jobs, at most every LOG_EVERY_S."""
+        """Log these asyncio tasks: one line for each task of taskd, at most every LOG_EVERY_S."""
         now, cancelled = time.monotonic(), set(excess)
         groups: dict[str, list[asyncio.Task[Any]]] = {}
         for task in [*new, *(task for task in excess if task not in self._logged)]:

@@ -94,7 +94,7 @@ class Preparation:
 
         Returns:
             The task, or None if this worker does not know it; and the end to record, or None if the
-            job can start. One of the two is never None.
+            job can start. At least one of the two is not None.
         """
         task = self._shared.registry.get(job.task)
         if job.late:
@@ -121,7 +121,7 @@ class Preparation:
         return True
 
     def start(self, job: Job, task: Task[..., Any], began: float) -> Prepared | Refused:
-        """Return the coroutine before its first step, or the end if it cannot be created."""
+        """Return the coroutine before its first step, or the end of a job that cannot start."""
         if policy.attempts_spent(job, task):
             return Refused(None, AttemptsSpent(policy.attempts_limit(job, task)))
         context: AttemptContext | None = None

@@ -1,11 +1,13 @@
 """The program of a process that runs handlers with process=True, one attempt at a time.
 
 process_pool.py starts the program with one end of a socket; each message is a line. The process
-first reads a Boot and answers `ready`, or a Failure. Then it reads Requests. For each, it writes
-`begun` when the handler starts, `progress` and a ProgressLine when the handler has reported
-something, and an Answer when the attempt has ended. The process ends when the
-worker closes the socket. If the worker exits without that, or is killed, the kernel kills the
-process; where the kernel cannot do this, a thread does so within PARENT_CHECK_S.
+first reads a Boot and answers `ready`, or a Failure. Then it reads Requests. For each Request, it
+writes `begun` when the handler starts, `progress` and a ProgressLine when the handler has reported
+progress, and an Answer when the attempt has ended.
+
+The process ends when the worker closes the socket. If the worker dies without closing the socket,
+the kernel kills the process. Where the kernel cannot do this, as on macOS, a thread of the process
+does so within PARENT_CHECK_S.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class Request(msgspec.Struct, gc=False):
         name: the qualified name of the handler in this module.
         hooks: the module and the qualified name of each hook around the handler.
         keep: whether the answer must include the log lines of the handler.
-        context: for the handler's context; None: it takes none.
+        context: the fields of the handler's context; None: the handler takes no context.
     """
 
     module: str
@@ -112,8 +114,8 @@ class JobProcess:
     def __init__(self, connection: socket.socket) -> None:
         self._stream = connection.makefile("rwb")
         self._running = False
-        # One attempt runs at a time, so all log lines of this process belong to its job, whichever
-        # thread writes them.
+        # The job of the running attempt. All log lines of this process belong to this job,
+        # whichever thread writes them.
         self._job: Job | None = None
         self._kept = Kept()
         self._context: ProcessAttemptContext | None = None
@@ -157,7 +159,7 @@ class JobProcess:
             if task is None:
                 raise LookupError(f"module {request.module} has no task {request.name}")  # noqa: TRY301
             hooks = [_hook(module, name) for module, name in request.hooks]
-            # The imports above can set variables, so the copy is made anew for each attempt.
+            # The imports above can set context variables, so each attempt gets new copies of them.
             value = copier()().run(self._run, task, hooks, request)
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
             self._running = False
@@ -197,7 +199,7 @@ class JobProcess:
 
 
 class Kept:
-    """The log lines of the running attempt, which its answer takes to the worker."""
+    """The log lines of the running attempt, which the worker gets with the Answer."""
 
     def __init__(self) -> None:
         self._hide: Callable[[str], str] | None = None

@@ -17,7 +17,7 @@ SEND_EVERY_S = 0.1
 
 
 class ContextFields(msgspec.Struct, gc=False):
-    """What the worker tells a process about an attempt, in addition to its job."""
+    """The data of a handler's context that the worker sends in addition to the job."""
 
     idempotency_key: str
     max_attempts: int
@@ -25,7 +25,7 @@ class ContextFields(msgspec.Struct, gc=False):
 
 
 class ProgressLine(msgspec.Struct, gc=False):
-    """A report of an attempt, on its way to the worker."""
+    """A progress report that a process sends to the worker."""
 
     job_id: int
     fence: int
@@ -51,10 +51,11 @@ class ProcessAttemptContext:
         self._ended = False
 
     def __getattr__(self, name: str) -> Any:
-        """Raise the error for a name that only the contexts of other handlers have."""
+        """Raise the error for an attribute that this context does not have."""
+        names = ", ".join(sorted(each for each in vars(self) if each[0] != "_"))
         raise AttributeError(
             f"ctx.{name} does not exist in a handler with process=True, which runs outside of the "
-            "worker. It has " + ", ".join(sorted(each for each in vars(self) if each[0] != "_"))
+            f"worker. This ctx has {names}, progress() and remaining_s()"
         )
 
     def remaining_s(self) -> float | None:

@@ -1,8 +1,8 @@
 """Handlers with process=True: processes that can be stopped, killed and replaced one by one.
 
-The pool of concurrent.futures does not fit: if one of its processes dies, all its running calls
-fail, and it cannot ask a process to end a call. In this pool, a process runs one attempt at a time,
-and each message is a line.
+The process pool of concurrent.futures is not used: if one process dies, all running calls of that
+pool fail, and the pool cannot ask a process to end a call. In the pool of this module, a process
+runs one attempt at a time, and each message is a line.
 
 Processes are started when they are needed, and end with their worker.
 """
@@ -115,7 +115,7 @@ class JobProcess:
             raise ProcessNotStarted(f"{failure.type}: {failure.message}")
 
     async def run(self, request: bytes, call: ProcessCall) -> Answer:
-        """Run an attempt; tell `call` when the handler starts, and what it reports.
+        """Run an attempt; pass the start of the handler and its progress reports to `call`.
 
         Raises:
             ProcessDied: the process ended before it sent its answer.
@@ -185,8 +185,9 @@ class JobProcesses:
     """The pool.
 
     Args:
-        app: the module that each process imports at its start; None: none.
-        log_writer: gets the log lines of handlers at the end of each attempt; None: none are kept.
+        app: the module that each process imports at its start; None: no module.
+        log_writer: gets the log lines of handlers at the end of each attempt; None: processes do
+            not send log lines.
 
     Attributes:
         slots: the largest number of processes.
@@ -288,7 +289,7 @@ class JobProcesses:
             raise
 
     def _put_back(self, process: JobProcess) -> None:
-        """Give a process to the next waiting attempt, or let it wait; end it if it is used up."""
+        """Give a process to the next waiting attempt, or keep it idle; end a used-up process."""
         spent = process.ending or not process.alive or process.jobs >= self._jobs_max
         if spent:
             self._end_later(process)
@@ -386,7 +387,7 @@ class ProcessCall(HandlerCall):
         self._process: JobProcess | None = None
 
     def fields(self) -> ContextFields | None:
-        """Return what the handler's context contains; None: the handler takes none."""
+        """Return the fields of the handler's context; None: the handler takes no context."""
         context, timeout_s = self._context, self._job.timeout_s or self._task.timeout_s
         if context is None or self._task.context_name is None:
             return None
@@ -476,5 +477,6 @@ def check_found(registry: Registry) -> None:
                 raise ConfigError(
                     f"hook {name}: the process of task {task.name} must find the hook in the "
                     f"module {module}, but cannot. Define the function at the top level of a "
-                    "module that can be imported, or name its tasks with @in_thread(tasks=[...])"
+                    "module that can be imported, or limit the hook to other tasks with "
+                    "@in_thread(tasks=[...])"
                 )

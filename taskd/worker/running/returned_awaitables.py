@@ -1,4 +1,4 @@
-"""Results that are not results yet: a coroutine, a future, or a generator that a handler returned.
+"""Unfinished results: a coroutine, a future, or a generator that a handler has returned.
 
 A forgotten `await`, or a plain decorator around an `async def` handler, returns a coroutine of
 which nothing has run. Its job must not count as done before the coroutine has ended.
@@ -23,7 +23,7 @@ def is_unfinished(value: Any) -> bool:
 
 
 async def finished(value: Any) -> Any:
-    """Await a returned value, and what that returns, until a result is left.
+    """Await a returned value, then its result if that is awaitable too, and so on.
 
     Raises:
         TypeError: the value is a generator, over which nothing iterates.
@@ -42,18 +42,18 @@ async def finished(value: Any) -> Any:
 
 
 def refuse_unfinished(value: Any) -> None:
-    """Raise an error if a handler of a process returned a value that a loop would have to await.
+    """Check the value that a handler with process=True has returned.
 
     Raises:
-        TypeError: it did.
+        TypeError: an event loop would have to await the value, or it is a generator.
     """
     if is_unfinished(value):
         described = _described(value)
         if asyncio.iscoroutine(value):
             value.close()
         raise TypeError(
-            f"the handler returned {described}, which nothing runs in a process of its own; return "
-            "the result: asyncio.run() runs a coroutine"
+            f"the handler returned {described}, which nothing runs in a process without an event "
+            "loop; return the result, for example that of asyncio.run()"
         )
 
 

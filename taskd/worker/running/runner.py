@@ -3,9 +3,8 @@
 The runner creates asyncio tasks that take jobs from the buffer and call their handlers. If a
 handler returns without waiting for anything, its asyncio task takes the next job. If the handler
 waits, the asyncio task waits with it, and the runner creates another one for the buffer. When that
-handler has ended, its asyncio task takes the next job, unless the handler has changed the asyncio
-task or left a reference to it (`reach` in attempt.py). An asyncio task ends when the buffer is
-empty.
+handler has ended, its asyncio task usually takes the next job. The asyncio task ends if the handler
+has changed it or left a reference to it (`reach` in attempt.py), and when the buffer is empty.
 
 An attempt uses one of `limit` slots; the jobs of a batch share one slot (batches.py).
 """
@@ -54,10 +53,10 @@ from taskd.worker.running.returned_awaitables import finished, is_unfinished
 from taskd.worker.services.own_tasks import OwnTask
 from taskd.worker.services.service import Wakeup
 
-# If the runner takes no job from the buffer for this long after the last claim, all jobs of the
-# buffer are released for other workers: the consumer has claimed too many.
+# If no job was added to the buffer or taken from it for this long, all jobs of the buffer are
+# released for other workers: the consumer has claimed too many.
 BUFFERED_S_MAX = 0.5
-# An asyncio task that runs handlers which never wait yields to the event loop after this time.
+# An asyncio task whose handlers never wait yields to the event loop after this time.
 TURN_S = 0.002
 # The most asyncio tasks that take jobs from the buffer at the same time, while handlers wait. A
 # single one starts only one job per iteration of the event loop, which lowers the rate of handlers
@@ -66,13 +65,13 @@ STARTING_MAX = 32
 
 
 class Runner:
-    """Runs claimed jobs in `limit` slots, and one suspect beyond the limit.
+    """Runs claimed jobs in `limit` slots, and one suspect (see quarantine.py) beyond the limit.
 
     Attributes:
         ended: number of outcomes that this runner has recorded, including those of claimed jobs
             that were not started.
-        slot_s: total duration, in seconds, of the ended attempts that had to wait for something.
-            Abandoned attempts are not included.
+        slot_s: total seconds from `Attempt.began` to the end of all ended attempts that had to wait
+            for something. Abandoned attempts are not included.
         freed: set when the consumer should compute again how many jobs to claim: a slot may be
             free, or few jobs are left in the buffer.
         low: the number of jobs that counts as few; the consumer sets it.
@@ -110,7 +109,7 @@ class Runner:
     def add_suspects(self, jobs: Sequence[Job]) -> None:
         """Put suspects before the other jobs of the buffer, and start those that have a slot.
 
-        `suspect_slots` is the number of suspects that have a slot.
+        The quarantine claims at most `suspect_slots` suspects.
         """
         self._mark_start()
         self._buffer.extendleft(reversed(jobs))
@@ -168,7 +167,8 @@ class Runner:
                 # before another job starts, because other workers may own these jobs by now.
                 if began > turn_ends:
                     pulse.job = None
-                    # While handlers never wait, no asyncio task ends, which would set `freed`.
+                    # The end of an asyncio task sets `freed`, but none ends while handlers never
+                    # wait.
                     if len(self._buffer) <= self.low:
                         self.freed.set()
                     await asyncio.sleep(0)
@@ -236,7 +236,7 @@ class Runner:
         return None
 
     def _keeps_slot(self, attempt: Attempt) -> bool:
-        """Keep the slot of an ended attempt for the next job if possible; return whether it was.
+        """Keep the slot of an ended attempt for the next job; return whether that is possible.
 
         With a kept slot, the next job starts one iteration of the event loop earlier, which raises
         the rate of handlers with short waits by 9 %.
@@ -416,7 +416,7 @@ class Runner:
         for attempt in self.attempts.cancel_overdue(now, self._shared.cancel_s):
             self.abandon(attempt)
         for coroutine in [each for each in self._starting if each.done()]:
-            # A handler has cancelled this asyncio task of the runner before its first step.
+            # Code of the app has cancelled this asyncio task before its first step.
             self._starting.discard(coroutine)
             self._coroutine_ended(None)
         if self._buffer or self._batches.ready:

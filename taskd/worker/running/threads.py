@@ -83,15 +83,15 @@ class ThreadCall(HandlerCall):
                 del happened
         value = happened.value
         if is_unfinished(value):
-            # A plain decorator around an `async def` returned its coroutine, which needs no thread,
-            # but sees the context variables that the decorator has set.
+            # A plain decorator around an `async def` returned its coroutine. The coroutine needs no
+            # thread, but must see the context variables that the decorator has set.
             for variable, found in inside.items():
                 variable.set(found)
             value = await finished(value)
         return value
 
     async def _in_thread(self) -> ContextVars:
-        """Run the function, set `_ended`, and return the context variables that it had."""
+        """Run the function, set `_ended`, and return the context variables of the function."""
         self.wait()
         async with self._slots:
             self.begin()
@@ -112,8 +112,8 @@ class ThreadCall(HandlerCall):
         return inside
 
     def _guarded(self) -> None:
-        # Not as the result of the future, whose callbacks refer to the future: only the garbage
-        # collector would free it.
+        # The outcome is not stored in the future: the future and its callbacks refer to each other,
+        # so only the garbage collector would free the outcome.
         try:
             self._ended = Returned(self._call())
         except BaseException as error:  # noqa: BLE001 - a future cannot raise StopIteration

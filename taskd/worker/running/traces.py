@@ -52,8 +52,8 @@ class Traces:
     async def close(self) -> None:
         """End the open spans without an outcome, and send all spans that wait for their export.
 
-        The app's SDK sends them at the exit of the process, but a process in which threads still
-        run handlers exits without that.
+        The app's SDK also sends these spans in an exit handler, but a process in which threads
+        still run handlers exits without calling exit handlers.
         """
         self._unsubscribe()
         for span in self._spans.values():
@@ -162,7 +162,7 @@ class Traces:
 
 
 def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
-    """Return the trace context in a job's metadata; an empty one if they hold no valid context."""
+    """Return the trace context in a job's metadata; an empty context if there is no valid one."""
     from opentelemetry import context
 
     found = context.Context()
@@ -231,7 +231,7 @@ class Firing:
         self.metadata = msgspec.json.encode(carried).decode()
 
     def end(self, jobs: int) -> None:
-        """End the span with the number of enqueued jobs; without this, it is not exported."""
+        """End the span with the number of enqueued jobs; an SDK exports only ended spans."""
         if self._span is not None:
             self._span.set_attribute("messaging.batch.message_count", jobs)
             self._span.end()

@@ -1,8 +1,8 @@
 """Handlers with transaction=: their work on `ctx.conn` and the completion commit together.
 
 If the job no longer belongs to the attempt, the completion matches no row, and the transaction is
-rolled back. If the connection breaks during the COMMIT, the acker writes a failure. While the
-transaction is undecided, this write waits for the lock of the row. If the transaction was
+rolled back. If the connection breaks during the COMMIT, the acker writes a failed attempt. While
+the transaction is undecided, this write waits for the lock of the job's row. If the transaction was
 committed, the row has left taskd.job, and the write changes nothing. Otherwise the row is still
 `running`, and the write changes it.
 """

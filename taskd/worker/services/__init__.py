@@ -1,4 +1,4 @@
 """Services: what a worker runs during its whole life, their supervisor, and their failures.
 
-Imports no other room of the worker; every room may import it.
+Imports no other package of the worker; every other package can import it.
 """

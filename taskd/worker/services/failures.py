@@ -1,8 +1,8 @@
 """Count lasting failures: services that fail repeatedly although the database answers.
 
-Services retry what fails, which hides a fault that a retry cannot repair, such as a missing right
-or a table without a key. So a failure that lasts is logged and stored in the worker's row, where
-`taskd health`, `taskd workers` and `taskd doctor` read it.
+Services retry after each failure. This hides faults that a retry cannot repair, such as a missing
+right or a table without a key. So a failure that lasts is logged and stored in the worker's row,
+where `taskd health`, `taskd workers` and `taskd doctor` read it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class _Failure:
 
 
 class Failures:
-    """Counts the failures of each service in a row, and reports the lasting ones."""
+    """Counts the consecutive failures of each service, and reports the lasting ones."""
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failure] = {}
 
     def failed(self, service: str, error: str) -> None:
-        """Count a failure; log it once it has lasted for LASTING_S."""
+        """Count a failure; log the series once, when it has lasted for LASTING_S."""
         now = time.monotonic()
         self._forget(now)
         failure = self._failures.setdefault(service, _Failure(now))

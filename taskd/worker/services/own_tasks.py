@@ -44,7 +44,7 @@ class OwnTask(asyncio.Task[T]):
 
 
 Guard = Callable[[OwnTask[Any]], None]
-# Each guard raises an error if a handler of its worker must not cancel the task.
+# The guards of each loop. A guard raises an error if a handler must not cancel the task.
 guards: dict[asyncio.AbstractEventLoop, list[Guard]] = {}
 
 
@@ -60,7 +60,7 @@ def own_task(
 
 
 async def undisturbed(run: Callable[[], Awaitable[T]]) -> T:
-    """Await `run()`, and again if the own task was cancelled by other code than OwnTask.end()."""
+    """Await `run()`; start it again if other code than OwnTask.end() cancels the current task."""
     me = asyncio.current_task()
     assert isinstance(me, OwnTask)
     while True:

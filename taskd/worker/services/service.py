@@ -27,7 +27,7 @@ class Service(Protocol):
 class Wakeup:
     """An asyncio.Event whose wait() has a timeout; used only on the event loop.
 
-    asyncio.timeout would make a wait take twice as long, and workers wait often.
+    asyncio.timeout would double the cost of a wait, and workers wait often.
     """
 
     def __init__(self) -> None:
@@ -130,8 +130,8 @@ def jittered_s(delay_s: float) -> float:
     return delay_s * random.uniform(0.8, 1.2)
 
 
-# A worker must run jobs again within 5 s of the end of an outage, with the time for a new
-# connection and a poll or two.
+# A worker must run jobs again within 5 s of the end of an outage, including the time for a new
+# connection and one or two polls.
 RETRY_S_MAX = 4.5
 
 

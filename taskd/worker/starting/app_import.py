@@ -29,7 +29,7 @@ from taskd.core.tasks.task import Task
 from taskd.errors import AppError, ConfigError, InvalidJob
 from taskd.worker.running.process_pool import process_slots
 
-# An import that takes longer than this time is logged, with the line that it is at.
+# An import that takes longer than this time is logged, with the line that it executes.
 SLOW_S = 10.0
 GUARD = (
     "Is the module also a program? Put the statements that run it below "
@@ -40,7 +40,7 @@ GUARD = (
 def load_app(name: str) -> Registry:
     """Import the app and its submodules; return the default registry, which has their tasks.
 
-    The current directory is put before the other entries of sys.path.
+    The current directory is put at the start of sys.path, unless sys.path contains it already.
 
     Raises:
         AppError: the app cannot be imported, or registers no task.
@@ -67,7 +67,7 @@ def load_app(name: str) -> Registry:
     if not len(registries.DEFAULT):
         raise AppError(
             f"app {name!r} registers no task: decorate its handlers with @task from taskd, and "
-            "import their modules from it"
+            "import the modules of the handlers in the app"
         )
     registries.DEFAULT.module = name
     return registries.DEFAULT
@@ -96,7 +96,7 @@ def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
     if not len(registry):
         raise ConfigError(
             "there are no tasks to run. Name your module with --app (or TASKD_APP), or enable a "
-            "built-in one: TASKD_SMTP_HOST for send_email, TASKD_COMMANDS for run_command, "
+            "built-in task: TASKD_SMTP_HOST for send_email, TASKD_COMMANDS for run_command, "
             "TASKD_HTTP_HOSTS for http_request"
         )
     limits: dict[str, int] = {}
@@ -203,8 +203,8 @@ def _log_if_slow(name: str) -> Iterator[None]:
             wait_s *= 2
 
     importing.acquire()
-    # Not threading.Thread: gevent and eventlet break the threads of this module when they replace
-    # it, and the user would see errors of theirs before the one of load_app().
+    # Not threading.Thread: gevent and eventlet break the threads of `threading` when they replace
+    # that module, and the user would see their errors before that of load_app().
     _thread.start_new_thread(watch, ())
     try:
         yield

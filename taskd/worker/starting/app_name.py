@@ -90,5 +90,6 @@ def _directory(directory: Path) -> str | None:
 
 
 def _normalised(name: str) -> str:
-    # As the Python index compares names, so that an editable and an ordinary install agree.
+    # The Python package index compares names in this form. So an editable and an ordinary install
+    # agree.
     return re.sub(r"[-_.\s]+", "-", name.strip()).lower()

@@ -2,10 +2,12 @@
 
 Each thread has a connection of its own. Django closes it before and after a request if it is
 broken or older than CONN_MAX_AGE. A worker has no requests, so the handlers of a thread would use a
-broken connection until the worker ends. A hook closes it around each plain function.
+broken connection until the worker ends. A hook closes such connections before and after each plain
+function.
 
-The ORM calls of all async handlers share one thread. Its connection can be in use by another
-handler when one ends, so it is closed only if it is broken, after a handler has failed.
+The ORM calls of all async handlers share one thread. When a handler ends, other handlers can be
+using the connection of this thread. So the connection is closed only if it is broken, after a
+handler has failed.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ def with_django(registry: Registry) -> Registry:
 
 def close_connections() -> Iterator[None]:
     """Do what Django does before and after a request; the hook of plain functions."""
-    # The process of a handler imports the app again, which has not set up Django there if it does
-    # so only when it is run as a program.
+    # The process of a handler imports the app again. If the app sets up Django only when the app is
+    # run as a program, Django is not set up in that process.
     if not _is_set_up():
         yield
         return

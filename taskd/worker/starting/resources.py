@@ -27,11 +27,11 @@ class Resources:
     """Opens and closes the resources of the app.
 
     One asyncio task opens and closes them all, because a resource can contain a task group or a
-    cancel scope. Nobody else cancels this task, so a stop can end an opening at any time.
+    cancel scope. During a stop, close() cancels this task if a resource is still being opened.
 
     Args:
-        cancelled: called if something else than close() has cancelled the task, such as a task
-            group of a resource. The resources stay open until close() is called.
+        cancelled: called if other code than close() has cancelled the task, such as a task group of
+            a resource. The resources stay open until close() is called.
 
     Attributes:
         made: the open resources by name; handlers see them as `ctx.resources`.

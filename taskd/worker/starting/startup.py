@@ -25,7 +25,7 @@ CONNECTIONS = 7
 async def when_connections_are_free(
     connects: Callable[[], Awaitable[object]], stop_requested: asyncio.Event
 ) -> None:
-    """Await `connects()`, and again while the server has no free connection.
+    """Await `connects()`, and repeat it while the server has no free connection.
 
     Raises:
         NoRoom: the server has no free connection, and a stop was requested.

@@ -1,4 +1,4 @@
-"""What a process of `--processes` gets from its parent: its index, and the end of the parent."""
+"""The connection of a `--processes` child to its parent: its index, and the end of the parent."""
 
 from __future__ import annotations
 

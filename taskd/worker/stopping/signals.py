@@ -4,7 +4,8 @@ The first SIGTERM drains, the second cancels the handlers, the third abandons th
 
 While a handler blocks the event loop, the loop receives no signals. So a thread receives the
 numbers of signals first. The thread passes them on to the loop and watches the stop: if the stop
-takes too long and the loop does not respond, the thread ends the process with exit code 75.
+takes too long and the loop does not respond, the thread ends the process. If the worker was
+running, the exit code is 75.
 
 Python's signal handlers are not enough: they run between bytecode instructions of the main thread,
 and a database driver in C that waits for a reply executes no bytecode. But when a signal arrives,
@@ -34,7 +35,7 @@ from taskd.config import Settings
 from taskd.worker.stopping.parent_watch import EXIT_ABANDONED
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-# If a stop takes longer than drain_s, cancel_s and this time, the thread checks the loop.
+# If a stop takes longer than drain_s + cancel_s + MARGIN_S, the thread checks the loop.
 MARGIN_S = 1.0
 # The loop has this long to respond. After a response, the thread waits as long until it checks
 # again.
@@ -47,7 +48,7 @@ _installed: list[Signals] = []
 
 
 class StopPhase(IntEnum):
-    """The last phase of a stop that was requested."""
+    """The phases of a stop, in their order; NONE: no stop was requested."""
 
     NONE = 0
     DRAIN = 1
@@ -101,9 +102,10 @@ class Signals:
         quiet: called on the loop with True for SIGTSTP, and with False for SIGCONT.
         reload: called on the loop for SIGHUP.
         patience_s: returns the most seconds that attempts have to end after a phase was requested.
-        leave: called in a thread, for at most LEAVE_S seconds, before the process ends although its
-            loop is blocked; returns the exit code. The loop can run again at any moment.
-        last: the process ends with this worker, so remove() makes it ignore later signals:
+        leave: called in a thread before the process is ended because its loop is blocked; returns
+            the exit code. The process ends after LEAVE_S seconds even if `leave` has not returned.
+            The loop can run again at any moment.
+        last: the process ends with this worker, so remove() makes the process ignore later signals:
             otherwise one of them could kill the process in its last milliseconds, with another
             exit code.
     """
@@ -231,7 +233,10 @@ class Signals:
         return any(answered.wait(0.1) for _ in range(int(ANSWER_S / 0.1)))
 
     def _end(self) -> None:
-        """Call `leave`, and end the process with its exit code, or with EXIT_ABANDONED."""
+        """Call `leave`, and end the process with the exit code that `leave` returns.
+
+        If `leave` fails or takes longer than LEAVE_S, the exit code is EXIT_ABANDONED.
+        """
         code = EXIT_ABANDONED
 
         def leave() -> None:

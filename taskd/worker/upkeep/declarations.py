@@ -64,7 +64,10 @@ class Declarations:
             events.schedules_declared_again(settled.resumed, me.app)
 
     async def follow(self, seen: workers.Surroundings) -> None:
-        """Do what the rescuer has found to be due after other workers of the app have ended."""
+        """Publish or settle again if the rescuer has found this necessary.
+
+        It is necessary when the other workers that have published or declared something have ended.
+        """
         if seen.unpublished or self._incomplete:
             await self._publish_again()
         if seen.astray:
@@ -72,12 +75,13 @@ class Declarations:
 
     async def _publish_again(self) -> None:
         app = self._me().app
-        # If a statement is held up, the tasks can be published, and the schedules not yet.
+        # If a statement is held up, the tasks may be published already, but not the schedules.
         self._incomplete = True
         try:
             await self.publish()
         except (AppError, ValueRefused) as error:
-            # Another app has taken a name meanwhile. The jobs of this worker do not depend on it.
+            # For example, another app has taken a name meanwhile. This worker can run its jobs
+            # anyway.
             events.app_not_published(app, str(error))
         else:
             events.app_published(app)

@@ -1,4 +1,4 @@
-"""The reconciler: compare the jobs in this process with those that the database says it runs."""
+"""The reconciler: compare the jobs in this process with the rows of the worker's running jobs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Reconciler(Loop):
         self._checked_at = time.monotonic()
 
     def claim_lost(self) -> None:
-        """Record that the reply to a claim was lost: its jobs may be in the database soon.
+        """Record that the reply to a claim was lost: PostgreSQL may still commit the claim.
 
         For twice the grace time, the reconciler compares every RECONCILE_EVERY_S, even if the
         worker is idle.

@@ -28,9 +28,9 @@ from taskd.worker.services.failures import Lasting
 from taskd.worker.services.service import Loop
 from taskd.worker.upkeep.declarations import Declarations
 
-# A job that was the only suspect in quarantine when its worker crashed has caused the crash, and
-# fails at its third crash. Any other job that ran during crashes runs again, and fails only at its
-# tenth crash, which ends endless loops.
+# An isolated suspect (quarantine.py) that was alone in its group when its worker crashed has caused
+# the crash, and fails at its third crash. Any other job that ran during crashes runs again, and
+# fails only at its tenth crash, which ends endless loops.
 MAX_CRASHES = 3
 MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
@@ -39,15 +39,15 @@ SWEEP_EVERY_S_MAX = 5.0
 # The seconds until the check after a death: by then, a supervisor has probably started a new
 # worker, whose process can be watched, too.
 AFTER_DEATH_S = 2.0
-# Time synchronisation sets a clock back by less.
+# Time synchronisation sets a clock back by less than this.
 BACK_S_MIN = 1.0
 
 
 class Rescuer(Loop):
     """Service: checks the state of the system every few seconds, and does what is due.
 
-    One statement reads the state. The rescuer declares workers dead, rescues, expires and unparks
-    jobs, and passes due times and settings to other services.
+    One statement reads the state. The rescuer declares workers dead, rescues and expires jobs,
+    unparks the jobs of resumed tasks, and passes due times and settings to other services.
 
     Args:
         me: returns the present identity of this worker.
@@ -58,7 +58,8 @@ class Rescuer(Loop):
             had marked a queue as polled has kept producers from notifying.
         controls: applies the settings of operators.
         errors: receives a report of each dead worker, and of its jobs.
-        declarations: follows the changes of what other workers of the app declare.
+        declarations: publishes and withdraws declarations after other workers of the app have
+            started or ended.
     """
 
     name = "rescuer"
@@ -112,7 +113,7 @@ class Rescuer(Loop):
             self._neighbours.close()
 
     async def tick(self) -> float | None:
-        """Check once; return the seconds until the next check, None: `every_s`, jittered."""
+        """Check once; return the seconds until the next check; None: `every_s`, jittered."""
         await self._store_failures()
         seen = await self.check()
         self._neighbours.watch(self._me().id, seen.others)

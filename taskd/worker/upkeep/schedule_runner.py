@@ -1,7 +1,8 @@
 """The schedule runner: enqueues the jobs of due ticks.
 
-Every worker runs it; a row lock decides which worker fires a tick (sql/queries/schedules.sql). The
-worker computes the ticks from the database's time, never from its own clock.
+Every worker has a schedule runner; a row lock decides which worker fires a tick
+(sql/queries/schedules.sql). The worker computes the ticks from the database's time, never from its
+own clock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ AT_MOST_EVERY_S = 0.02
 AGAIN_S = 1.0
 # The interval between two log lines about a schedule whose tick PostgreSQL refuses repeatedly.
 REPORT_EVERY_S = 600.0
-# The clocks of the worker and the database drift apart during a long wait.
+# The longest wait. During a longer one, the clocks of worker and database could drift apart.
 TIMER_S_MAX = 60.0
 # The wait while no schedule has a next tick; the rescuer reads new schedules, and calls expect().
 NOTHING_S = 3600.0

@@ -1,6 +1,6 @@
 """Advance sequences whose last value is below the newest id of their rows.
 
-Logical replication copies rows but not sequences, so after a switch-over they are behind.
+Logical replication copies rows but not sequences, so after a switch-over the sequences are behind.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from taskd.worker.services.service import Loop
 class Timer(Loop):
     """Service: enforces timeouts, records that the main loop runs, and checks the lease.
 
-    The timer ticks 20 times a second while attempts run, and 4 times while the worker rests. When a
-    resting worker receives jobs, the timer ticks immediately, so that no timeout is missed.
+    The timer ticks 20 times a second while attempts run, and 4 times a second while the worker
+    rests. When a resting worker receives jobs, the timer ticks immediately, so that no timeout is
+    missed.
     """
 
     name = "timer"
@@ -36,7 +37,7 @@ class Timer(Loop):
         pulse.on_wake.append(self.wakeup.set)
 
     async def tick(self) -> float | None:
-        """Tick once; return the seconds until the next tick, None: `every_s`, jittered."""
+        """Tick once; return the seconds until the next tick; None: `every_s`, jittered."""
         now = time.monotonic()
         standstill = self._pulse.turn(now)
         # Before the timeouts: after a long standstill, other workers may own the jobs.
