@@ -47,12 +47,14 @@ CREATE TABLE IF NOT EXISTS taskd.migration (
 
 
 class Runner:
-    """Applies migrations over a connection, and a second one for steps without a transaction.
+    """Applies migrations over one connection.
+
+    While steps run without a transaction, a second connection holds the lock for migrations.
 
     Args:
         known: all migrations of this code.
         lock_wait_s: how long to retry to lock the tables of a migration. One try waits at most
-            LOCK_TIMEOUT_MS for each lock.
+            LOCK_TIMEOUT_MS for each lock; a step without a transaction waits up to `lock_wait_s`.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Runner:
         return bool(missing([migration], found))
 
     async def has_outgrown_nobody(self, migration: Migration, drain: bool, wait_s: float) -> bool:
-        """Return whether the migration can be applied because no live worker is too old for it.
+        """Return whether the migration can be applied now: no live worker is too old for it.
 
         Args:
             drain: if workers are too old, announce the migration, so that these workers drain, and
@@ -224,7 +226,7 @@ class Runner:
             if time.monotonic() > deadline:
                 raise MigrationFailed(
                     f"another session has held the lock for migrations for {RUNNER_WAIT_S:.0f} s "
-                    "(in pg_locks: locktype advisory). Nothing was changed; run it again later."
+                    "(in pg_locks: locktype advisory). Nothing was changed. Try again later."
                 )
             if not logged:
                 logged = True
