@@ -114,8 +114,8 @@ class Runner:
                 return False
             raise MigrationFailed(
                 f"{migration.label} works with code {migration.works_with:04d} and later, but "
-                f"older workers run: {', '.join(_names(old))}. Nothing was changed. Stop them "
-                "first, or ask them to drain: taskd db migrate --drain."
+                f"older workers run: {', '.join(_names(old))}. It changed nothing. Stop these "
+                "workers first, or ask them to drain: taskd db migrate --drain."
             )
         async with self._alone(self._connection):
             await migration_history.record(self._on, migration, is_applied=False)
@@ -125,7 +125,7 @@ class Runner:
             if time.monotonic() > deadline:
                 raise MigrationFailed(
                     f"{migration.label} waits until workers that are too old for it have drained: "
-                    f"{', '.join(_names(old))}. It is announced, and nothing else was changed. Run "
+                    f"{', '.join(_names(old))}. It is announced, and changed nothing else. Run "
                     "`taskd db migrate --drain` again when they have ended."
                 )
             await asyncio.sleep(0.25)
@@ -226,7 +226,7 @@ class Runner:
             if time.monotonic() > deadline:
                 raise MigrationFailed(
                     f"another session has held the lock for migrations for {RUNNER_WAIT_S:.0f} s "
-                    "(in pg_locks: locktype advisory). Nothing was changed. Try again later."
+                    "(in pg_locks: locktype advisory). The migration was not started. Try again later."
                 )
             if not logged:
                 logged = True
@@ -280,7 +280,7 @@ def _not_locked(
 ) -> str:
     who = f" Held by {', '.join(_names(held))}." if held else ""
     count = "1 try" if tries == 1 else f"{tries} tries"
-    what = "Nothing was changed" if migration.in_transaction else "It continues where it stopped"
+    what = "It changed nothing" if migration.in_transaction else "It continues where it stopped"
     return (
         f"{migration.label} got no lock in {count}: {first_line(error)}.{who} {what}. End "
         "those transactions, or wait for a quieter time, and run `taskd db migrate` again."
