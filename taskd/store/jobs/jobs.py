@@ -282,7 +282,8 @@ async def claim_suspects(
 ) -> list[Job]:
     """Claim the next group of suspects of these tasks.
 
-    The worker's row names the last group that was claimed. This call replaces that group.
+    The worker's row names the last group that was claimed. Suspects that this call claims replace
+    that group.
 
     Args:
         slots: by queue, how many suspects can start.

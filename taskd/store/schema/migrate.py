@@ -226,7 +226,8 @@ class Runner:
             if time.monotonic() > deadline:
                 raise MigrationFailed(
                     f"another session has held the lock for migrations for {RUNNER_WAIT_S:.0f} s "
-                    "(in pg_locks: locktype advisory). The migration was not started. Try again later."
+                    "(in pg_locks: locktype advisory). The migration was not started. Try again "
+                    "later."
                 )
             if not logged:
                 logged = True
