@@ -23,7 +23,7 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt
        (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[], $7, $8, $9::bigint[]);
 
--- The limits, out of these, that another app with live workers declares with other bounds. publish_limits replaces their bounds.
+-- The limits in `names` that another app with live workers declares with other bounds. publish_limits replaces these bounds.
 
 -- name: contested_limits(app text, names text[], concurrencies integer[], concurrencies_in_all integer[], rates double precision[], bursts integer[])
 -- roles: worker, observer, admin
