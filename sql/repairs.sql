@@ -1,8 +1,7 @@
 -- Repairs of the faults that `taskd doctor` finds. The doctor prints them, and runs none.
 --
--- Each begins with `-- repair: name`. Values are written like variables of psql: `:"x"` is an identifier, `:'x'` a text, `:x` a
--- number, and `:x:` SQL that is inserted as it is. A repair that needs no transaction is a single statement; one that waits for
--- locks sets a limit for the wait.
+-- Each repair begins with `-- repair: name`. Values are written like variables of psql: `:"x"` is an identifier, `:'x'` a text,
+-- `:x` a number, and `:x:` SQL that is inserted as it is.
 
 -- repair: end_session
 SELECT pg_terminate_backend(:pid);
@@ -41,7 +40,7 @@ ALTER ROLE :"login" RESET :setting:;
 -- repair: reset_login_in_database
 ALTER ROLE :"login" IN DATABASE :"database" RESET :setting:;
 
--- The same for default_transaction_read_only, which would refuse its own reset.
+-- The same for default_transaction_read_only: while it is on, PostgreSQL refuses to reset it.
 
 -- repair: reset_read_only_database
 SET default_transaction_read_only = off;
@@ -118,7 +117,7 @@ ALTER TABLE taskd.:"table" ALTER COLUMN :"column" DROP DEFAULT;
 -- repair: set_type
 ALTER TABLE taskd.:"table" ALTER COLUMN :"column" DROP DEFAULT, ALTER COLUMN :"column" TYPE :text: USING CAST(:"column"::text AS :text:);
 
--- A generated column holds nothing of its own.
+-- A generated column contains only computed values, so it can be dropped and added again.
 
 -- repair: replace_generated_column
 ALTER TABLE taskd.:"table" DROP COLUMN :"column", ADD COLUMN :"column" :text:;
@@ -156,8 +155,8 @@ ALTER PUBLICATION :"publication" SET (publish_via_partition_root = true);
 -- repair: create_partitions
 SELECT taskd.make_history_partitions(3);
 
--- Acks wait while this runs: it moves rows from the default partition to partitions of their days, which it creates as
--- taskd.make_history_partitions() does. Expired rows are deleted.
+-- Acks wait while this repair runs. It moves rows from the default partition to partitions of their days, which it creates as
+-- taskd.make_history_partitions() does. It deletes expired rows.
 
 -- repair: empty_default_partition
 BEGIN;
@@ -197,7 +196,7 @@ WHERE j.workflow_id IS NOT NULL AND j.waits_for IS NOT NULL AND j.state = 'block
                   WHERE d.workflow_id = j.workflow_id AND d.job_id = j.id AND NOT d.counted);
 
 -- repair: schedule_aimless
--- Workers promote them within seconds.
+-- Workers promote these jobs within seconds.
 UPDATE taskd.job SET state = 'scheduled' WHERE state = 'blocked' AND waits_for IS NULL AND limit_name IS NULL;
 
 -- repair: prune_keys

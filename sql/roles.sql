@@ -1,14 +1,16 @@
 -- Roles: the rights of each group of logins. `taskd db roles` runs this script, `taskd db roles --sql` prints it.
 --
--- Five roles that cannot log in. A login gets the rights of a role as its member: GRANT taskd_worker TO my_worker;
+-- There are five roles, which cannot log in. A login gets the rights of a role as its member: GRANT taskd_worker TO my_worker;
 --
 --   taskd_owner     owns the schema and everything in it. Only logins that migrate are members.
 --   taskd_producer  enqueues jobs, and reads what workers have published about their tasks.
 --   taskd_worker    claims, runs and acks jobs, does the upkeep, fires schedules and declares those of its app. Handlers that
 --                   enqueue jobs need taskd_producer as well.
---   taskd_observer  reads everything but the arguments and the results of jobs: for dashboards and metrics.
---   taskd_admin     reads everything; cancels, retries and changes jobs; pauses and resumes queues and tasks; sets the retention
---                   and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules; forgets tasks.
+--   taskd_observer  reads everything, for dashboards and metrics, except the arguments, results, unique keys, metadata and log
+--                   lines of jobs, and the arguments and queries of schedules.
+--   taskd_admin     reads everything; enqueues, cancels, retries and changes jobs; pauses and resumes queues and tasks; sets the
+--                   retention and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules;
+--                   forgets tasks; names the environment of the database.
 --
 -- The script can be run again at any time, and must be run after a migration (`taskd db migrate` does this): in one
 -- transaction it revokes all rights of the four roles and grants them again, so no session loses a right. Roles belong to
@@ -31,7 +33,7 @@ BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', name);
         END IF;
     END LOOP;
-    -- A user who changes an owner must be a member of the new owner. Superusers always are.
+    -- A user who changes the owner of an object must be a member of the new owner. Superusers always are.
     IF NOT pg_has_role('taskd_owner', 'USAGE') THEN
         EXECUTE format('GRANT taskd_owner TO %I', current_user);
     END IF;
@@ -69,7 +71,7 @@ BEGIN
 END
 $$;
 
--- Start from nothing, so that rights that are no longer needed do not stay. REVOKE on a table includes its columns.
+-- Revoke all rights first, so that rights that are no longer needed do not stay. REVOKE on a table includes its columns.
 REVOKE ALL ON ALL TABLES IN SCHEMA taskd FROM taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA taskd FROM PUBLIC, taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 REVOKE ALL ON SCHEMA taskd FROM PUBLIC, taskd_producer, taskd_worker, taskd_observer, taskd_admin;
@@ -77,7 +79,7 @@ GRANT USAGE ON SCHEMA taskd TO taskd_producer, taskd_worker, taskd_observer, tas
 -- Every program checks at its start that its code works with the schema.
 GRANT SELECT ON taskd.migration TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 
--- Workers check that the database belongs to their environment, and an admin lets it belong to another one.
+-- Workers check that the database belongs to their environment; an admin can change the environment of the database.
 GRANT SELECT ON taskd.environment TO taskd_worker, taskd_observer, taskd_admin;
 GRANT INSERT, UPDATE ON taskd.environment TO taskd_admin;
 
@@ -134,8 +136,8 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION taskd.job_is_valid(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)
     TO taskd_producer, taskd_worker, taskd_admin;
 
--- A statement that makes a job due notifies workers. For that it reads which workers serve the queue, and its busy mark. Only
--- workers set busy marks.
+-- A statement that makes a job due notifies workers. For that it reads which workers serve the queue, and the busy mark of the
+-- queue. Only workers set busy marks.
 GRANT EXECUTE ON FUNCTION taskd.notify_workers(text) TO taskd_producer, taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
@@ -146,8 +148,9 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION taskd.set_busy_mark(text, bigint, double precision, boolean), taskd.turn_enqueue_checks_off() TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, taskd_admin;
 
--- Workers change the states of jobs. They cannot change the task, arguments, queue, priority and limits of a job, and cannot
--- insert jobs. In the history, they can insert rows and read the columns that check_acks needs; functions run the DDL.
+-- Workers change the states of jobs. They cannot change the task, arguments, queue, priority and limits of a job, and insert
+-- jobs only through functions. In the history, they can insert rows and read the columns that check_acks needs; functions run
+-- the DDL.
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
 GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, isolated, errors)
     ON taskd.job TO taskd_worker;
@@ -168,7 +171,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
     taskd.required_args(jsonb), taskd.accepted_args(jsonb), taskd.fitting_args(jsonb)
     TO taskd_worker;
--- Publishing a task, and the error about a wrong argument, compile the checks of its types.
+-- To publish a task, and to report an argument of a wrong type, these functions derive the type checks from the JSON Schema.
 GRANT EXECUTE ON FUNCTION taskd.arg_checks(jsonb), taskd.value_check(text, jsonb, jsonb)
     TO taskd_producer, taskd_worker, taskd_admin;
 
@@ -188,13 +191,13 @@ GRANT SELECT, DELETE ON taskd.bucket TO taskd_worker;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
 GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 
--- The only job that workers insert: the follower, a job with a newer version, when the job before it ends.
+-- Workers insert jobs only through functions: followers (jobs with a newer version, when the job before ends), next stages of
+-- pipelines (above), and jobs of schedules (below).
 GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb) TO taskd_worker;
 
 -- A function writes schedules; workers and admins pause and delete them. Jobs of schedules get the arguments that are stored
--- in the schedule, or those from its query, which runs with the rights of the user who has set it: a worker fires only
--- schedules whose query its own user has set. An admin who is no worker cannot set a query, which would run with the rights
--- of workers.
+-- in the schedule, and those from its query, which runs with the rights of the user who has set it: a worker fires a schedule
+-- with a query only if its own user has set the query. An admin who is no worker cannot set a query.
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
@@ -232,7 +235,7 @@ GRANT SELECT (
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
--- Observers can read when unique keys expire, but not the keys: to see whether upkeep deletes them.
+-- Observers can read when unique keys expire, but not the keys. So they can check that upkeep deletes expired keys.
 GRANT SELECT (until) ON taskd.job_key TO taskd_observer;
 -- They can also see whether finished jobs were written to the default partition.
 GRANT SELECT (expires_at) ON taskd.job_history_default TO taskd_observer, taskd_admin;
@@ -248,8 +251,8 @@ GRANT SELECT ON taskd.progress TO taskd_observer, taskd_admin;
 GRANT SELECT, INSERT, DELETE, UPDATE ON taskd.job_log TO taskd_worker;
 GRANT SELECT ON taskd.job_log TO taskd_admin;
 
--- Results of jobs can be personal data. A login of a producer can read the results of its jobs, and of all others, if it is
--- granted these functions in addition: the first one for the client's `result()`, the others for SQL
+-- Results of jobs can be personal data. If a login of a producer is granted these functions in addition, it can read the
+-- results of all jobs: the client's `result()` needs the first function, SQL clients need the others
 -- (GRANT EXECUTE ON FUNCTION taskd.await_jobs(bigint[], bigint[]) TO shop).
 GRANT EXECUTE ON FUNCTION
     taskd.await_jobs(bigint[], bigint[]), taskd.results(bigint[]), taskd.wait(bigint[], double precision)
@@ -281,7 +284,7 @@ GRANT EXECUTE ON FUNCTION
 GRANT SELECT ON taskd.bucket TO taskd_admin;
 GRANT SELECT, INSERT, UPDATE, DELETE ON taskd.job_limit TO taskd_admin;
 GRANT SELECT, INSERT ON taskd.opening TO taskd_admin;
--- A queue with a new retention gets the partitions for it at once.
+-- `taskd queues set` creates the partitions for a new retention at once.
 GRANT EXECUTE ON FUNCTION taskd.make_history_partitions(integer) TO taskd_admin;
 
 COMMIT;

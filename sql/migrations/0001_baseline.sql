@@ -17,8 +17,8 @@ CREATE SCHEMA taskd;
 -- claim, but a domain only when a value is stored. The error about a value of a domain also does not quote the row in its
 -- DETAIL. Optional columns of taskd.job have base types instead: see taskd.job_is_valid().
 --
--- Most names need no quotes in SQL, so they consist of a-z, 0-9 and _, and no regular expression is evaluated for them. Each
--- regular expression would add 4 us to the enqueue of a single job.
+-- Most names need no quotes in SQL, so they consist of a-z, 0-9 and _, and PostgreSQL evaluates no regular expression for
+-- them. Each regular expression would add 4 us to the enqueue of a single job.
 CREATE DOMAIN taskd.queue_name AS text
     CONSTRAINT queue_name_is_a_channel CHECK (
         octet_length(VALUE) >= 1 AND octet_length(VALUE) <= 48 AND (quote_ident(VALUE) = VALUE OR VALUE !~ '[^a-z0-9_.-]')
@@ -61,9 +61,9 @@ CREATE TYPE taskd.job_state AS ENUM (
     'blocked', 'scheduled', 'queued', 'running', 'done', 'failed', 'cancelled'
 );
 
--- The state of the admission of a job by its limit; NULL: the job was not checked yet. `parked`: it waits for a slot or a
--- token of its key; `next`: it holds a slot of its key and waits for one of the limit in all; `admitted`: it is a suspect
--- that is allowed to run.
+-- How far the limit of a waiting job has admitted the job. `parked`: it waits for a slot or a token of its key; `next`: it
+-- holds a slot of its key and waits for one of the limit in all; `admitted`: it is a suspect that is allowed to run. NULL: the
+-- job was not checked yet, no longer waits for its limit, or has no limit.
 CREATE TYPE taskd.gate AS ENUM ('parked', 'next', 'admitted');
 
 -- How long a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until it has
@@ -345,8 +345,8 @@ AS $$ SELECT coalesce(array_agg(name), '{}') FROM jsonb_object_keys(args_schema 
 
 -- Return how SQL checks the value at `place`, a path in a jsonpath, by its part of a JSON Schema. `fits`: the text of a
 -- predicate that is true if the value has the right JSON type, or is one of the listed values; it is false if there is no
--- value. `expected`: what the value must be. Both are NULL if SQL does not check the value. Every value fits that a worker
--- accepts: a decimal can also be a number. (Workers refuse 5.0 as an integer, SQL does not.)
+-- value. `expected`: what the value must be. Both are NULL if SQL does not check the value. Every value that a
+-- worker accepts fits: a decimal can also be a number. (Workers refuse 5.0 as an integer, SQL does not.)
 -- Called by: arg_checks().
 CREATE FUNCTION taskd.value_check(place text, rule jsonb, definitions jsonb, OUT fits text, OUT expected text)
 LANGUAGE plpgsql IMMUTABLE
@@ -434,15 +434,15 @@ CREATE TABLE taskd.task (
     limit_defaults jsonb,                   -- and the values of omitted arguments
     unique_rule jsonb,                      -- how its jobs get unique keys: `Unique` of Python, with the values of omitted
                                             -- arguments
-    -- Whether its jobs have no limit, no unique key and no version of arguments, so that taskd.enqueue() inserts them
+    -- Whether its jobs have no limit, no unique key and version 1 of the arguments, so that taskd.enqueue() inserts them
     -- directly.
     usual boolean NOT NULL GENERATED ALWAYS AS (limit_name IS NULL AND unique_rule IS NULL AND args_version = 1) STORED,
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
     accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED,
     fits jsonpath NOT NULL GENERATED ALWAYS AS (taskd.fitting_args(args_schema)) STORED
 );
--- The schema is the largest column, and no enqueue reads it. So it leaves a row that is too large, and the others need not be
--- compressed.
+-- The argument schema is the largest column, and no enqueue reads it. If a row is too large, PostgreSQL moves this column out
+-- of the row, and need not compress the other columns.
 ALTER TABLE taskd.task ALTER args_schema SET STORAGE EXTERNAL;
 
 -- Workers, one row for each start of a worker process, kept for a week after its end for diagnosis. The table is logged on
@@ -726,16 +726,17 @@ CREATE SEQUENCE taskd.needs MINVALUE 0 START 0;
 GRANT SELECT ON SEQUENCE taskd.needs TO PUBLIC;
 SELECT setval('taskd.needs', 0);
 
--- Busy marks: while a worker polls a queue continuously, producers need not notify anybody. A mark is the value of a
+-- Busy marks: while a worker polls a queue continuously, producers need not notify workers. A mark is the value of a
 -- sequence, because a write to a sequence is visible at once to every session, whatever its snapshot. So the statement
--- that inserts a job can read it, also above READ COMMITTED, and no row versions accumulate while a session holds a snapshot.
--- It is also cheaper to read than a row. The sequences are logged although they need not be durable: an unlogged one
--- cannot be read on a standby that is promoted within minutes of its creation (PostgreSQL 18.4: `bad magic number in
--- sequence`), and every enqueue would fail.
+-- that inserts a job can read the mark, also above READ COMMITTED, and no row versions accumulate while a session holds a
+-- snapshot. A sequence is also cheaper to read than a row. The sequences are logged although they need not be durable: an
+-- unlogged one cannot be read on a standby that is promoted within minutes of the creation of the sequence (PostgreSQL 18.4:
+-- `bad magic number in sequence`), and every enqueue would fail.
 --
--- All queues share 64 sequences, which the schema creates, so that a worker creates none at run time: databases may refuse
--- or audit DDL. The hash of its name gives each queue two of the sequences. A busy worker marks the first one, or the second one
--- while the first holds the mark of another queue. If both are taken, the queue has no mark, and its workers are notified.
+-- All queues share 64 sequences, which the schema creates, so that a worker creates none at run time: databases can refuse
+-- or audit DDL. Each queue has two of these sequences, which depend on the hash of its name. A busy worker writes its mark to
+-- the first one, or to the second one while the first holds the mark of another queue. If marks of other queues hold both,
+-- the queue has no mark, and its workers are notified.
 DO $$
 BEGIN
     FOR number IN 0 .. 63 LOOP
@@ -795,13 +796,13 @@ RETURN (((abs(taskd.busy_mark(queue, 0)) - taskd.busy_mark_until(queue, clock_ti
 
 -- Notify the workers of a queue, unless the queue has no worker, or a worker polls it continuously. A transaction that
 -- notifies holds a lock of the whole database cluster until its commit is flushed: if 16 producers notify for each job,
--- their rate falls to 0.27.
+-- their rate falls to 0.27 of the rate without NOTIFY.
 --
 -- The caller has written its rows before, so the transaction has drawn its xid before it reads the mark. A worker that has
 -- just begun to serve the queue, or has cleared its mark, uses this order to find the transactions that possibly have not
 -- seen the change (taskd/worker/claiming/busy_mark.py). The function is volatile, so it looks for workers with a new
--- snapshot. Above READ COMMITTED there is no new snapshot, so there it always notifies. The setting enable_seqscan keeps the
--- plan on the index, whatever the statistics were when the query was planned.
+-- snapshot. Above READ COMMITTED there is no new snapshot, so there it does not look for workers and notifies a queue that is
+-- not polled. The setting enable_seqscan keeps the plan on the index, whatever the statistics were when the query was planned.
 -- Called by: 11 functions, 5 statements.
 CREATE FUNCTION taskd.notify_workers(queue text) RETURNS void
 LANGUAGE plpgsql
@@ -821,10 +822,10 @@ END
 $$;
 
 -- Mark a queue as polled for some seconds, if this worker lives and serves the queue. Return whether this worker is the
--- only one that marks it, or NULL if it was not marked, also because other queues have its sequences. With `gives_way` another
--- worker's mark stays, and that worker answers for the queue: one is enough. (Two workers that both see no mark both poll,
--- until one sees the mark of the other and gives way.) The depth limit is read again after the mark was written: it may have
--- been set in between, when taskd.clear_busy_mark() found no mark to clear.
+-- only one that marks the queue, or NULL if it set no mark, for example because marks of other queues hold both sequences.
+-- With `gives_way` the mark of another worker stays, and that worker polls the queue: one is enough. (Two workers that both
+-- see no mark both poll, until one sees the mark of the other and gives way.) The function reads the depth limit again after
+-- it has written the mark: a limit that was set in between found no mark to clear (taskd.clear_busy_mark()).
 -- Called by: set_busy_mark.
 CREATE FUNCTION taskd.set_busy_mark(queue text, worker_id bigint, for_s double precision, gives_way boolean) RETURNS boolean
 LANGUAGE plpgsql
@@ -867,10 +868,10 @@ BEGIN
 END
 $$;
 
--- Clear the marks of this worker on a queue, or, with NULL as the worker, any marks. A valid mark of another worker stays:
--- that worker answers for the queue. Two workers in a thousand share the last bits of their ids, and another mark can be
--- written between the read and the write: a mark that was cleared by mistake is renewed within a second, and until then
--- workers are notified.
+-- Clear the marks of this worker on a queue, or, with NULL as the worker, any marks. A valid mark of another worker stays,
+-- because that worker polls the queue. A mark can be cleared by mistake: one pair of workers in a thousand shares the last
+-- bits of their ids, and another mark can be written between the read and the write. Such a mark is renewed within a second,
+-- and until then workers are notified.
 -- Called by: clear_busy_mark, retire_worker, declare_workers_dead.
 CREATE FUNCTION taskd.clear_busy_mark(queue text, worker_id bigint) RETURNS void
 LANGUAGE plpgsql
@@ -938,9 +939,9 @@ $$;
 -- Functions: sequences
 -- ====================================================================================================
 
--- Return the sequences whose last value is less than the newest value in the rows. PostgreSQL does not copy sequences by
--- logical replication, so after a switch-over new jobs would get the ids of older ones, and `needs` would say that no worker
--- lives. (A busy mark that was not copied says that no worker polls the queue, which costs a NOTIFY.) The function runs with
+-- Return the sequences whose last value is less than the newest value in the rows (for `needs`: 1, if a worker lives or a
+-- queue has a depth limit). Logical replication does not copy sequences, so after a switch-over new jobs would get the ids of
+-- older ones, and `needs` would say that no worker lives. (A missing busy mark only costs a NOTIFY.) The function runs with
 -- the owner's rights, because most roles are not allowed to read sequences.
 -- Called by: mend_sequences(), doctor_sequences.
 CREATE FUNCTION taskd.sequences_behind(OUT name text, OUT last bigint, OUT newest bigint) RETURNS SETOF record
@@ -1328,9 +1329,9 @@ BEGIN
 END
 $$;
 
--- Sleep after a row was found locked, before the caller tries again: for a random time, which is longer with each try. The
--- callers do not wait for locks, so PostgreSQL cannot detect a deadlock with a user's transaction. Therefore this raises an
--- error after `lock_timeout`, or after ten seconds if that is 0.
+-- Sleep after the caller has found a row locked, before it tries again: for a random time, whose bound grows with each try to
+-- 50 ms. The callers do not wait for locks, so PostgreSQL cannot detect a deadlock with a user's transaction. Therefore this
+-- function raises an error after `lock_timeout`, or after ten seconds if that is 0.
 -- Called by: enqueue_unique_batch(), unblock(), lock_jobs(), lock_parents(), retry().
 CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
 LANGUAGE plpgsql
@@ -1737,12 +1738,14 @@ AS $$
     LIMIT 1
 $$;
 
--- ==================================================================================================== Functions: workflows
--- ==================================================================================================== A dependency blocks a
--- job until its parent has ended; then the dependency is `counted`. A blocked job stores the number of its dependencies that
--- are not counted yet in `waits_for`, so that the end of one of 10,000 parents need not look at the others. (`waits_for`
--- also distinguishes it from a job that waits for its limit.) Every statement that ends jobs calls taskd.unblock() once for
--- the whole batch; for a job outside of workflows it only tests a column.
+-- ====================================================================================================
+-- Functions: workflows
+-- ====================================================================================================
+
+-- A dependency blocks a job until its parent has ended; then the dependency is `counted`. A blocked job stores the number of
+-- its dependencies that are not counted yet in `waits_for`, so that the end of one of 10,000 parents need not read the other
+-- parents. (`waits_for` also distinguishes the job from one that waits for its limit.) Every statement that ends jobs calls
+-- taskd.unblock() once for the whole batch; for a job outside of workflows the statement only tests a column.
 --
 -- The order of locks: first finished jobs, which only retries and new dependants lock; then jobs that wait for no other job,
 -- in the order of their ids; then jobs that wait for others; then limits; last the row of the workflow. No statement waits
@@ -1792,9 +1795,9 @@ BEGIN
 END
 $$;
 
--- Return those of these jobs that cannot end now, because another transaction has locked a job that their end may move or
--- end, such as a producer that enqueues a job behind it and has not committed. The dependants of the others are locked
--- for the caller, which therefore need not back off.
+-- Return the jobs of `ids` that cannot end now, because another transaction has locked a job that their end can move or end.
+-- (For example, a producer has enqueued another job behind that job, and has not committed.) The dependants of the other jobs
+-- are locked for the caller, so taskd.unblock() need not back off.
 -- Called by: locked_jobs, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.jobs_with_locked_dependants(ids bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql
@@ -2048,8 +2051,8 @@ $$;
 -- Enqueue all jobs of a workflow, or none; return the id of the workflow, followed by the ids of its jobs in their order.
 -- Each dependency consists of the position of the waiting job, and the position of an earlier job or the id of any job as
 -- its parent. A parent that is done does not block. For a parent that has failed, `on_failed` is applied at once. A live
--- parent without a workflow joins this workflow, so that its end unblocks the job. The function runs with the owner's
--- rights, because producers are not allowed to insert blocked jobs.
+-- parent without a workflow joins this workflow, so that the end of the parent unblocks the job. The function runs with the
+-- owner's rights, because producers are not allowed to write workflows and dependencies.
 -- Called by: enqueue_after(), enqueue_workflow.
 CREATE FUNCTION taskd.enqueue_workflow(
     name text,
@@ -2305,9 +2308,9 @@ END
 $$;
 
 -- Enqueue the job of the next stage, in the statement that ends the job of the previous stage; return its id, or NULL if the
--- run ends. `step` also contains the metadata of the previous job, which the new job gets. All jobs are locked by then. The
--- only lock for which this can wait is that of the workflow, and a transaction that holds it to cancel the workflow waits
--- for no job.
+-- run ends. `step` also contains the metadata of the previous job, which the new job gets. The caller has locked all jobs by
+-- then. The only lock for which this function can wait is that of the workflow, and a transaction that holds this lock to stop
+-- the workflow waits for no job.
 -- Called by: ack_outcomes, complete_job.
 CREATE FUNCTION taskd.enqueue_next_stage(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
 LANGUAGE plpgsql
@@ -2383,8 +2386,9 @@ AS $$
 $$;
 
 -- Delete workflows without jobs, and their dependencies; return the number of checked workflows plus deleted dependencies.
--- Upkeep repeats the call until it returns 0: each call checks a hundred workflows and deletes up to 5,000 dependencies. A
--- workflow that still has jobs is checked again at the time when the last of these expires.
+-- Upkeep repeats the call until it returns 0: each call checks up to 100 workflows and deletes up to 5,000 dependencies. A
+-- workflow that has live jobs is checked again after a day, and one that has only finished jobs a day after the last of them
+-- expires.
 -- Called by: prune_workflows.
 CREATE FUNCTION taskd.prune_workflows() RETURNS bigint
 LANGUAGE plpgsql
@@ -2437,7 +2441,7 @@ AS $$
     )::double precision)
 $$;
 
--- Create or change a schedule; return `created`, `changed` or `unchanged`.
+-- Create or change a schedule; return `created`, `changed`, `unchanged` or `taken`.
 --
 --     SELECT taskd.set_schedule('tidy', 'tidy_up', every => '5 min');
 --     SELECT taskd.set_schedule('nightly', 'report', '{"of": "sales"}', cron => '0 3 * * *', timezone => 'Europe/Berlin');
@@ -2595,11 +2599,11 @@ BEGIN
 END
 $$;
 
--- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return their
--- ids, or `skipped` if there are none. The function runs with the owner's rights, because workers are not allowed to insert
--- jobs. The arguments can only be those of the schedule, or those from a query that runs as the user who has set it. Unless
--- at_once, jitter delays `run_at`. The delay is computed from the tick and the position of the job, so that a repetition
--- gives the same time.
+-- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return `fired`
+-- and their ids, or `skipped` if the schedule's overlap is `skip` and one of its jobs is live. The function runs with the
+-- owner's rights, because workers are not allowed to insert jobs. The arguments can only be those of the schedule, or those
+-- from a query that runs as the user who has set it. Unless at_once, jitter delays `run_at`. The delay is computed from the
+-- name of the schedule, the tick and the position of the job, so that a repetition gives the same time.
 -- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.make_scheduled_jobs(
     schedule text, tick timestamptz, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL, OUT outcome text, OUT ids bigint[]
@@ -2754,10 +2758,10 @@ $$;
 
 -- Fire a schedule: if its next tick still has the value that the caller has read, enqueue the jobs of these ticks and set
 -- the next tick. Return `fired` and the number of jobs; `skipped`; `failed` and the error; `moved` if there were no ticks;
--- or NULL if another worker is firing the schedule or has fired it.
+-- or NULL if another worker is firing the schedule or has fired it, or if the schedule was changed or paused meanwhile.
 --
 -- If an error occurs, none of the jobs are written, the error is stored in the schedule, and the next tick is set. But an
--- error that a retry can fix (a deadlock, no room, a lock) is raised, and the tick remains due.
+-- error that a retry can fix (a deadlock, a full disk, a lock) is raised, and the tick remains due.
 -- Called by: fire_schedule.
 CREATE FUNCTION taskd.fire_schedule(
     schedule text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz,
@@ -2874,11 +2878,11 @@ END
 $$;
 
 -- Admit jobs of these keys of a limit, the most urgent first, as long as there are slots and tokens; return the queue of
--- each admitted job. The caller has locked the limit. At most `burst` jobs are admitted and not yet started at a time, so
--- that a backlog from a time without workers does not start all at once. If jobs remain that will not be admitted by the end
--- of another job, an opening with the time of the next check is inserted. One call admits up to a thousand jobs. A limit
--- that was neither published nor set admits none. The ids leave out jobs that the database refuses to change, as in
--- claim_jobs.
+-- each admitted job. The caller has locked the limit. If the limit has a rate, at most `burst` jobs of a key are admitted and
+-- not yet started at a time, so that a backlog from a time without workers does not start all at once. If jobs remain that the
+-- end of another job will not admit, an opening with the time of the next check is inserted. One call admits up to a thousand
+-- jobs. A limit that was neither published nor set admits none. `after_id`, `up_to_id` and `without` leave out jobs that the
+-- database refuses to change, as in claim_jobs.
 -- Called by: free_slots(), admit_due().
 CREATE FUNCTION taskd.admit_keys(
     limit_name text, keys text[], after_id bigint DEFAULT 0, up_to_id bigint DEFAULT 9223372036854775807, without bigint[] DEFAULT '{}'
@@ -3053,9 +3057,9 @@ END
 $$;
 
 -- Admit the next jobs of these keys, in the statement that has freed their slots. Return the number of limits that could not
--- be locked. For these an opening is inserted instead. The same happens for all limits above READ COMMITTED, where there is no
--- new snapshot after the lock, and for limits whose next job is refused by a trigger of the user: the outcome of the job that
--- has ended must not wait for another job.
+-- be locked: for these, the function inserts an opening instead. Above READ COMMITTED, where there is no new snapshot after the
+-- lock, all limits count as not locked. An opening is also inserted if a trigger of the user refuses the next job of a limit:
+-- the outcome of the job that has ended must not wait for another job.
 -- Called by: cancel(), ack_done, ack_outcomes, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
@@ -3337,7 +3341,7 @@ BEGIN
 END
 $$;
 
--- Return tokens that a claim has taken and not used.
+-- Give the queue back the tokens that a claim has taken and not used.
 -- Called by: claim_limited().
 CREATE FUNCTION taskd.return_tokens(queue text, unused bigint) RETURNS void
 LANGUAGE sql SECURITY DEFINER
@@ -3390,11 +3394,11 @@ BEGIN
 END
 $$;
 
--- Return true if a queue has room for `wanted` more jobs, or (0) for a job that was just inserted; raise an error otherwise.
--- Every few seconds a worker counts the waiting jobs (count_depths). The number of ids that were drawn since then is the
--- most jobs that can have been added. If the sum of both is below the limit, nothing is counted. Otherwise the jobs in the
--- snapshot are counted, without those of open transactions. The function runs with the owner's rights, because producers are
--- not allowed to read waiting jobs.
+-- Return true if a queue has room for `wanted` more jobs; raise an error otherwise. `wanted` is 0 for a job that was just
+-- inserted. Every few seconds a worker counts the waiting jobs (count_depths). The number of ids that were drawn since then
+-- is the most jobs that can have been added. If the sum of both is below the limit, nothing is counted. Otherwise the jobs
+-- in the snapshot are counted, without those of open transactions. The function runs with the owner's rights, because
+-- producers are not allowed to read waiting jobs.
 -- Called by: run_enqueue_checks(), enqueue_unique(), enqueue_workflow(), make_scheduled_jobs(), enqueue_jobs, enqueue_usual_jobs.
 CREATE FUNCTION taskd.check_queue_room(queue text, max_depth integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -3529,8 +3533,8 @@ AS $$
     SELECT array_agg(id ORDER BY id) FROM found
 $$;
 
--- Retry failed and cancelled jobs, now or at the given time. Return the new state of each retried job; jobs that stay as
--- they are, are not in the result.
+-- Retry failed and cancelled jobs, now or at the given time. Return the new state of each retried job; other jobs are not in
+-- the result.
 --
 --     SELECT * FROM taskd.retry(ARRAY[17, 18], delay_s => 60);
 --
@@ -3946,7 +3950,7 @@ END
 $$;
 
 -- Return the states of jobs, and the result, reason and last error of those that have ended. Unknown jobs are not in the
--- result: they were never committed, or their queue keeps no finished jobs.
+-- result: they were never committed, or their queue no longer keeps them.
 --
 --     SELECT state, result FROM taskd.results(ARRAY[17, 18]);
 --
@@ -4299,8 +4303,9 @@ BEGIN
 END
 $$;
 
--- Empty the next partition after `previous` whose last day is over; return its name, or NULL. TRUNCATE and DROP are two calls,
--- so that each holds its lock for a moment only, and so that a partition takes no room where DDL is refused.
+-- Empty the next partition after `previous` whose day is over. Return its name, or NULL if there is none or another worker does
+-- the upkeep. TRUNCATE and DROP are two calls, so that each holds its lock for a moment only, and so that an expired partition
+-- takes no room where DDL is refused.
 -- Called by: truncate_expired_partition.
 CREATE FUNCTION taskd.truncate_expired_partition(previous text) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
@@ -4328,7 +4333,7 @@ BEGIN
 END
 $$;
 
--- Drop an expired partition. Return false if another worker has dropped it, or is dropping it.
+-- Drop an expired partition. Return false if another worker has dropped it, or is doing the upkeep.
 -- Called by: drop_expired_partition.
 CREATE FUNCTION taskd.drop_expired_partition(leaf text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
@@ -4369,16 +4374,16 @@ AS $$
     SELECT count(*) FROM gone
 $$;
 
--- Return the numbers, waits and run times of jobs that finished in the last `window_s` seconds, in `steps` steps; waits
--- and run times are those of the last attempt, each as p50 and p95.
+-- Return the numbers, wait times and run times of the jobs that finished in the last `window_s` seconds, for each of `steps`
+-- equal parts of this time. Wait and run times are those of last attempts, each as p50 and p95.
 --
 -- The index job_history_finished does not cover the rows since the last vacuum. Finished jobs are appended to the partition of
 -- the day on which they expire, so the newest rows are in its last blocks. The function searches the first block of the
 -- window from the end of each partition, in steps that double, and then by bisection; it reads the blocks from there. So the
 -- cost depends on the rows in the window, and not on the size of the history. If the window takes more than `blocks_max`
--- blocks of a partition, it is made shorter; `since` is its actual start. Several sessions fill blocks at the same time, so
--- rows are not exactly in the order of their times, and some more blocks are read. A row that was written into
--- the free space of a retried job, far from the end, is not found.
+-- blocks of a partition, the function shortens the window; `since` is the actual start. Several sessions fill blocks at the
+-- same time, so rows are not exactly in the order of their times, and the function reads some blocks before the start, too. A
+-- row that was written into the free space of a retried job, far from the end, is not found.
 -- Called by: web_finished.
 CREATE FUNCTION taskd.finished_recently(
     queue text, window_s double precision, steps integer, blocks_max integer

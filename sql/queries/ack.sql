@@ -11,7 +11,7 @@
 -- keeps the planner from the index job_running (see the schema). Rows are locked in the order in which they are found, so they
 -- must be found along job_pkey: a bitmap scan finds rows in their physical order, and then acks could deadlock with cancels.
 -- Therefore bitmap scans are off on the connection for acks. `keep` reads the retention once for the batch, and only of queues
--- whose retention is not the default, because a look-up for each job would take 1 of 10 us.
+-- whose retention is not the default, because a look-up for each job would take 1 of the 10 us that an ack takes.
 --
 -- `more` selects the few jobs that need more than the move to the history: their follower (a job with a newer version of the
 -- same unique key) is enqueued, their dependants are unblocked (workflows.sql), clients that wait for their outcomes are
@@ -71,13 +71,13 @@ FROM ended;
 -- quarantine claims only scheduled jobs; a job with a limit becomes `blocked` instead of `queued`. `refunds`: the attempt does
 -- not count; its error, if any, says why the job could not start, and is not appended again while it stays the same. `parked`:
 -- the task is paused, or no worker can run the job (control.sql). `interrupts`: the worker ended the attempt, for example
--- because it stops; only ten of these attempts are refunded, so that a job that runs for longer than each worker finally fails.
+-- because it stops; only ten of these attempts are refunded, so that a job finally fails if it outlasts every worker.
 -- The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the arrays once for each
 -- running row.
 --
--- `nexts`: the choice of a pipeline's handler, which is the next stage, or the end of the run. It is checked before any row is
--- moved. If the stage does not exist, does not accept the result, or needs a result that was not stored, the job fails, so that a
--- retry after a fix continues the run.
+-- `nexts`: the choice of a pipeline's handler, which is the next stage, or the end of the run. The choice is checked before any
+-- row is moved. If the stage does not exist, does not accept the result, or needs a result that was not stored, the job fails,
+-- so that a retry after a fix continues the run.
 
 -- name: ack_outcomes(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
@@ -250,9 +250,9 @@ LEFT JOIN (
 ) AS worker ON true;
 
 -- Complete a job inside the handler's own transaction: the writes of the handler and the completion commit together, or not
--- at all. If no row is returned, the worker no longer owns the job, and the caller must roll back. `next` is as `nexts` in
--- ack_outcomes, but if the stage does not exist or does not accept the result, the statement fails, so that the handler's
--- writes are rolled back. `unstored`: why the result was not stored.
+-- at all. If no row is returned, the worker no longer owns the job, and the caller must roll back. `next`: as `nexts` in
+-- ack_outcomes. But if the stage cannot start (see there), this statement fails, so that the handler's writes are rolled back.
+-- `unstored`: why the result was not stored.
 
 -- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text, unstored text)
 -- roles: worker

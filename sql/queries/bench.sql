@@ -3,8 +3,9 @@
 -- `taskd-bench-<id>-<random>`. The id is the last one that was drawn before the run, so the jobs of the run have higher ids (or,
 -- if no id had been drawn, this one).
 
--- The database in which the benchmark would run. A login that can delete rows of taskd.queue is the owner of the schema, and
--- can run all other statements here. Live jobs are counted up to a limit, because the question is only whether there are some.
+-- The database in which the benchmark would run. `owner`: a login that can delete rows of taskd.queue is the owner of the
+-- schema, and can run all other statements here. Live jobs are counted up to `live_max`, because it only matters whether there
+-- are many.
 
 -- name: bench_environment(live_max bigint)
 -- roles: producer, worker, observer, admin

@@ -1,14 +1,14 @@
 -- Busy marks: a mark says that a worker polls the queue continuously, so that producers need not notify workers.
 --
 -- A busy worker marks its queue, and taskd.notify_workers() reads the mark. Before the worker sleeps, it clears the mark, and
--- waits for the end of all transactions that can have read the mark, and therefore have sent no NOTIFY. To recognise these
+-- waits for the end of all transactions that can have read the mark and therefore sent no NOTIFY. To recognise these
 -- transactions, the worker draws an xid in a new transaction after the mark was cleared: their xids are lower. (The xmax of a
 -- snapshot is no such bound: it is one more than the last xid that has ended, and a transaction that is still open can have
 -- a higher xid.) taskd/worker/claiming/busy_mark.py describes the whole protocol.
 
--- Set or renew the mark. `alone`: whether no other worker has marked the queue; NULL if the mark was not set, because this
--- worker does not live, because of `gives_way` and another worker's mark, or because other queues hold both sequences.
--- `others`: how many other live workers serve the queue; a worker that cannot keep up wakes these.
+-- Set or renew the mark. `alone`: whether no other worker has marked the queue. `alone` is NULL if the mark was not set: this
+-- worker has no valid lease or does not serve the queue, another worker has marked it and `gives_way` is true, or marks of other
+-- queues hold both sequences. `others`: how many other live workers serve the queue; a worker that cannot keep up wakes these.
 
 -- name: set_busy_mark(queue text, worker_id bigint, for_s double precision, gives_way boolean)
 -- roles: worker

@@ -2,9 +2,9 @@
 --
 -- The row lock lasts for the statement only. Afterwards, the lease of the worker (lease.sql) and the fence protect a running
 -- job. The fence grows at every claim, so a worker that held the job before can no longer write to it. The fence grows by
--- `stride`: by one, or, after the worker's connection broke, by a number that the worker draws then. The reason: after a
--- failover to a standby that has not received a job, another job gets the id of this job. If both jobs had the same fence, the
--- outcome of the lost job could be written to the new one.
+-- `stride`: by one, or, after the worker's connection broke, by a random number. The reason: after a failover to a standby that
+-- has not received a job, another job gets the id of this job. If both jobs had the same fence, the outcome of the lost job
+-- could be written to the new one.
 --
 -- `ctid = ANY (ARRAY(...))` is planned as an InitPlan and a TID scan. The guard `state = 'queued'` is in the subquery, which locks
 -- the rows. A join to a CTE is slower, and its generic plan is a sequential scan of the whole table. This statement would get
@@ -18,8 +18,8 @@
 -- `late`: the deadline has passed, so the worker fails the job as expired. `attempt` stops growing at the maximum of its type:
 -- an overflow in one job would make each claim of its queue fail.
 --
--- `among_after`, `among_up_to` and `without` choose jobs by their ids. If the database refuses to change a job, for example by
--- a trigger of the user, the worker searches for this job in ranges of ids, and then leaves the job out for a while
+-- `among_after`, `among_up_to` and `without` choose jobs by their ids. If the database refuses to change a job, for example
+-- because of a trigger of the user, the worker searches for this job in ranges of ids, and then leaves it out for a minute
 -- (taskd/worker/claiming/refused_jobs.py). Other statements that choose the jobs to change have the same parameters. `id + 0`
 -- keeps the planner from the index on id.
 --

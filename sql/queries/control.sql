@@ -30,7 +30,7 @@ SELECT name FROM taskd.pause_tasks($1::text[], $2, $3) AS name;
 SELECT name FROM taskd.resume_tasks($1::text[]) AS name;
 
 -- Unpark the jobs that this worker can run: after the pause of their task, or because this worker is the first one of their
--- queue that has the task. Every worker runs this, in batches; a later call finds jobs that another worker parks meanwhile. A
+-- queue that can run them. Every worker runs this, in batches; a later call finds jobs that another worker parks meanwhile. A
 -- suspect stays `scheduled` for quarantine, and a job with a limit waits for its admission. `state::text` makes the planner
 -- use the index job_parked: along job_due, it would read all scheduled jobs.
 

@@ -57,8 +57,8 @@ FROM (
 WHERE rows > 0;
 
 -- Settings of this session (`scope`: ''), and settings that were made for this database, or for logins with the right to use
--- the schema (`scope`: 'database', 'login', 'login in database'). taskd sets some of these for each of its own sessions: of
--- those, only rows with a scope matter.
+-- the schema (`scope`: 'database', 'login', 'login in database'). taskd sets some of these settings for each of its own
+-- sessions: for such a setting, only the rows with a scope matter.
 
 -- name: doctor_settings()
 -- roles: producer, worker, observer, admin
@@ -148,7 +148,7 @@ WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND xact_start
 ORDER BY xact_start
 LIMIT $1;
 
--- Sequences that are behind the rows that have their values.
+-- Sequences whose last value is behind the rows; see the function.
 
 -- name: doctor_sequences()
 -- roles: worker, observer, admin
@@ -207,7 +207,7 @@ SELECT name FROM taskd.environment;
 -- Every object of the schema with its definition, as in sql/objects.tsv, without the dated partitions of the history. The
 -- definition of a function contains a digest of the body. PostgreSQL prints definitions according to settings, so the session
 -- must have those of DEFINITIONS in taskd/store/reading/doctor.py. Quotes in the settings of functions are removed, because a
--- function that was created with quote_all_identifiers has such.
+-- function that was created with quote_all_identifiers has quotes there.
 
 -- name: doctor_objects()
 -- roles: producer, worker, observer, admin
@@ -429,10 +429,10 @@ LEFT JOIN late USING (queue)
 LEFT JOIN taskd.queue AS q ON q.name = found.queue
 ORDER BY found.queue;
 
--- Tasks of waiting jobs that no live worker of their queue has, and tasks that are paused without an end. The jobs that are
--- read: of each queue the first `batch` / 10 queued jobs, the first `batch` jobs that are due within half a minute, and `batch`
--- parked jobs. A job that a worker has parked because of an unknown task stays marked as parked while it is claimed again, so it
--- is found in any state.
+-- Tasks of waiting jobs that no live worker of their queue has, and tasks that are paused without an end. The statement
+-- reads these jobs: of each queue the first `batch` / 10 queued jobs, the first `batch` jobs that are due within half a
+-- minute, and `batch` parked jobs. A job that a worker has parked because of an unknown task stays marked as parked while it
+-- is claimed again, so it is found in any state.
 
 -- name: doctor_tasks(batch bigint)
 -- roles: worker, observer, admin
@@ -517,7 +517,7 @@ WHERE died_at IS NULL AND lease_until > clock_timestamp() AND app <> 'taskd'
 ORDER BY app, code, started_at
 LIMIT $1;
 
--- Tasks that another app defines with other arguments; that app did not start.
+-- Tasks that another app defines with other arguments; workers of that app refused to start within the last day.
 
 -- name: doctor_contested(batch bigint)
 -- roles: producer, worker, observer, admin
@@ -583,7 +583,7 @@ LIMIT $1;
 
 -- Jobs that should have changed their state by now, by the reason; at most `batch` jobs are read for each. `lost`: the job is
 -- running, and its worker is dead; `overtime`: it has run for longer than its timeout; `expired`: it waits after its deadline;
--- `suspect`: its worker crashed, and no worker has claimed it again; `unlooked`: no worker has checked it for admission;
+-- `suspect`: its worker crashed, and no worker has claimed the job again; `unlooked`: no worker has checked it for admission;
 -- `orphan`: it waits for jobs, and has no dependency that is not counted; `aimless`: it is blocked without a reason, because of
 -- a manual UPDATE.
 

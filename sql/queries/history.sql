@@ -1,5 +1,5 @@
--- Upkeep of the history: create partitions for the next days, and delete what has expired. Every worker runs these statements;
--- each can be repeated.
+-- Upkeep of the history: create partitions for the next days, and delete expired rows. Every worker runs these statements; each
+-- can be repeated.
 --
 -- Each call is a transaction of its own with a lock_timeout of 50 ms; a call that got no lock is repeated later. Without the
 -- timeout, a DDL statement that waits for a long read of the history would block the acks that queue behind it.

@@ -106,10 +106,10 @@ WHERE worker_id = $1;
 -- other workers that were not declared dead; if there is no other worker, one row without it is returned. The table of workers is
 -- read once, because it can contain thousands of dead workers.
 --
--- `now`: the database's time, by which a worker notices that the clock was set back. `silent`: the lease of the other worker has
--- expired, and the server has been up for longer than a lease. (After an outage, every lease has expired, although no worker is
--- dead.) A server whose start is in the future, because its clock was set back, also counts as up. `neighbour`: the other worker
--- has the same host, boot and pid namespace, so that the process table can prove its death.
+-- `now`: the database's time, by which a worker notices that the clock was set back. `silent`: the lease of the other worker
+-- has expired, and the server has been up for longer than a lease. (After an outage, every lease has expired, although no
+-- worker is dead.) A server whose start is in the future, because its clock was set back, also counts as up for longer.
+-- `neighbour`: the other worker has the same host, boot and pid namespace, so that the process table can prove its death.
 
 -- name: check_upkeep(worker_id bigint, lease_s double precision, host text, boot_id text, pid_namespace text)
 -- roles: worker, observer, admin
@@ -241,18 +241,18 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 -- Rescue jobs of dead workers.
 --
 -- After a death that says nothing about the jobs, the jobs become `scheduled` with their old due times, and their attempts do not
--- count. If the job was interrupted twice before, by deaths or by stops of workers, the death is treated as a crash, because a
--- job can crash its whole host.
+-- count. But if a job was interrupted twice before, by deaths or by stops of workers, the death is treated as a crash for this
+-- job, because a job can crash its whole host.
 --
--- After a crash, the jobs become suspects, which run in quarantine (claim.sql). At their first two crashes they are due
+-- After a crash, the jobs become suspects, which run in quarantine (claim.sql). After their first two crashes they are due
 -- immediately, because a kill during a deploy should not delay work; later, a delay grows with the number of crashes. Crashes
 -- have limits of their own, `max_crashes` and `max_crashes_unproved`, because half of the jobs that a kill leaves behind were
 -- claimed ahead and never started. (taskd/core/outcomes/policy.py adds the crashes to the limit of attempts.)
 --
--- The crash is charged to the last group of suspects, and to jobs that were no suspects; if there was no group, to all jobs of
--- the worker. A job that was charged as a member of a group, or for the third time, is isolated from then on. An isolated suspect
--- that was alone in its group has killed the worker, and fails after `max_crashes` crashes. Any job fails after
--- `max_crashes_unproved` crashes.
+-- The crash is charged to the last group of suspects, and to jobs that were no suspects. If there was no group, the crash is
+-- charged to all jobs of the worker. A job that was charged as a member of a group, or for the third time, is isolated from
+-- then on. An isolated suspect that was alone in its group has killed the worker, and fails after `max_crashes` crashes. Any
+-- job fails after `max_crashes_unproved` crashes.
 --
 -- SKIP LOCKED skips jobs whose ack is just being written. taskd.jobs_with_locked_dependants() returns jobs that must not end now,
 -- because another transaction has locked a dependant. Workers are notified even if the queue is polled continuously, because

@@ -1,9 +1,9 @@
 -- Limits: jobs that wait for admission by their limit, queues that an operator has limited, and the definitions of both.
 --
 -- The schema explains admission (migrations/0001_baseline.sql, "limits of jobs"). Statements that free a slot admit the next
--- jobs of the limit (complete_job leaves this to admit_jobs). admit_jobs admits jobs that have just arrived, and jobs of keys
--- for which an opening (taskd.opening) is due. Any worker runs admit_jobs if next_due (promote.sql) or check_upkeep (lease.sql)
--- returns that a check is due, so limits cost nothing if none are used.
+-- jobs of the limit. (Statements in a user's transaction, such as complete_job, leave this to admit_jobs.) admit_jobs admits
+-- jobs that have just arrived, and jobs of keys for which an opening (taskd.opening) is due. Any worker runs admit_jobs if
+-- next_due (promote.sql) or check_upkeep (lease.sql) returns that a check is due, so limits cost nothing if none are used.
 
 -- name: admit_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
@@ -23,7 +23,7 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt
        (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[], $7, $8, $9::bigint[]);
 
--- Of these limits, those that a live worker of another app declares with other bounds. publish_limits replaces their bounds.
+-- The limits in `names` that another app with live workers declares with other bounds. publish_limits replaces these bounds.
 
 -- name: contested_limits(app text, names text[], concurrencies integer[], concurrencies_in_all integer[], rates double precision[], bursts integer[])
 -- roles: worker, observer, admin
@@ -79,8 +79,8 @@ WHERE task.name = mine.name
 
 -- Set a limit by hand. Bounds that are NULL do not change, except those that `without` names, which are removed. A new rate
 -- without a burst sets the default burst, and the burst is removed with the rate. The workers of all queues are notified, so that
--- they immediately admit jobs that the new bounds allow. If a burst is given, but no rate, and the limit has no rate or one that
--- needs more than this burst (handed_out_per_s), nothing changes, and no row is returned.
+-- they immediately admit jobs that the new bounds allow. If a burst is given, but no rate, and the limit has no rate or a rate
+-- that needs a larger burst (`handed_out_per_s`), nothing changes, and no row is returned.
 
 -- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[], handed_out_per_s integer)
 -- roles: admin
@@ -107,7 +107,7 @@ WITH changed AS (
 )
 SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r;
 
--- Remove bounds that were set by hand: those that the code declares apply again. A limit that no code declares is deleted.
+-- Remove bounds that were set by hand: the bounds that the code declares apply again. A limit that no code declares is deleted.
 
 -- name: clear_limits(names text[])
 -- roles: admin

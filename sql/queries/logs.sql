@@ -3,9 +3,9 @@
 -- Write the lines of attempts that have ended, or have run for some time. A row that was written with `ended` does not change any
 -- more, so lines that are logged after the end are lost. `failed`: keep the lines as long as failed jobs of the queue, otherwise
 -- as long as done jobs. If that retention is 0, nothing is written, and lines that were written during the attempt are deleted.
--- A job keeps the lines of its first attempt and of its 19 newest attempts; the statement deletes those of the others. The
--- statement searches for such rows only if the fence is above 19. Its snapshot does not contain the row that it writes, so it
--- keeps 18 newer ones of the rows before.
+-- A job keeps the lines of its first attempt and of its 19 newest attempts; the statement deletes the lines of the others. It
+-- searches for such rows only if the fence is above 19. The row that it writes is the newest one and not in its snapshot, so it
+-- keeps the 18 newest of the earlier rows.
 
 -- name: write_logs(worker_ids bigint[], job_ids bigint[], fences bigint[], attempts smallint[], queues text[], failed boolean[], ended boolean[], firsts smallint[], left_out bigint[], lines text[])
 -- roles: worker

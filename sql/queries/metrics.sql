@@ -4,9 +4,10 @@
 -- 10,000 with up to two queues, otherwise 20,000 divided by the number of queues, but at least 500. For a queue with no more
 -- jobs than that, the count is exact. All other jobs (in other states, or in longer queues) are counted in one pass over the
 -- table. If the table has more than `blocks_max` blocks, this pass reads that many random blocks, and scales the counts up.
--- `jobs_sampled_ratio` is the share of blocks that was read; if it is 1, all were read, and the counts are exact. If the jobs of
--- a small queue are in neighbouring blocks, and another queue is large, the scaled count of the small queue can be far off. The
--- oldest due jobs are found along job_claim, with one probe per queue and priority, and along job_due. The history is not read.
+-- `jobs_sampled_ratio` is the share of blocks that was read; if it is 1, all blocks were read, and the counts are exact. If
+-- the jobs of a small queue are in neighbouring blocks, and another queue is large, the scaled count of the small queue can
+-- be far off. The oldest due jobs are found along job_claim, with one probe per queue and priority, and along job_due. The
+-- history is not read.
 --
 -- `held_snapshot_seconds` is the age of the oldest transaction whose snapshot keeps vacuum from removing dead rows. A login that
 -- is no member of pg_monitor sees only snapshots of its own user, and prepared transactions.

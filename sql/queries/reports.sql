@@ -438,9 +438,10 @@ FROM taskd.task
 ORDER BY name
 LIMIT $1;
 
--- Recent outcomes. With a short `since_s`, jobs are read along job_history_finished. With a long one, all finished jobs are read,
--- except those of partitions whose rows expired before: 0.45 s for a million jobs. Wait and run times are those of last attempts;
--- a job that was cancelled before its first attempt has neither. `retried` counts jobs with more than one attempt.
+-- Recent outcomes. With a short `since_s`, jobs are read along job_history_finished. With a long one, all finished jobs are
+-- read, except those of partitions whose rows expired before that time: 0.45 s for a million jobs. Wait and run times are
+-- those of last attempts; a job that was cancelled before its first attempt has neither. `retried` counts jobs with more
+-- than one attempt.
 
 -- name: stats(since_s double precision, queue text, task text, by_hour boolean, batch bigint)
 -- roles: observer, admin

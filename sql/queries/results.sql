@@ -52,8 +52,8 @@ SELECT count(*) AS pruned FROM ended;
 
 -- Return the outcomes of jobs, and mark the jobs that have not ended: the statement that ends a marked job notifies the channel
 -- `taskd:ended`; see the function. The mark costs one update of the job's row. For jobs without a mark, the ack only tests one
--- more column. Unknown jobs are missing in the result. `enqueued_us` distinguishes several jobs with one id; NULL: the live job
--- is read, or else the newest.
+-- more column. Unknown jobs are not in the result. `enqueued_us` distinguishes several jobs with one id; if it is NULL, the live
+-- job is read, or else the newest.
 
 -- name: await_jobs(ids bigint[], enqueued_us bigint[])
 -- roles: admin

@@ -10,9 +10,10 @@
 -- roles: producer, worker, observer, admin
 SELECT clock_timestamp() AS now;
 
--- Create or change schedules: with an app, those that the app declares, at the start of a worker; without an app, a schedule that
--- is set by hand. The outcome `taken` means that a different schedule of this name was declared by another app or created by
--- hand; then the worker refuses to start. Rows are written in the order of their names, so that two workers cannot deadlock.
+-- Create or change schedules: with an app, the schedules that the app declares, at the start of a worker; without an app, a
+-- schedule that is set by hand. The outcome `taken` means that a different schedule of this name was declared by another app
+-- or created by hand; then the worker refuses to start. Rows are written in the order of their names, so that two workers
+-- cannot deadlock.
 
 -- name: set_schedules(app text, definitions text)
 -- roles: worker, admin
@@ -66,7 +67,7 @@ FROM astray
 WHERE schedule.name = astray.name
 RETURNING schedule.name::text, withdraws;
 
--- Delete schedules. `app`: the app whose live workers declare the schedule, so that it is made again when one of them starts.
+-- Delete schedules. `app`: the app that still declares the schedule; the next worker of this app that starts creates it again.
 
 -- name: delete_schedules(names text[])
 -- roles: worker, admin
@@ -102,9 +103,9 @@ RETURNING name::text;
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
 SELECT outcome, ids FROM taskd.run_schedule($1);
 
--- Due schedules: those without a query, or, `with_query`, those whose query runs as this user. A schedule without a next tick is
--- due, too, so that the worker computes the next tick. `now` is the time of the database, or the end of the schedule's pause if
--- that is later. At most `batch` schedules are read, along schedule_due.
+-- Due schedules without a query, or, if `with_query` is true, those whose query runs as this user. A schedule without a next
+-- tick is due, too, so that the worker computes the next tick. `now` is the time of the database, or the end of the
+-- schedule's pause if that is later. At most `batch` schedules are read, along schedule_due.
 
 -- name: due_schedules(with_query boolean, batch bigint)
 -- roles: worker, admin
@@ -138,7 +139,7 @@ SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3,
 WHERE name = $1 AND revision = $2 AND NOT stopped
 RETURNING name::text;
 
--- Seconds until the next tick of the schedules without a query, and of those whose query runs as this user; NULL if there is no
+-- Seconds until the next tick of schedules without a query, and of schedules whose query runs as this user; NULL if there is no
 -- such schedule. check_upkeep (lease.sql) returns the same columns.
 
 -- name: next_ticks()

@@ -1,10 +1,10 @@
 -- Tasks as workers have published them, so that the database and every client know their defaults and arguments.
 
 -- Publish the tasks of an app; they overwrite tasks of the same names. Only a task of another app with another signature is not
--- overwritten: the statement returns the task and that app, and the worker refuses to start. These are the tasks that the INSERT
--- has not written; a look at the table before would miss a task that the other app publishes at the same time. Each former name
--- of a task is published as a task, too, so that producers can still use the name, and no other app can take it. Built-in tasks
--- overwrite each other: with two versions of taskd, two apps can have different signatures of one.
+-- overwritten: the statement returns the task and that app, and the worker refuses to start. The returned tasks are those that
+-- the INSERT has not written; a query before the INSERT would miss a task that the other app publishes at the same time. Each
+-- former name of a task is published as a task, too, so that producers can still use the name, and no other app can take it.
+-- Built-in tasks overwrite each other: with two versions of taskd, two apps can have different signatures of a built-in task.
 --
 -- `without_worker`: publish the built-in tasks without a worker, as `taskd db migrate` does. They replace only rows of the app
 -- `taskd` that no live worker has published. Any app can replace these rows: an app's own task replaces the built-in one.
@@ -60,9 +60,10 @@ SET contested_by = $1, contested_at = clock_timestamp()
 FROM theirs
 WHERE task.name = theirs.name;
 
--- Delete the records of tasks that no live worker has and no live job or schedule names. A worker that has published a task
--- and not registered yet publishes it again (check_upkeep). `despite_jobs`: also delete the records of tasks that live jobs or
--- schedules name. `jobs`: their number, up to 1,000.
+-- Delete the records of tasks that no live worker has and that no live job and no active schedule names. (A schedule is not
+-- active while it is withdrawn, or paused without an end.) A worker that has published a task and not registered yet publishes
+-- the task again (check_upkeep). `despite_jobs`: also delete the records of tasks that live jobs or schedules name. `jobs`: the
+-- number of live jobs of the task, counted up to 1,000.
 
 -- name: forget_tasks(names text[], despite_jobs boolean)
 -- roles: admin

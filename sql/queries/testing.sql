@@ -10,7 +10,7 @@ SELECT id, task, queue, state, priority, attempt, crashes, unique_key, reason,
 FROM taskd.jobs
 ORDER BY id;
 
--- The queues with a running job, with a job that a worker with these tasks could start now, or of a schedule with a due tick. A
+-- The queues that have a running job, a job that a worker with these tasks could start now, or a schedule with a due tick. A
 -- job that is due within a tenth of a second counts as due, so that a retry without a delay belongs to the same run. A job that
 -- waits for a token counts as due if it can start within a second. Jobs that wait for a slot of their limit do not count, nor do
 -- jobs of paused queues and parked jobs of paused tasks. (A job of a paused task that is not parked yet counts, because a worker
@@ -47,8 +47,8 @@ WHERE task = ANY ($1::text[]) AND NOT stopped
 ORDER BY 1;
 
 -- Travel in time. The clock does not change; instead, times in the rows move into the past: due times and deadlines, ticks of
--- schedules, pauses, times of tokens, and ends of unique keys, together with the times from which they are computed. No state
--- changes: the next worker promotes the jobs that are due after that.
+-- schedules, pauses, times of tokens, and ends of unique keys, together with the times from which they are computed. No job
+-- changes its state: the next worker promotes the jobs that are due after the travel.
 
 -- name: travel(seconds double precision)
 -- roles: owner

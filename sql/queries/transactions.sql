@@ -4,7 +4,7 @@
 -- roles: producer, worker, observer, admin
 SELECT pg_current_xact_id()::text AS xid;
 
--- Whether every transaction with a lower xid has ended. If so, all later snapshots contain their effects.
+-- Whether every transaction with a lower xid has ended. If so, all later snapshots contain the effects of these transactions.
 
 -- name: transactions_ended(xid text)
 -- roles: producer, worker, observer, admin

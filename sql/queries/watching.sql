@@ -103,11 +103,12 @@ LIMIT $4;
 
 -- The state of queues, workers, running jobs and full limits, in one row, each as JSON.
 --
--- `queues`: the jobs of each queue, counted in one pass over the live jobs; whether the queue is polled continuously; and the
--- number of its live workers. `workers`: the workers that were not declared dead. `born`: how many of the newest `batch` jobs
--- with ids above `after_id` were enqueued into each queue, along job_pkey and job_history_pkey. `running`: the jobs that have
--- run for the longest time. `limits`: the limits with blocked jobs, each with the five keys that have most of them, along
--- job_limit_waiting and job_limit_slots; at most 10,000 blocked jobs of a limit are counted.
+-- `queues`: the jobs of each queue, counted in one pass over the live jobs; whether the queue is polled continuously; and
+-- the number of its live workers that are not draining. `workers`: the workers that were not declared dead. `born`: how many
+-- of the newest `batch` jobs with ids above `after_id` were enqueued into each queue, along job_pkey and job_history_pkey.
+-- `running`: the jobs that have run for the longest time. `limits`: the limits with blocked jobs, each with the five keys
+-- that have the most of these, along job_limit_waiting and job_limit_slots; at most 10,000 blocked jobs of a limit are
+-- counted.
 
 -- name: watch_state(after_id bigint, batch bigint, rows_max bigint)
 -- roles: observer, admin

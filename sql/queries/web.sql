@@ -244,7 +244,8 @@ CROSS JOIN LATERAL (
 ) AS holder
 ORDER BY shown.key;
 
--- Counts of the jobs that finished in the last `window_s` seconds, by steps of time; see the function.
+-- Counts of the jobs that finished in the last `window_s` seconds, for each of `steps` equal parts of this time; see the
+-- function.
 
 -- name: web_finished(queue text, window_s double precision, steps integer, blocks_max integer)
 -- roles: observer, admin

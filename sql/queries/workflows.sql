@@ -103,8 +103,8 @@ GROUP BY part, queue, task
 ORDER BY part
 LIMIT $2;
 
--- To stop a workflow, two statements are needed, in two transactions. The first one prevents that further stages start. When it
--- has committed, the job of a next stage either exists, so that the second statement finds it, or is never inserted.
+-- Two statements in two transactions stop a workflow. stop_workflow prevents further stages from starting. When it has
+-- committed, the job of a next stage either exists, so that workflow_jobs_to_cancel finds it, or is never inserted.
 
 -- name: stop_workflow(id bigint)
 -- roles: admin
@@ -114,8 +114,8 @@ UPDATE taskd.workflow SET stopped_at = coalesce(stopped_at, clock_timestamp()) W
 -- roles: worker, observer, admin
 SELECT id FROM taskd.job WHERE workflow_id = $1 AND cancel_reason IS NULL ORDER BY id;
 
--- The jobs that must be retried so that a workflow continues: the failed and cancelled ones. Callbacks for a failure are left out
--- if they were cancelled because nothing failed.
+-- The jobs that must be retried so that a workflow continues: the failed and cancelled ones. Callbacks that run only after a
+-- failure are left out if they were cancelled because nothing failed.
 
 -- name: workflow_jobs_to_retry(id bigint)
 -- roles: observer, admin
@@ -124,7 +124,7 @@ FROM taskd.job_history
 WHERE workflow_id = $1 AND state IN ('failed', 'cancelled') AND reason IS DISTINCT FROM 'nothing failed'
 ORDER BY id;
 
--- The first `batch` jobs that a blocked job waits for. `parents` is the number of all jobs that it waits for.
+-- The first `batch` jobs that a blocked job waits for. `parents` is the number of all jobs that the blocked job waits for.
 
 -- name: pending_parents(job_id bigint, batch bigint)
 -- roles: observer, admin

@@ -71,9 +71,9 @@ class Fired(NamedTuple):
 
 
 def as_service(name: str) -> str:
-    """Return the name under which a worker stores that a schedule's ticks fail repeatedly.
+    """Return the service name under which a worker stores that a schedule fails repeatedly.
 
-    list_schedules and doctor_schedules look for this name.
+    The statements list_schedules and doctor_schedules search for this name.
     """
     return f"schedule {name}"
 
@@ -163,9 +163,10 @@ class Settled(NamedTuple):
 
 
 async def settle(on: Fetches, worker_id: int) -> Settled:
-    """Withdraw the schedules of a worker's app that no live worker declares; resume the others.
+    """Withdraw the schedules of a worker's app that no live worker declares.
 
-    A withdrawn schedule has no ticks. It is resumed when a worker declares it again.
+    A withdrawn schedule has no ticks. This also resumes withdrawn schedules that a live worker
+    declares again.
     """
     rows = await on.fetch("settle_schedules", worker_id)
     return Settled(
@@ -176,10 +177,10 @@ async def settle(on: Fetches, worker_id: int) -> Settled:
 async def due(on: Fetches, batch: int, *, with_query: bool) -> list[DueSchedule]:
     """Return at most `batch` schedules whose next tick is due or not computed yet.
 
-    Those without a computed tick come first, then those that have been due for longest.
+    Schedules without a computed tick come first, then the others, those due for longest first.
 
     Args:
-        with_query: read the schedules whose query runs as this user, instead of those without one.
+        with_query: return schedules whose query runs as this user; False: those without a query.
     """
     return [DueSchedule(*row) for row in await on.fetch("due_schedules", with_query, batch)]
 
@@ -211,12 +212,12 @@ async def next_ticks(on: Fetches) -> TicksIn:
 
 
 async def list_(on: Fetches) -> list[Row]:
-    """Return schedules, sorted by name, without their arguments; at most ROWS_MAX."""
+    """Return at most ROWS_MAX schedules, sorted by name, without their arguments."""
     return [dict(record) for record in await on.fetch("list_schedules", ROWS_MAX)]
 
 
 async def delete(on: Fetches, names: Sequence[str]) -> dict[str, str | None]:
-    """Delete schedules; return by name the app that declares each (None: no app does, any more)."""
+    """Delete schedules; return by name the app that still declares each (None: no app)."""
     return {row[0]: row[1] for row in await on.fetch("delete_schedules", list(names))}
 
 

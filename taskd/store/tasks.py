@@ -1,4 +1,4 @@
-"""Published tasks: find them for producers that do not import the app, list, pause and resume."""
+"""Published tasks: find, list, pause, resume and forget them."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
 
 
 class Forgotten(NamedTuple):
-    """A task whose record was to be deleted.
+    """The result of forget() for one task.
 
     Attributes:
-        app: the app that has published it.
-        workers: number of live workers that have it.
+        app: the app that has published the task.
+        workers: number of workers that have the task and were not declared dead.
         jobs: number of live jobs of the task, at most 1,000.
-        schedules: names of schedules that enqueue its jobs, at most 10.
-        forgotten: whether its record was deleted.
+        schedules: names of at most 10 schedules of the task that are not stopped.
+        forgotten: whether the record of the task was deleted.
     """
 
     name: str
@@ -93,10 +93,10 @@ class Forgotten(NamedTuple):
 
 
 async def forget(on: Fetches, names: Sequence[str], *, despite_jobs: bool) -> list[Forgotten]:
-    """Delete the records of tasks that no live worker has.
+    """Delete the records of tasks that no worker has, and no live job or schedule.
 
     Args:
-        despite_jobs: also if live jobs or schedules name the task.
+        despite_jobs: delete a record even if live jobs or schedules name the task.
 
     Returns:
         The tasks that were published, sorted by name.

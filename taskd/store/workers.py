@@ -25,7 +25,7 @@ class Incarnation(NamedTuple):
     """One start of one worker process.
 
     Attributes:
-        id: a random number, which is never used again.
+        id: a random number, which is never reused.
         pid_started: the start time of the process in clock ticks since the host booted.
         schema: the schema versions that its code works with; zeros: unknown.
     """
@@ -45,8 +45,10 @@ class Other(NamedTuple):
     """Another worker that was not declared dead.
 
     Attributes:
-        neighbour: it runs on this host, in this pid namespace, so its pid can be checked here.
-        silent: its lease has expired, and PostgreSQL has been up for longer than a lease.
+        neighbour: the other worker runs on this host, in this boot and pid namespace, so its pid
+            can be checked here.
+        silent: the other worker's lease has expired, and PostgreSQL has been up for longer than a
+            lease.
     """
 
     id: int
@@ -65,12 +67,13 @@ class Surroundings(NamedTuple):
         uncounted: whether the jobs of a queue with a depth limit must be counted.
         due: when the next jobs are due.
         ticks: when the next ticks of schedules are due.
-        expired: whether the deadline of a waiting job has passed.
+        expired: whether a waiting job has passed its deadline.
         paused: names of paused tasks.
         resumed: names of tasks that are not paused and have parked jobs that this worker can run.
             A job is parked if its task was paused, or if no worker could run it.
-        elsewhere: by queue, the tasks that other live workers of the queue can run and this worker
-            cannot, each with the newest version of its arguments that one of them reads.
+        elsewhere: by queue, the tasks that another live worker of the queue can run and this worker
+            cannot run, or not with the newest arguments. Each task has the newest version of its
+            arguments that one of these workers reads.
         limits: concurrency of queues for which an operator has set it.
         astray: whether a schedule of this app must be withdrawn or resumed (schedules.settle).
         unpublished: whether a task of this worker is not published, or was published last by a
@@ -223,8 +226,9 @@ async def renew_lease(
 async def retire(on: Fetches, worker_id: int) -> None:
     """Record that this worker has ended.
 
-    If this was the last live worker and no queue has a depth limit, enqueues need not check for
-    either until that changes. This is recorded unless another transaction has locked the tables.
+    If this was the last live worker and no queue has a depth limit, record also that enqueues need
+    not check for workers and depth limits. If another transaction has locked the tables, this is
+    not recorded, and enqueues continue to check.
     """
     await on.fetch("retire_worker", worker_id)
     await on.fetch("turn_enqueue_checks_off")
@@ -290,7 +294,8 @@ async def store_failures(
     """Store which services of this worker fail repeatedly, in place of what was stored before.
 
     Args:
-        failures: for each service: its name, its error, and since when it fails (time.monotonic).
+        failures: for each service, its name, its error, and the time.monotonic() since which it
+            fails.
         now: the present time.monotonic().
     """
     await on.fetch(
@@ -335,7 +340,7 @@ async def left(on: Fetches, queues: Sequence[str], tasks: Sequence[str]) -> Left
 
 
 def code_of(registry: Registry) -> str:
-    """Return a hash of the tasks, schedules and limits that an app declares: its version."""
+    """Return a hash of the tasks, schedules and limits that an app declares: the app's version."""
     tasks = [(name, task) for name, task in _names(registry) if not registry.is_built_in(task.name)]
     declared = (
         _columns(tasks),
@@ -403,7 +408,7 @@ class TasksTaken(AppError):
         super().__init__(
             f"app {app!r} defines tasks that another app has published with other arguments: "
             f"{names}. Give the tasks of this app a prefix (TASKD_TASK_PREFIX), rename the task "
-            "with @task(name=...), or make the signatures equal. If nobody runs the task of the "
+            "with @task(name=...), or make the signatures equal. If no worker runs the task of the "
             "other app any more: taskd tasks forget NAME. If the other app is an earlier version "
             "of this one, give this one its name: --app-name"
         )

@@ -63,7 +63,7 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
 
 
 async def parent_results(on: Fetches, job_id: int, bytes_max: int) -> Results:
-    """Return the results of the done jobs that this job waited for, oldest first."""
+    """Return the results of the done jobs that this job waited for, sorted by id."""
     rows = await on.fetch("parent_results", job_id, bytes_max)
     size = (rows[0][2] or 0) if rows else 0
     if size > bytes_max:

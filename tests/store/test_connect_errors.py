@@ -88,7 +88,7 @@ async def test_nobody_listens_there() -> None:
 async def test_there_is_no_such_host() -> None:
     error = await refused("postgresql://ada@taskd-no-such-host.invalid/jobs")
     assert isinstance(error, StoreUnavailable)
-    assert "its name cannot be looked up now" in str(error) or str(error).endswith(
+    assert "the host name cannot be resolved now" in str(error) or str(error).endswith(
         "host taskd-no-such-host.invalid, port 5432, database jobs: no such host"
     )
 

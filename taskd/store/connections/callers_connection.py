@@ -1,17 +1,17 @@
 """The caller's own connection, so that a job is enqueued in the caller's own transaction.
 
 The connection belongs to a driver (asyncpg, psycopg, psycopg2), to SQLAlchemy or to Django. taskd
-only runs statements on it, and begins, commits and rolls back no transaction. (Most drivers and
+only runs statements on it, and never begins, commits or rolls back a transaction. (Most drivers and
 frameworks begin a transaction at the first statement, unless the connection is in autocommit.)
 taskd uses the objects of SQLAlchemy and Django, and never the driver's connection below them, which
 may not be in the framework's transaction yet.
 
 Errors of asyncpg become errors of taskd. Errors of the other drivers and frameworks are raised
 unchanged, because the caller's code and transaction blocks expect them. The exceptions are KeyHeld,
-QueueFull and SequenceBehind, which are raised over all kinds of connections.
+QueueFull and SequenceBehind, which taskd raises with every kind of connection.
 
-This module imports psycopg and psycopg2 only for a connection of theirs, and never imports
-SQLAlchemy and Django: an object of a library exists only where the library is loaded.
+This module imports psycopg or psycopg2 only if the connection belongs to that driver, and never
+imports SQLAlchemy or Django: if the caller has an object of a library, the library is loaded.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _adapter(
 
 @cache
 def _with_names(name: str) -> str:
-    """Return a statement with `%(name)s` in place of `$1`, for drivers that know no `$1`."""
+    """Return a statement with `%(name)s` in place of `$1`, for drivers without `$1`."""
     source = statement(name)
     return PARAMETER.sub(
         lambda found: f"%({source.parameters[int(found[1]) - 1]})s", source.text.replace("%", "%%")

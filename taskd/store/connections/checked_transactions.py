@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Unsure(StoreUnavailable, Generic[T]):
-    """A COMMIT was sent and got no reply, so that the transaction may have been committed.
+    """A COMMIT was sent and got no reply, so the transaction may have been committed.
 
     Attributes:
         xid: id of the transaction, for transaction_outcome().
@@ -31,11 +31,11 @@ class Unsure(StoreUnavailable, Generic[T]):
 
 
 class CheckedWriter:
-    """Writes in transactions over one connection, opened at first use; used by one coroutine.
+    """Runs transactions on one connection, for one coroutine; connects when it is first used.
 
     Attributes:
-        committing: whether a COMMIT was sent and its reply not read; stays True if the coroutine is
-            cancelled meanwhile.
+        committing: whether a COMMIT was sent and its reply not read yet; stays True if the
+            coroutine is cancelled meanwhile.
     """
 
     def __init__(self, database: Database) -> None:
@@ -124,5 +124,5 @@ class CheckedWriter:
             return
         try:
             await self._database.roll_back(connection)
-        except Exception:  # noqa: BLE001 - without its connection, the transaction ends as well
+        except Exception:  # noqa: BLE001 - the transaction also ends with its connection
             self.drop()

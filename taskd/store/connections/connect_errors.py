@@ -1,8 +1,8 @@
 """Explain why a database cannot be reached: where it is, why the connection failed, what to do.
 
-The message says where and why in one line, for logs and people. What to do next is in the error's
-notes (PEP 678), which a traceback shows and the command line prints. So a worker that retries every
-second does not log the advice each time.
+The message names the address and the reason in one line, for logs and people. The advice is in the
+error's notes (PEP 678), which a traceback shows and the command line prints. So a worker that
+retries every second does not log the advice each time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Target(NamedTuple):
 
 
 def target_of(words: Mapping[str, str]) -> Target:
-    """Return the target of these words of libpq."""
+    """Return the target of these connection parameters of libpq."""
     return Target(
         _hosts(words),
         words.get("dbname", ""),
@@ -121,11 +121,11 @@ def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError 
         made = ConfigError(f"PostgreSQL at {target} refuses a parameter: {first_line(cause)}")
         made.add_note(
             "taskd sends parameters of the DSN that are not libpq's to the server, as settings of "
-            "the session. Correct or remove it, in the DSN, its service or PGOPTIONS."
+            "the session. Correct or remove it in the DSN, its service or PGOPTIONS."
         )
     elif isinstance(error, StoreUnavailable):
         why, remedy = _why(error, cause, target, limit_s)
-        # The database has ALLOW_CONNECTIONS false.
+        # PostgreSQL raises this error if the database has ALLOW_CONNECTIONS false.
         closed = isinstance(cause, asyncpg.ObjectNotInPrerequisiteStateError)
         made = (Down if closed else type(error))(f"PostgreSQL cannot be reached at {target}: {why}")
         made.add_note(remedy)
@@ -192,7 +192,7 @@ def _why(
         return _why_not_connected(cause, target)
     if isinstance(cause, asyncpg.ConnectionDoesNotExistError):
         return CLOSED, MEND_CLOSED
-    remedy = "Check that the server is up and takes writes, and try again."
+    remedy = "Check that the server is up and accepts writes, and try again."
     return first_line(cause), remedy if isinstance(error, Down) else RUNS
 
 
@@ -212,7 +212,7 @@ def _why_not_connected(cause: BaseException, target: Target) -> tuple[str, str]:
                 "no such host",
                 "Correct the host of the DSN, or the name resolution of this machine.",
             )
-        return "its name cannot be looked up now", "Check that this machine has a network."
+        return "the host name cannot be resolved now", "Check that this machine has a network."
     if isinstance(cause, FileNotFoundError):
         return "there is no such socket", RUNS
     number = cause.errno if isinstance(cause, OSError) else None

@@ -1,7 +1,7 @@
 """Connections to PostgreSQL, and lanes: a lane is one connection that serves one purpose.
 
-The client limits the wait for every reply, by asyncpg's `command_timeout` or by a check of its own:
-without a limit, a statement on a half-open socket would never end.
+For each of its own statements, taskd limits the wait for the reply, by asyncpg's `command_timeout`
+or by a check of its own: without a limit, a statement on a half-open socket would never end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SILENCE_AFTER_S = 2.0
 QUIET_S = 12.0
 # The most error texts that are reported for one outage.
 ERRORS_MAX = 10
-# Strides (see Lane) are smaller than this, so that a fence, a bigint, is enough for billions of
+# Strides (see Lane) are smaller than this, so a fence, which is a bigint, lasts for billions of
 # claims.
 STRIDE_MAX = 2**30
 
@@ -151,7 +151,7 @@ class Database:
 
     @property
     def binds_channel(self) -> bool:
-        """Return whether the DSN requires channel binding, which taskd replaces by verification."""
+        """Whether the DSN requires channel binding; taskd verifies the certificate instead."""
         return self._target.binds_channel
 
     @property
@@ -251,7 +251,7 @@ class Database:
         return self._run_pooled(connection, statement(name).text, args, settings)
 
     def failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
-        """If the error of a statement shows a pooler, record this, and drop the connection."""
+        """If a statement's error shows that there is a pooler, record it; drop the connection."""
         if isinstance(error, STRAYED):
             self.pooled = True
             connection.terminate()
@@ -382,7 +382,7 @@ class Database:
                 return await why_read_only(connection, self._target)
             finally:
                 await close(connection)
-        except Exception:  # noqa: BLE001 - the error that is known says enough
+        except Exception:  # noqa: BLE001 - the known error says enough
             return error
 
     @contextlib.asynccontextmanager
@@ -437,9 +437,9 @@ class Lane:
     at a time; the other callers wait.
 
     Attributes:
-        stride: the step by which a claim over this lane increases fences. The step is 1 at first,
-            and a random number after the connection broke: then a standby can have taken over
-            that has not received the last claims.
+        stride: the step by which a claim over this lane increases fences. The step is 1 at first.
+            After the connection broke, it is a random number, because a standby that has not
+            received the last claims may have taken over.
     """
 
     def __init__(self, database: Database, purpose: str, **settings: str) -> None:

@@ -1,8 +1,10 @@
-"""Translate the words of libpq into arguments of asyncpg.connect, socket options and TLS.
+"""Translate connection parameters of libpq into arguments of asyncpg.connect, sockets and TLS.
 
-Several hosts are passed to the driver one at a time: its time limit is one for all hosts together,
-so that a first host that does not answer (a dead machine, a cut network) would leave no time for
-the second one.
+Here the parameters (`host`, `sslmode` ...) and their values are called words.
+
+If there are several hosts, taskd passes them to the driver one at a time. The driver has one time
+limit for all of its hosts together, so a first host that does not answer (a dead machine, a cut
+network) would leave no time for the second one.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ ADVICE = "Correct the path, or remove the parameter."
 
 
 def words_of(connect_args: Mapping[str, Any]) -> dict[str, str]:
-    """Return the words of libpq for arguments of asyncpg.connect: `dsn`, `host`, `user` ...
+    """Return libpq's words for arguments of asyncpg.connect: `dsn`, `host`, `user` ...
 
     Raises:
         ConfigError: the DSN, a service or a PG* variable has a word that taskd cannot honour.
@@ -63,7 +65,7 @@ def words_of(connect_args: Mapping[str, Any]) -> dict[str, str]:
 
 
 def addresses(words: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the arguments of the driver that choose each host; without a host, the port alone."""
+    """Return the driver's arguments that select each host; without a host, only the port."""
     ports = words.get("port", "").split(",")
     hosts = words.get("host", "").split(",")
     if len(ports) == 1:  # as in libpq, a single port applies to all hosts
@@ -78,9 +80,9 @@ def addresses(words: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def arguments(words: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of the driver for each host, without the server's settings.
+    """Return the driver's arguments that are the same for all hosts, without server settings.
 
-    The files of certificates are read each time, because they can be replaced.
+    Each call reads the certificate files, because they can be replaced.
 
     Raises:
         ConfigError: a file of a certificate or a key cannot be used.
@@ -102,12 +104,12 @@ def arguments(words: Mapping[str, str]) -> dict[str, Any]:
 
 
 def server_settings(words: Mapping[str, str]) -> dict[str, str]:
-    """Return the words that are no words of libpq: settings of the server's session."""
+    """Return the words that libpq does not know: they are settings of the server's session."""
     return {word: value for word, value in words.items() if word not in OF_CONNECTION}
 
 
 def connect_timeout_s(words: Mapping[str, str]) -> float | None:
-    """Return the time limit for each host, in seconds; None: that of taskd applies."""
+    """Return the time limit for each host, in seconds; None: taskd's default applies."""
     given = float(words.get("connect_timeout", 0))
     return min(given, CONNECT_TIMEOUT_MAX_S) or None
 
@@ -128,9 +130,10 @@ def _by_sockets(words: Mapping[str, str]) -> bool:
 
 
 def _checked_tls(words: Mapping[str, str]) -> ssl.SSLContext:
-    """Load the files of certificates, so that an error names the file; verify the full chain.
+    """Load the certificate files, so that an error names the file; return the TLS context.
 
-    The driver loads the files itself, but cannot use the certificate authorities of the system.
+    The driver uses this context only with the certificate authorities of the system, which it
+    cannot load. Otherwise the driver loads the files itself.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     mode = words.get("sslmode")
@@ -191,7 +194,7 @@ def _version(name: str) -> ssl.TLSVersion:
 
 
 def _default(name: str) -> Path:
-    """Return the file of this name that libpq and the driver use without a parameter."""
+    """Return the path of this file that libpq and the driver use by default."""
     try:
         return Path.home() / ".postgresql" / name
     except (RuntimeError, KeyError):  # this user has no home directory

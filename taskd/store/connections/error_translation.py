@@ -1,7 +1,7 @@
 """Translate errors of PostgreSQL and asyncpg into errors of taskd.
 
-Only the message of an error is passed on, which is the first line of its text: the DETAIL can quote
-a whole row.
+taskd passes on the first line of an error's message, the SQLSTATE of an unknown error, and the HINT
+of an error about a value. It never passes on the DETAIL, because that can quote a whole row.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from taskd.errors import (
     TaskdError,
 )
 
-# Errors behind a pooler that assigns a session to each transaction, for a statement that was
-# prepared in another session, or by another client under the same name.
+# Errors behind a pooler that assigns a session to each transaction: the statement was prepared in
+# another session, or another client has prepared one of the same name in this session.
 STRAYED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 # The connection or the server has ended, or is ending; the statement may have run.
 _GONE = (
@@ -78,7 +78,8 @@ _BAD_VALUE = (
     OverflowError,
 )
 
-# The errors by the name of the constraint: a unique index, and a name that check_queue_room() sets.
+# taskd's errors by the name of the constraint that PostgreSQL reports: a unique index, and the name
+# that the SQL function taskd.check_queue_room() sets.
 REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
     "job_holds_key": KeyHeld,
     "queue_has_room": QueueFull,
@@ -100,7 +101,7 @@ _CODES = re.compile(r"\[Errno (\d+)\]")
 # The innermost function in the context of an error. The name contains the schema, because the
 # search path has only pg_catalog. Other parts of the context can quote values.
 _FUNCTION = re.compile(r"PL/pgSQL function ([^(\s]+)")
-# The schema in the name of a missing object, which messages contain in every language.
+# The schema's name: in every language, the message about a missing object of taskd contains it.
 _OURS = re.compile(r"\btaskd\b")
 
 
@@ -113,7 +114,7 @@ class Down(StoreUnavailable):
 
 
 class LoginRefused(StoreUnavailable, PermissionDenied):
-    """The server refuses the login, and accepted it before."""
+    """The server refuses a login that it accepted before."""
 
 
 class RightRefused(StoreUnavailable, PermissionDenied):
@@ -129,11 +130,11 @@ class NotUsable(StoreUnavailable, ConfigError):
 
 
 class DatabaseMissing(Down, ConfigError):
-    """The database is missing, and existed before."""
+    """The database existed before, and is missing now."""
 
 
 class TablesMissing(Down, SchemaMissing):
-    """The tables of the schema are missing, and existed before."""
+    """The tables of the schema existed before, and are missing now."""
 
 
 class HeldUp(StoreUnavailable):
@@ -155,7 +156,8 @@ class ValueRefused(InvalidJob):
 def may_concern_one_row(error: TaskdError) -> bool:
     """Return whether a single row of a statement may be the reason why the server refused it.
 
-    A trigger of the user can raise any error, and can lack a right or a table. An id can be taken.
+    A trigger of the user can raise any error, and can lack a right or a table. The id of a single
+    row can be taken (SequenceBehind).
     """
     if isinstance(error, StoreUnavailable):
         return False
@@ -183,7 +185,7 @@ def outage(error: TaskdError) -> StoreUnavailable | None:
     The other errors may stop this worker only.
 
     Returns:
-        None if the error is an outage already, or if a program cannot wait for its end.
+        None if the error is an outage already, or if it would not help to wait.
     """
     cause = error.__cause__
     kind: type[StoreUnavailable]
@@ -209,7 +211,7 @@ def outage(error: TaskdError) -> StoreUnavailable | None:
 
 
 def _is_of_user(error: BaseException) -> bool:
-    """Return whether a function of the user raised the error, for example a trigger function."""
+    """Return whether the error comes from a function of the user, such as a trigger function."""
     context = getattr(error.__cause__ or error, "context", None) or ""
     inner = _FUNCTION.search(context)
     return inner is not None and not inner[1].startswith("taskd.")
@@ -220,7 +222,8 @@ def _is_users_refusal(error: BaseException) -> bool:
 
     Inside such a function, the server itself can raise such an error, too. That is an outage or a
     conflict (a full disk, a deadlock), except in class 55: there, the function has used an object
-    in a wrong state, such as a sequence with currval(). A lock timeout of class 55 is a conflict.
+    in a wrong state, for example currval() of an unused sequence. A lock timeout, which is also in
+    class 55, is a conflict.
     """
     state: str = getattr(error, "sqlstate", None) or ""
     if state[:2] not in _OUTAGE_CLASSES or not _is_of_user(error):
@@ -268,7 +271,7 @@ def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | N
 
 
 def _unknown_refusal(error: asyncpg.PostgresError, message: str) -> StatementRefused:
-    """Return the error for one that taskd does not know, with what raised it and what to do."""
+    """Return an error that names an unknown SQLSTATE, the function that raised it, and advice."""
     raised = _FUNCTION.search(getattr(error, "context", None) or "")
     by = f", raised by {raised[1]}()" if raised else ""
     return StatementRefused(
@@ -342,7 +345,7 @@ def first_line(error: BaseException) -> str:
 
 def _broken_rule(error: BaseException, message: str) -> KeyHeld | QueueFull | SequenceBehind | None:
     """Return the error of taskd for a constraint in REFUSALS or ID_KEYS; None for any other."""
-    # asyncpg's errors have the fields themselves, those of psycopg and psycopg2 have a `diag`.
+    # asyncpg's errors have these fields; errors of psycopg and psycopg2 have them in `diag`.
     fields = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
     name: str = getattr(fields, "constraint_name", None) or ""
     if name in REFUSALS:
@@ -350,14 +353,14 @@ def _broken_rule(error: BaseException, message: str) -> KeyHeld | QueueFull | Se
     if name in ID_KEYS and getattr(fields, "schema_name", None) == "taskd":
         return SequenceBehind(
             f"nothing was written: the sequence taskd.{ID_KEYS[name]} gave an id that is taken. "
-            "Someone has reset it, or logical replication has copied the rows without it. Advance "
-            "it: taskd db check --mend. A worker also does so at its start."
+            "Someone has reset the sequence, or logical replication has copied only the rows. "
+            "Advance the sequence: taskd db check --mend. A worker also advances it at its start."
         )
     return None
 
 
 class refusals:  # noqa: N801 - a context manager and no generator, as `translated` below
-    """Raise refusals of enqueue statements as errors of taskd, whatever the driver.
+    """Raise a driver's error about a refused enqueue as an error of taskd, whatever the driver.
 
     Raises:
         KeyHeld: another job holds the unique key of a job.
@@ -379,7 +382,7 @@ class refusals:  # noqa: N801 - a context manager and no generator, as `translat
 
 
 def _refusal(error: BaseException) -> KeyHeld | QueueFull | SequenceBehind | None:
-    """Return the refusal of an enqueue function, whatever driver or framework raised it."""
+    """Return taskd's error for a refused enqueue, whatever driver or framework raised it."""
     # SQLAlchemy and Django wrap the error of the driver.
     inner: BaseException | None = error
     while inner is not None:
@@ -402,7 +405,7 @@ def _needs(roles: Sequence[str]) -> str:
 class translated:  # noqa: N801 - a context manager, named as suppress and closing are
     """Raise taskd's errors in place of the driver's.
 
-    A class, as a generator would add microseconds to every statement.
+    This is a class, because a generator would add microseconds to every statement.
 
     Args:
         roles: roles whose members are allowed to run the statement inside.

@@ -7,8 +7,8 @@ group enqueue, they reach nearly the same rate (`python -m tests.bench enqueue -
 A job is sent immediately if fewer than two statements are running; where statements are slow, this
 limit is higher. Otherwise the job waits until a statement has ended, but at most 2 ms if a
 connection is free. Then all waiting jobs of a queue are sent in one statement, or in several if
-they are many. Each job is written or refused as if it had been sent alone: if the server refuses a
-statement, nothing was written, and each half of its jobs is sent again.
+there are many. Each job is written or refused as if it had been sent alone: if the server refuses a
+statement, it writes nothing, and taskd sends each half of the statement's jobs again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from taskd.core.jobs.unique import Enqueued
 from taskd.errors import EnqueueError
 
 # The number of concurrent statements for single jobs if statements are fast. With one statement,
-# each job would wait for a flush in progress; with ten, no two jobs would share a flush.
+# each job would wait for a flush in progress; with ten, jobs would hardly share statements.
 ABREAST = 2
 # The CPU time of a statement. While a statement waits for a slow flush or a distant server, the CPU
 # can work for other statements, so `duration / WORK_S` statements can run at a time.

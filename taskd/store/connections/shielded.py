@@ -1,6 +1,6 @@
 """Await a statement to its end, even if the caller's task is cancelled.
 
-asyncio's own way, asyncio.shield() around a new task, takes four more iterations of the event loop.
+asyncio.shield() around a new task would take four more iterations of the event loop.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The header line `-- name: claim_jobs(worker_id bigint, queue text, batch integer)` is the signature.
 The text has the parameters `$1, $2, $3`, so psql can run it as well. `-- moves: a -> b` lists the
-changes of states that the statement makes, and `-- roles: worker, admin` the roles that are allowed
-to run the statement (sql/roles.sql).
+changes of a job's state that the statement makes. `-- roles: worker, admin` lists the roles that
+are allowed to run the statement (sql/roles.sql).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ async def status(on: Fetches, xid: str) -> str | None:
     try:
         found: str | None = (await on.fetch("transaction_status", xid))[0][0]
     except ValueRefused:
-        # The server has not assigned this id yet: it was a standby without the transaction.
+        # The server has not assigned this id yet: it was a standby that has not received the
+        # transaction.
         return "aborted"
     return found

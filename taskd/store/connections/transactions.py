@@ -1,7 +1,7 @@
 """Connections for handlers with transaction=: each is lent to one attempt, in an open transaction.
 
 They are separate from taskd's own connections, because a handler can hold one for long. Their
-sessions have the settings of the DSN's user, without taskd's search path and timeouts.
+sessions have the settings of the DSN's user, and not taskd's search path and timeouts.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Transactions:
     def take_back(self, transaction: Transaction) -> None:
         """Clean a connection in the background, or drop it; then free its slot."""
         loop = asyncio.get_running_loop()
-        # Not through the loop's task factory, which would count this task as one of the handler.
+        # Not through the loop's task factory, which would count it as a task of the handler.
         cleaning = asyncio.Task(self._clean(transaction), loop=loop, name="transaction-clean")
         self._cleaning.add(cleaning)
         cleaning.add_done_callback(self._cleaning.discard)
@@ -153,7 +153,7 @@ class Transactions:
         try:
             async with asyncio.timeout(CLEAN_S):
                 await transaction.clean(pooled=bool(self._database.pooled))
-        except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not lent again
+        except Exception:  # noqa: BLE001 - whatever the reason, do not lend it again
             conn.terminate()
         if conn.is_closed():
             self._all.discard(conn)

@@ -1,4 +1,4 @@
-"""Busy marks, which tell producers that a queue is polled and that they need not notify workers."""
+"""Busy marks: while a worker polls a queue continuously, producers need not notify workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class OwnMark(NamedTuple):
     """The mark that this worker has set on a queue.
 
     Attributes:
-        alone: whether no other worker's mark was set.
+        alone: whether no other worker has marked the queue.
         others: number of other live workers that serve the queue.
     """
 
@@ -36,7 +36,7 @@ async def set_busy_mark(
 
 
 async def clear_busy_mark(on: Fetches, queue: str, worker_id: int | None) -> None:
-    """Clear the mark that this worker has set; None: clear the mark of any worker."""
+    """Clear the mark that this worker has set on a queue; None: the mark of any worker."""
     await on.fetch("clear_busy_mark", queue, worker_id)
 
 
@@ -47,7 +47,7 @@ async def count_waiting_notifiers(on: Fetches) -> int:
 
 
 async def draw_xid(on: Fetches) -> str:
-    """Draw a new transaction id, which is higher than all ids before, and return it."""
+    """Draw a new transaction id, which is higher than all earlier ones, and return it."""
     xid: str = (await on.fetch("draw_xid"))[0][0]
     return xid
 

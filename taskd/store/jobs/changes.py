@@ -40,7 +40,7 @@ async def change(
 
 
 async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
-    """Return the names of the tasks of the given jobs, without finished and running jobs."""
+    """Return the names of the tasks of those given jobs that wait (not running, not finished)."""
     return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
 
 

@@ -1,8 +1,8 @@
-"""Upkeep of the history: make partitions for the next days, and delete what has expired.
+"""Upkeep of the history: make partitions for the next days, and delete expired rows.
 
 Each step can be repeated. The caller's connection waits at most LOCK_TIMEOUT_MS for a lock, and the
-caller repeats a step that got no lock. So a transaction that reads the history can postpone a step,
-but acks, which queue behind a waiting step, are delayed by at most that time.
+caller repeats a step that got no lock. So a transaction that reads the history can postpone a step.
+Acks queue behind a step that waits, so they are delayed by at most that time.
 """
 
 from __future__ import annotations

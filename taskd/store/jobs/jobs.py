@@ -24,18 +24,18 @@ from taskd.store.connections.pool import Pool
 from taskd.store.connections.statements import Fetches
 
 # Priority, due time and id of a claimed row: the order of claims. RETURNING returns rows in no
-# order, so the functions that claim sort them.
+# order, so claim() and limits.claim() sort them.
 URGENCY = itemgetter(7, 10, 0)
 
 
-# The smallest and the largest priority. _EVER is earlier than the due time of any job.
 PRIORITY_MIN, PRIORITY_MAX = -(2**15), 2**15 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Earlier than the due time of any job.
 _EVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class Read(NamedTuple):
-    """The part of a queue that a claim reads: the jobs after a position and up to a priority.
+    """The part of a queue that a claim reads: jobs after a position, up to a priority.
 
     Jobs are claimed in the order of priority, due time and id.
     """
@@ -54,12 +54,12 @@ class Read(NamedTuple):
 
     @classmethod
     def urgent(cls, job: Job) -> Read:
-        """Return the part with jobs of more urgent priorities than that of this job."""
+        """Return the part with the jobs whose priority is more urgent than that of this job."""
         return cls(up_to_priority=job.priority - 1)
 
     @property
     def only_urgent(self) -> bool:
-        """Return whether the part is limited to more urgent priorities; see urgent()."""
+        """Return whether the part is one that urgent() has returned."""
         return self.up_to_priority < PRIORITY_MAX
 
 
@@ -85,7 +85,7 @@ NONE_REFUSED: Mapping[str, int] = {}
 
 
 class DueIn(NamedTuple):
-    """Seconds until the next due times, 0 or less if the time has come; None: there is none.
+    """Seconds until the next due times, 0 or less if a time has passed; None: there is none.
 
     Attributes:
         job_s: until the next scheduled job is due.
@@ -169,13 +169,13 @@ async def enqueue(
     """Insert jobs.
 
     Args:
-        collected: whether Group calls this; if not, Group can send a single job with others.
+        collected: whether a Group calls this. If not, a single job can go through the pool's Group.
 
     Returns:
         The id of each job, in the same order, or the id of the job that holds its unique key.
 
     Raises:
-        KeyHeld: another job holds a key with on_conflict `raise`; nothing was written.
+        KeyHeld: another job holds the key of a job with on_conflict `raise`; nothing was written.
         QueueFull: a queue has no room for the jobs; nothing was written.
         SequenceBehind: an id is taken; nothing was written.
         TaskdError: as Pool.fetch(); a caller's connection raises errors of its own driver.
@@ -184,7 +184,8 @@ async def enqueue(
         return [await enqueue_one(on, jobs[0], collected=collected)]
     with refusals():
         if any(job.unique is not None for job in jobs):
-            # `alone`: the transaction contains only this statement, which only a pool ensures.
+            # `alone` (the last argument): the transaction contains only this statement. That is
+            # certain only if a pool runs it.
             columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
             rows_by_job = await on.fetch("enqueue_unique_jobs", *columns)
             return [
@@ -281,7 +282,8 @@ async def claim_suspects(
 ) -> list[Job]:
     """Claim the next group of suspects of these tasks.
 
-    The row of the worker names the last group. A claimed group replaces it there.
+    The worker's row names the last group that was claimed. Suspects that this call claims replace
+    that group.
 
     Args:
         slots: by queue, how many suspects can start.
@@ -349,19 +351,19 @@ async def check_acks(
 ) -> dict[int, str]:
     """Return the status of acks that matched no row, or whose reply was lost, by id of the job.
 
-    The comment of the statement check_acks explains the status: `running`, `done`, `acked`, `lost`,
-    `deleted` or `absent`.
+    The comment of the statement check_acks (sql/queries/ack.sql) explains the status: `running`,
+    `done`, `acked`, `lost`, `deleted` or `absent`.
     """
     return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}
 
 
 async def locked(on: Fetches, ids: Sequence[int]) -> list[int]:
-    """Return the jobs whose row, or a dependant's row, another transaction has locked."""
+    """Return the jobs whose row, or whose dependant's row, another transaction has locked."""
     return [row[0] for row in await on.fetch("locked_jobs", list(ids))]
 
 
 async def promote(on: Fetches, batch: int, among: Among = ANY_JOB) -> dict[str, int]:
-    """Move at most `batch` due jobs to `queued`, or with a limit to `blocked`.
+    """Move at most `batch` due jobs to `queued`; move jobs with a limit to `blocked`.
 
     Returns:
         The number of moved jobs, by queue.
@@ -378,8 +380,9 @@ class Rescued(NamedTuple):
     """A job that was taken back from a dead worker.
 
     Attributes:
-        attempt: the number of the attempt that ended with its worker.
-        crashed: whether the worker crashed, or else lost its lease or was stopped.
+        attempt: the number of the attempt that the death of the worker has ended.
+        crashed: True: the worker crashed, or the job was interrupted twice before. False: the
+            worker lost its lease, or was stopped.
     """
 
     state: JobState

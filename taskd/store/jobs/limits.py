@@ -113,7 +113,7 @@ async def claim(
 
 
 async def count_depths(on: Fetches) -> None:
-    """Count the waiting jobs of queues with a depth limit, unless counted in the last 4 s."""
+    """Count the waiting jobs of queues with a depth limit that were not counted in the last 4 s."""
     await on.fetch("count_depths")
 
 

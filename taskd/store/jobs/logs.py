@@ -39,7 +39,7 @@ class AttemptLines(NamedTuple):
 async def write(on: Fetches, attempts: Sequence[AttemptLines]) -> None:
     """Store the lines of these attempts, in place of lines that were stored before.
 
-    Nothing replaces the lines that were stored with `ended`.
+    Lines that were stored with `ended` are not replaced.
     """
     await on.fetch("write_logs", *map(list, zip(*attempts, strict=True)))
 

@@ -26,8 +26,8 @@ class Progress(NamedTuple):
 class JobKey(NamedTuple):
     """Identifies a job: its id, and `enqueued_us` as in Enqueued.
 
-    If several jobs have the id and `enqueued_us` is None, the live one is meant, or else the
-    newest.
+    If several jobs have the id and `enqueued_us` is None, the key stands for the live job, or else
+    for the newest.
     """
 
     id: int
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     """The state of a job.
 
     Attributes:
-        awaited: whether the job is live, and its end will be notified.
+        awaited: whether the job is live, and PostgreSQL will send a notification when it ends.
         reason: why the job failed or was cancelled, or why its result was not stored.
         error: JSON of the error of the last failed attempt; None while the job is live.
         result: JSON of the value that its handler returned.
@@ -68,10 +68,11 @@ async def prune_progress(on: Fetches) -> int:
 
 
 async def await_jobs(on: Fetches, keys: Sequence[JobKey]) -> dict[JobKey, Outcome]:
-    """Return the outcomes of these jobs, and mark the live ones, so that their ends are notified.
+    """Return the outcomes of these jobs, and mark the live jobs as awaited.
 
-    The outcome of a live job is its current state. A live job whose row is locked is not marked:
-    then `awaited` is False, and the caller must call again. Unknown jobs are missing.
+    The end of a marked job sends a notification. The outcome of a live job is its current state. A
+    live job whose row is locked is not marked: then `awaited` is False, and the caller must call
+    again. Unknown jobs are missing.
     """
     rows = await on.fetch("await_jobs", *map(list, zip(*keys, strict=True)))
     return {

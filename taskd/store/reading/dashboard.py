@@ -84,14 +84,15 @@ class JobSearch:
     def by_end(self) -> bool:
         """Return whether the page is sorted by the ends of jobs.
 
-        It is if it shows only failed or cancelled jobs, and arguments are not searched.
+        That is so if the page shows only failed or cancelled jobs, and no arguments or unique keys
+        are searched.
         """
         states = self.filter.states
         return bool(states) and set(states) <= FINISHED_BADLY and not self.searches_args
 
     @property
     def reads(self) -> int:
-        """Return how many rows to read at most; without a filter, one more than a page shows."""
+        """Return how many rows to read at most: without a filter, one more than a page shows."""
         chosen = self.filter
         if self.searches_args or chosen.queue or chosen.task or chosen.error:
             return READ_MAX
@@ -170,7 +171,7 @@ async def finished_recently(
 async def limit_keys(on: Fetches, name: str, first: str) -> list[Row]:
     """Return the keys of a limit from `first` on: those of a page, and the first of the next page.
 
-    Each row has the numbers of jobs, counted up to COUNT_MAX + 1, and `holders`: at most
+    Each row has the numbers of jobs, counted up to COUNT_MAX + 1. The column `holders` has at most
     HOLDERS_MAX jobs that hold slots of the key, running jobs first.
     """
     rows = await on.fetch("web_limit_keys", name, first, PAGE_ROWS + 1, COUNT_MAX + 1, HOLDERS_MAX)

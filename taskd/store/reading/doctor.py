@@ -1,4 +1,4 @@
-"""What `taskd doctor` reads: the rows of several statements, of which some can be refused."""
+"""Read the rows for `taskd doctor`, with several statements; PostgreSQL can refuse some of them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ NOT_PERMITTED = (
 
 
 class Readings(NamedTuple):
-    """The rows that were read, and the statements that returned none.
+    """The rows that were read, and the statements that failed or were skipped.
 
     Attributes:
         rows: the rows, by the name of the statement.
-        refused: why a statement failed or was skipped, by its name.
+        refused: by name of the statement, why it failed or was skipped.
     """
 
     rows: dict[str, list[dict[str, Any]]]
@@ -124,7 +124,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
 
 
 async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Database, Lane]:
-    """Return the database and an open lane; if no host accepts writes, a lane to one that does not.
+    """Return the database and an open lane; if no host accepts writes, the lane can only read.
 
     Args:
         timeout_s: statement timeout in seconds.

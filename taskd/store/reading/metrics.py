@@ -9,7 +9,8 @@ from taskd.store.connections.statements import Fetches
 # How many blocks of live jobs a scrape reads at most: 2 MB with some 15,000 small jobs, in a few
 # milliseconds.
 BLOCKS_MAX = 256
-# How many values a label has at most. There can be more queues if more of them have live jobs.
+# How many values a label has at most. The label of queues can have more, if more queues have live
+# jobs.
 ROWS_MAX = 1000
 
 

@@ -50,7 +50,8 @@ async def list_jobs(
 
     Args:
         states: the states of the jobs; empty: any state.
-        since_s: only jobs that were enqueued (if live) or finished within this many seconds.
+        since_s: return only live jobs that were enqueued, and other jobs that finished, within this
+            many seconds.
     """
     return _rows(await on.fetch("list_jobs", queue, task, list(states) or None, since_s, limit))
 

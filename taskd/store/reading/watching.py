@@ -24,8 +24,7 @@ async def poll(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Pol
     """Return the ids of the live jobs, of the running jobs, and of some finished jobs.
 
     Args:
-        after_id: finished jobs with a higher id are returned; None: start a little below the newest
-            id.
+        after_id: return the finished jobs with higher ids; None: those among the newest 4096 ids.
         missing: further ids to look up among the finished jobs.
     """
     [row] = await on.fetch("watch_ids", after_id, list(missing))
@@ -70,7 +69,7 @@ async def state(on: Fetches, after_id: int | None) -> State:
 
 
 async def ended(on: Fetches, since_s: float, running: Sequence[int]) -> list[Ended]:
-    """Return jobs whose last attempt ended in the last `since_s` seconds; if many, not all.
+    """Return jobs whose last attempt ended in the last `since_s` seconds; if many did, not all.
 
     Args:
         running: ids of jobs that were running at the last poll; these are looked up in any case.

@@ -1,4 +1,4 @@
-"""The environment that the database belongs to; core/environment.py explains environments."""
+"""The environment that the database belongs to; see core/environment.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Adopted(NamedTuple):
     """What the adoption of a database changed.
 
     Attributes:
-        former: the environment that the database belonged to before; None: to none.
+        former: the environment that the database belonged to before; None: it belonged to none.
         paused: whether all queues and schedules were paused.
         queues: how many queues were paused.
         schedules: how many schedules were paused.
@@ -45,6 +45,6 @@ async def adopt(on: Fetches, wanted: str, *, pauses: bool | None) -> Adopted:
     former = await read(on)
     if pauses is None:
         pauses = former not in (None, wanted)
-    reason = f"a copy of {former}'s database" if former else f"the database became {wanted}'s"
+    reason = f"a copy of {former}'s database" if former else f"the database now belongs to {wanted}"
     rows = await on.fetch("adopt_database", wanted, pauses, reason)
     return Adopted(former, pauses, *rows[0])

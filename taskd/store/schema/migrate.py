@@ -47,12 +47,14 @@ CREATE TABLE IF NOT EXISTS taskd.migration (
 
 
 class Runner:
-    """Applies migrations over a connection, and a second one for steps without a transaction.
+    """Applies migrations over one connection.
+
+    While steps run without a transaction, a second connection holds the lock for migrations.
 
     Args:
         known: all migrations of this code.
         lock_wait_s: how long to retry to lock the tables of a migration. One try waits at most
-            LOCK_TIMEOUT_MS for each lock.
+            LOCK_TIMEOUT_MS for each lock; a step without a transaction waits up to `lock_wait_s`.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Runner:
         return bool(missing([migration], found))
 
     async def has_outgrown_nobody(self, migration: Migration, drain: bool, wait_s: float) -> bool:
-        """Return whether the migration can be applied because no live worker is too old for it.
+        """Return whether the migration can be applied now: no live worker is too old for it.
 
         Args:
             drain: if workers are too old, announce the migration, so that these workers drain, and
@@ -112,8 +114,8 @@ class Runner:
                 return False
             raise MigrationFailed(
                 f"{migration.label} works with code {migration.works_with:04d} and later, but "
-                f"older workers run: {', '.join(_names(old))}. Nothing was changed. Stop them "
-                "first, or ask them to drain: taskd db migrate --drain."
+                f"older workers run: {', '.join(_names(old))}. It changed nothing. Stop these "
+                "workers first, or ask them to drain: taskd db migrate --drain."
             )
         async with self._alone(self._connection):
             await migration_history.record(self._on, migration, is_applied=False)
@@ -123,7 +125,7 @@ class Runner:
             if time.monotonic() > deadline:
                 raise MigrationFailed(
                     f"{migration.label} waits until workers that are too old for it have drained: "
-                    f"{', '.join(_names(old))}. It is announced, and nothing else was changed. Run "
+                    f"{', '.join(_names(old))}. It is announced, and changed nothing else. Run "
                     "`taskd db migrate --drain` again when they have ended."
                 )
             await asyncio.sleep(0.25)
@@ -224,7 +226,8 @@ class Runner:
             if time.monotonic() > deadline:
                 raise MigrationFailed(
                     f"another session has held the lock for migrations for {RUNNER_WAIT_S:.0f} s "
-                    "(in pg_locks: locktype advisory). Nothing was changed; run it again later."
+                    "(in pg_locks: locktype advisory). The migration was not started. Try again "
+                    "later."
                 )
             if not logged:
                 logged = True
@@ -278,7 +281,7 @@ def _not_locked(
 ) -> str:
     who = f" Held by {', '.join(_names(held))}." if held else ""
     count = "1 try" if tries == 1 else f"{tries} tries"
-    what = "Nothing was changed" if migration.in_transaction else "It continues where it stopped"
+    what = "It changed nothing" if migration.in_transaction else "It continues where it stopped"
     return (
         f"{migration.label} got no lock in {count}: {first_line(error)}.{who} {what}. End "
         "those transactions, or wait for a quieter time, and run `taskd db migrate` again."

@@ -80,7 +80,7 @@ async def outgrown(on: Fetches, works_with: int) -> list[OldWorker]:
 
 
 async def holders(on: Fetches, tables: Sequence[str]) -> list[Holder]:
-    """Return sessions that hold locks on these tables; without tables, those with a snapshot.
+    """Return sessions that hold locks on these tables; without tables, sessions with a snapshot.
 
     At most HOLDERS_MAX sessions are returned, those with the oldest transactions first.
     """

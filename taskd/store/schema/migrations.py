@@ -92,7 +92,7 @@ async def migrate(
         MigrationFailed, SchemaTooNew, SchemaEdited: a migration could not be applied; the message
             says why, and what was changed.
     """
-    # Imported here: migrate.py imports structlog, which a check of the schema does not need.
+    # Imported here, because migrate.py imports structlog, which check() does not need.
     from taskd.store.schema.migrate import Runner
 
     known = known or all_migrations()

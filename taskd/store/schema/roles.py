@@ -1,4 +1,4 @@
-"""Roles: run sql/roles.sql, which makes the roles and grants them their rights in the schema."""
+"""Roles: run sql/roles.sql, which makes the roles and grants their rights in the schema."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ class Behind(NamedTuple):
 
     Attributes:
         name: the name of the sequence, without the schema.
-        last: the last value that was drawn from the sequence.
-        newest: of a sequence of ids, the largest id in the rows; of `needs`, 1.
+        last: the last value of the sequence.
+        newest: the value that the rows need: the largest id, for a sequence of ids. The sequence
+            `needs` is a flag, which must be 1 if a worker lives or a queue has a depth limit.
     """
 
     name: str
@@ -22,7 +23,7 @@ class Behind(NamedTuple):
     newest: int
 
     def __str__(self) -> str:
-        return f"taskd.{self.name} is at {self.last}, and the newest row has {self.newest}"
+        return f"taskd.{self.name} is at {self.last}, and the rows need {self.newest}"
 
 
 async def find_behind(on: Fetches) -> Sequence[Behind]:
