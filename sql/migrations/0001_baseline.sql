@@ -114,7 +114,7 @@ CREATE TABLE taskd.job (
     follower jsonb,                         -- the job of a newer version that was enqueued while this one ran
     cancel_reason text,                     -- why its cancellation was requested while it ran
     node text,                              -- its name in its workflow, or its stage
-    limit_name text,                        -- the limit that applies to it, and its key (tenant, host) within that limit
+    limit_name text,                        -- the limit that applies to it
     limit_key text,
     schedule text,                          -- the schedule that made it
     metadata jsonb                          -- its trace context and tags; taskd does not act on them
@@ -734,8 +734,8 @@ SELECT setval('taskd.needs', 0);
 -- sequence`), and every enqueue would fail.
 --
 -- All queues share 64 sequences, which the schema creates, so that a worker creates none at run time: databases may refuse
--- or audit DDL. The hash of its name gives each queue two of the sequences. A busy worker marks the first one, or the second one
--- while the first holds the mark of another queue. If both are taken, the queue has no mark, and its workers are notified.
+-- or audit DDL. The hash of a queue's name selects two of the sequences. A busy worker marks the queue on the first one, or on
+-- the second one while the first holds the mark of another queue. If both are taken, the queue has no mark, and its workers are notified.
 DO $$
 BEGIN
     FOR number IN 0 .. 63 LOOP
@@ -1367,8 +1367,8 @@ $$;
 -- ends, whatever its outcome. So two versions never run at the same time, and no newer version is lost.
 --
 -- The insert decides which job is first: the insert of a second job with the same key waits at the index until the first
--- transaction has ended. A waiting holder is locked until the caller commits. It starts after that, and sees what the
--- caller has written. Claims skip a locked holder, so workers are notified at the commit. The function runs with the
+-- transaction has ended. A waiting holder is locked until the caller commits. It starts after the commit, so its
+-- handler sees what the caller has written. Claims skip a locked holder, so workers are notified at the commit. The function runs with the
 -- owner's rights, because producers are not allowed to change rows.
 -- Called by: SQL clients, enqueue_one(), enqueue_unique_batch().
 CREATE FUNCTION taskd.enqueue_unique(
@@ -3529,8 +3529,8 @@ AS $$
     SELECT array_agg(id ORDER BY id) FROM found
 $$;
 
--- Retry failed and cancelled jobs, now or at the given time. Return the new state of each retried job; jobs that stay as
--- they are, are not in the result.
+-- Retry failed and cancelled jobs, now or at the given time. Return the new state of each retried job; other jobs are
+-- not in the result.
 --
 --     SELECT * FROM taskd.retry(ARRAY[17, 18], delay_s => 60);
 --
@@ -3946,7 +3946,7 @@ END
 $$;
 
 -- Return the states of jobs, and the result, reason and last error of those that have ended. Unknown jobs are not in the
--- result: they were never committed, or their queue keeps no finished jobs.
+-- result: they were never committed, or are no longer stored.
 --
 --     SELECT state, result FROM taskd.results(ARRAY[17, 18]);
 --
