@@ -99,7 +99,8 @@ CREATE TABLE taskd.job (
     max_attempts smallint,                  -- NULL: the task's option applies
     args_version smallint,                  -- schema version of its arguments; NULL: 1
     crashes smallint NOT NULL DEFAULT 0,    -- how often it was charged with the crash of its worker; > 0: a suspect
-    interrupts smallint NOT NULL DEFAULT 0, -- how often a stopping worker released it, or its worker lost its lease
+    interrupts smallint NOT NULL DEFAULT 0, -- how often an attempt was interrupted: its worker stopped, lost its lease, or died
+                                            -- without a crash
     waits_for integer,                      -- number of jobs that it still waits for; NULL: none
     parked boolean NOT NULL DEFAULT false,  -- released because its task is paused, or unknown to all workers of its queue
     isolated boolean NOT NULL DEFAULT false, -- a suspect that quarantine starts alone, so that a crash proves its guilt

@@ -95,7 +95,7 @@ class ClientControl(ClientConnections):
         )
 
     async def resume_tasks(self, tasks: Iterable[str]) -> list[str]:
-        """Resume tasks; return the names of the paused ones, with former names, sorted."""
+        """Resume tasks; return the names of those that were paused, with former names, sorted."""
         return await stored_tasks.resume(await self._pool(), list(tasks))
 
     async def limit(self, queue: str, concurrency: int | None) -> None:
