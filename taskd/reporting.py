@@ -44,7 +44,8 @@ def report_errors(
 
     Errors are: jobs that have failed, by an exception, a timeout, the death of their process or of
     their worker; workers that this worker has declared dead; and services of this worker that
-    crash. Verdicts are none, nor are cancelled jobs and expired ones.
+    crash. Verdicts, cancelled jobs and expired jobs are not reported, except a Retry after the last
+    attempt.
 
     The function runs in a thread of its own, in the context variables of the attempt, after the
     outcome was recorded. It changes nothing about the job: its exceptions are logged. While it is
@@ -52,7 +53,7 @@ def report_errors(
 
     Args:
         callback: a plain function with one parameter.
-        each_attempt: report also attempts that failed and are retried.
+        each_attempt: also report attempts that failed and are retried.
         registry: where the function is registered.
 
     Raises:

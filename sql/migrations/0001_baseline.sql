@@ -99,7 +99,8 @@ CREATE TABLE taskd.job (
     max_attempts smallint,                  -- NULL: the task's option applies
     args_version smallint,                  -- schema version of its arguments; NULL: 1
     crashes smallint NOT NULL DEFAULT 0,    -- how often it was charged with the crash of its worker; > 0: a suspect
-    interrupts smallint NOT NULL DEFAULT 0, -- how often a stopping worker released it, or its worker lost its lease
+    interrupts smallint NOT NULL DEFAULT 0, -- how often an attempt was interrupted: its worker stopped, lost its lease, or died
+                                            -- without a crash
     waits_for integer,                      -- number of jobs that it still waits for; NULL: none
     parked boolean NOT NULL DEFAULT false,  -- released because its task is paused, or unknown to all workers of its queue
     isolated boolean NOT NULL DEFAULT false, -- a suspect that quarantine starts alone, so that a crash proves its guilt
@@ -114,7 +115,7 @@ CREATE TABLE taskd.job (
     follower jsonb,                         -- the job of a newer version that was enqueued while this one ran
     cancel_reason text,                     -- why its cancellation was requested while it ran
     node text,                              -- its name in its workflow, or its stage
-    limit_name text,                        -- the limit that applies to it, and its key (tenant, host) within that limit
+    limit_name text,                        -- the limit that applies to it
     limit_key text,
     schedule text,                          -- the schedule that made it
     metadata jsonb                          -- its trace context and tags; taskd does not act on them
@@ -1368,8 +1369,8 @@ $$;
 -- ends, whatever its outcome. So two versions never run at the same time, and no newer version is lost.
 --
 -- The insert decides which job is first: the insert of a second job with the same key waits at the index until the first
--- transaction has ended. A waiting holder is locked until the caller commits. It starts after that, and sees what the
--- caller has written. Claims skip a locked holder, so workers are notified at the commit. The function runs with the
+-- transaction has ended. A waiting holder is locked until the caller commits. It starts after the commit, so its
+-- handler sees what the caller has written. Claims skip a locked holder, so workers are notified at the commit. The function runs with the
 -- owner's rights, because producers are not allowed to change rows.
 -- Called by: SQL clients, enqueue_one(), enqueue_unique_batch().
 CREATE FUNCTION taskd.enqueue_unique(

@@ -196,10 +196,10 @@ class Client(ClientControl):
 
         Args:
             job_id: id of the job. The id that enqueue() returned for a new job identifies this job
-                even if the sequence of ids goes back. For any other id that several jobs have, the
-                live job is read, or else the newest. The result of an id that a method of the
-                task returned is decoded to the type that the handler is annotated to return; any
-                other result is what JSON has.
+                even if the sequence of ids goes back. If several jobs have any other id, the live
+                job is read, or the newest job if none is live. If a method of the task returned
+                the id, the result is decoded to the type that the handler is annotated to return;
+                otherwise it has the types of JSON.
             timeout_s: seconds to wait, outages of the database included; None: wait without a
                 limit.
 

@@ -86,8 +86,8 @@ class Settings:
     )
     pg_major: int | None = setting(
         None,
-        "Major version of the embedded PostgreSQL; by default the newest version that has data, or "
-        "without data that of the programs that taskd finds.",
+        "Major version of the embedded PostgreSQL; by default the newest version that has "
+        "data, or, if there is no data, the version of the programs that taskd finds.",
         whole_number(PG_MAJOR_OLDEST, 99),
     )
     app: str | None = setting(None, "The module whose @task functions the worker runs.", str)

@@ -33,9 +33,9 @@ def job_result_unstored(job: Job, reason: str) -> None:
 
 
 def job_result_refused(job_id: int) -> None:
-    """The job failed after `job.done`: the next stage of its pipeline cannot have its result.
+    """The job failed after `job.done`: the next stage of its pipeline cannot get its result.
 
-    The reason of the job, which `taskd why` shows, says why not.
+    The reason of the job, which `taskd why` shows, says why.
     """
     emit("job.result_refused", "error", job_id=job_id)
 
@@ -61,9 +61,9 @@ def job_released(job: Job) -> None:
 
 
 def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
-    """An attempt was cut short: its worker stops (`stop`) or lost its lease (`fence`).
+    """An attempt was cut short; `why`: `stop`, `fence` (lease lost) or `foreign`.
 
-    Or code outside of taskd has cancelled its asyncio task (`foreign`).
+    `foreign`: code outside of taskd has cancelled the asyncio task of the attempt.
     """
     emit(
         "job.interrupted",
@@ -114,7 +114,7 @@ def task_unknown(task: str, queue: str, count: int, *, elsewhere: bool) -> None:
 
 
 def task_outdated(task: str, queue: str, args_version: int) -> None:
-    """Claimed jobs were released: the version of their arguments is newer than this code knows."""
+    """Claimed jobs were released: this code reads only older versions of the arguments."""
     emit("task.outdated", "warning", task=task, queue=queue, args_version=args_version)
 
 

@@ -167,7 +167,7 @@ def tasks_contested(app: str, owners: Mapping[str, str]) -> None:
 
 
 def limits_contested(app: str, owners: Mapping[str, str]) -> None:
-    """Live apps declare these limits with other bounds; those that were published last apply."""
+    """Live apps declare these limits with other bounds; the bounds published last apply."""
     emit("limits.contested", "warning", app=app, owners=dict(owners))
 
 

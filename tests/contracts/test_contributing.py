@@ -48,8 +48,8 @@ def test_twenty_questions_have_one_path_each() -> None:
     assert all((CHECKOUT / found[1]).is_file() for found in answers if found)
 
 
-def test_the_way_of_a_job_has_at_most_twelve_steps_that_begin_with_a_file() -> None:
-    steps = re.findall(r"(?m)^(\d+)\. (.*)$", section("The way of a job"))
+def test_the_path_of_a_job_has_at_most_twelve_steps_that_begin_with_a_file() -> None:
+    steps = re.findall(r"(?m)^(\d+)\. (.*)$", section("The path of a job"))
     assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
     assert len(steps) <= 12
     files = [re.match(r"`([^`\s]+)`: ", step) for _, step in steps]

@@ -45,7 +45,7 @@ class KeyScope(StrEnum):
 
 
 class OnConflict(StrEnum):
-    """What happens when a job is enqueued whose key another job, the holder, holds."""
+    """What happens when a job is enqueued, and another job, the holder, has the same key."""
 
     # The new job is not enqueued; the holder stays as it is.
     SKIP = "skip"

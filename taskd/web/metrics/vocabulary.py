@@ -69,8 +69,8 @@ OF_PROCESSES = (
         "taskd_wakeups_total",
         "counter",
         ("queue", "source"),
-        "Times that a worker claimed from a sleeping queue again: notify (a notification), "
-        "idle_poll (the idle poller found a job), time (a job became due).",
+        "Ends of a pause in the claims of a queue, by what ended it: notify (a notification), "
+        "idle_poll (the idle poller found a job), time (the next claim was due).",
     ),
     Metric(
         "taskd_interrupted_attempts_total",
@@ -207,7 +207,7 @@ OF_DATABASE = (
         "taskd_worker_lease_renewal_age_seconds",
         "gauge",
         (),
-        "Age of the oldest lease renewal of a worker.",
+        "Longest time since a worker last renewed its lease.",
     ),
     Metric(
         "taskd_dead_tuples",
