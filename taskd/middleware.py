@@ -55,11 +55,11 @@ def in_thread(
     """Register a hook for handlers that are plain functions, in all tasks or in some.
 
     A hook is a generator function that yields once. It runs in the thread or the process of the
-    handler: the code before the `yield` before the handler, and the code after it when the handler
-    has ended. The `yield` returns the exception that the handler has raised, or None. An exception
-    of the hook fails the attempt, unless the handler has raised one itself. The hook that was
-    registered first is the outermost. The timeout of the attempt includes its hooks. Hooks do not
-    run around `async def` handlers.
+    handler. The code before the `yield` runs before the handler, and the code after the `yield`
+    runs when the handler has ended. The `yield` returns the exception that the handler has raised,
+    or None. An exception of the hook fails the attempt, unless the handler has raised an exception
+    itself. The hook that was registered first is the outermost. The timeout of the attempt includes
+    its hooks. Hooks do not run around `async def` handlers.
 
     Args:
         hook: the generator function; it takes no arguments. For tasks with process=True, it must be

@@ -42,13 +42,15 @@ def report_errors(
 ) -> Any:
     """Register a function that receives an ErrorReport for each error.
 
-    Errors are: jobs that have failed, by an exception, a timeout, the death of their process or of
-    their worker; workers that this worker has declared dead; and services of this worker that
-    crash. Verdicts are none, nor are cancelled jobs and expired ones.
+    Errors are: jobs that have failed by an exception, by a timeout, or by the death of their
+    process or worker; workers that this worker has declared dead; and services of this worker that
+    crash or fail repeatedly. Verdicts are not errors, except a Retry in the last attempt. Cancelled
+    and expired jobs are not errors.
 
     The function runs in a thread of its own, in the context variables of the attempt, after the
-    outcome was recorded. It changes nothing about the job: its exceptions are logged. While it is
-    slow, up to 1,000 errors wait for it, and a worker that stops waits for up to 2 seconds.
+    outcome was recorded. It cannot change the outcome: its exceptions are only logged. If the
+    function is slow, up to 1,000 errors wait for it, and a stopping worker waits for it for up to
+    2 seconds.
 
     Args:
         callback: a plain function with one parameter.

@@ -59,7 +59,7 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
         ),
         click.option(
             "--error",
-            help="Jobs whose last error contains this text; * # … match any text.",
+            help="Jobs whose last error or reason contains this text; *, # and … match any text.",
         ),
         click.option(
             "--older-than",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The time between the first two polls, from which the first rates are computed.
 FIRST_S = 1.0
-# Each poll reads the jobs that ended within this time before the last poll again: an ack becomes
+# Each poll reads again the jobs that ended within this time before the last poll: an ack becomes
 # visible at its commit, which is later than the time of the end that the ack writes.
 OVERLAP_S = 5.0
 TICK_S = 1.0

@@ -57,7 +57,7 @@ def timeline(job: dict[str, Any]) -> list[Moment]:
 
 
 def _birth(job: dict[str, Any]) -> str:
-    return f"the schedule {job['schedule']} made it" if job["schedule"] else "enqueued"
+    return f"enqueued by the schedule {job['schedule']}" if job["schedule"] else "enqueued"
 
 
 def _attempt(error: dict[str, Any]) -> Moment:
@@ -72,8 +72,8 @@ def _attempt(error: dict[str, Any]) -> Moment:
 
 def _end(job: dict[str, Any], kept: list[dict[str, Any]]) -> list[Moment]:
     began, ended = job["started_at"], job["finished_at"]
-    # If the last attempt has failed, its event is there already. It is missing if the job has ended
-    # in another way.
+    # If the last attempt has failed, the timeline already contains it. If the job has ended in
+    # another way, the start of the last attempt is missing.
     tried = kept and kept[-1].get("attempt") == job["attempt"]
     moments = []
     if began is not None and not tried:

@@ -1,4 +1,4 @@
-"""The pages that show: each reads data, decides nothing, and fills a template."""
+"""The pages that only show data: each reads rows and fills a template."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ async def limit_list(board: Dashboard, request: Request) -> Response:
 
 
 async def limit(board: Dashboard, request: Request) -> Response:
-    """One limit, with its keys a page at a time: their slots, and their blocked jobs."""
+    """One limit and its keys, a page at a time, with the slots and blocked jobs of each key."""
     name = request.path_params["name"]
     rows = [row for row in await limits.list_limits(board.on) if row["name"] == name]
     if not rows:
