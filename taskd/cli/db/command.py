@@ -84,7 +84,7 @@ def migrate(
     The command can be repeated, and can run on several machines at the same time and while jobs
     run. If live workers are too old for a migration, the command postpones the migration, or fails
     if this taskd needs the migration; with --drain, these workers drain first. If the database
-    belongs to no environment, the command sets the environment of the setting `environment`.
+    belongs to no environment, it then belongs to the environment of the setting `environment`.
 
     For databases that a DBA changes by hand: taskd db migrate --sql | psql -X -v ON_ERROR_STOP=1
     ...

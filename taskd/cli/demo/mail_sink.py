@@ -50,7 +50,7 @@ class Folder:
 
     @property
     def duplicates(self) -> int:
-        """Return how many mails repeat the Message-ID of another mail in the folder."""
+        """Return how many mails repeat the Message-ID of an earlier mail."""
         return self.copies.total() - len(self.copies)
 
     def add(self, content: bytes) -> Path:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--json", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
 @click.option("--queue", type=QUEUE, help="Name of the queue; by default that of the task.")
 @click.option("--priority", type=int, help="Smaller numbers run first.  [default: 100]")
-@click.option("--in", "delay_s", type=DURATION, help="Run after this time at the earliest: 5m.")
+@click.option("--in", "delay_s", type=DURATION, help="Delay before the job is due: 5m.")
 @click.option(
     "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
 )

@@ -48,7 +48,7 @@ def _how(done: str, options: dict[str, Any], as_json: bool) -> How:
 @click.option(
     "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
 )
-@click.option("--in", "delay_s", type=DURATION, help="Run after this time at the earliest: 5m.")
+@click.option("--in", "delay_s", type=DURATION, help="Delay before the job is due: 5m.")
 @json_option
 @pass_session
 def retry(
@@ -170,7 +170,7 @@ def cancel(
     "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
 )
 @click.option(
-    "--in", "delay_s", type=DURATION, help="Run after this time at the earliest: 5m; 0s is now."
+    "--in", "delay_s", type=DURATION, help="Delay before the job is due: 5m; 0s: due now."
 )
 @click.option("--args", "args_json", metavar="OBJECT", help="All arguments, as a JSON object.")
 @click.option(
