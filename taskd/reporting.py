@@ -54,7 +54,7 @@ def report_errors(
 
     Args:
         callback: a plain function with one parameter.
-        each_attempt: report also attempts that failed and are retried.
+        each_attempt: whether to report also failed attempts that are retried.
         registry: where the function is registered.
 
     Raises:

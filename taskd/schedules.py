@@ -98,7 +98,7 @@ def schedule(
         when: every(...) or cron(...).
         query: a SELECT; a tick enqueues one job per row.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
-        catch_up_max: with `all`, fire at most this many ticks, the newest ones.
+        catch_up_max: with `all`, fire only the newest missed ticks, at most this many.
         overlap: what a tick does while a job of the schedule is live: `allow` (enqueue another),
             `skip` (enqueue none) or `cancel` (cancel the live job and enqueue another).
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.

@@ -205,7 +205,7 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
     type=click.IntRange(1, CATCH_UP_MAX_LIMIT),
     default=100,
     show_default=True,
-    help="With --catch-up all: fire at most this many missed ticks, the newest ones.",
+    help="With --catch-up all: fire only the newest missed ticks, at most this many.",
 )
 @click.option(
     "--overlap",

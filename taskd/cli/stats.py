@@ -144,5 +144,5 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
     if not read.all_scheduled:
         session.echo(
             f"RETRYING counts only the {ERRORS_READ_MAX:,} scheduled jobs that are due first; "
-            "the others were not read"
+            "other scheduled jobs were not read"
         )

@@ -252,7 +252,7 @@ def _ready(home: Path, host: Path) -> bool:
     if len(lines) < 8 or lines[7].strip() != "ready":
         return False
     # If the postmaster was killed, postmaster.pid stays, and backends can still hold server.lock.
-    # So check, too, that a process listens.
+    # So check also that a process listens.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(1)
         try:

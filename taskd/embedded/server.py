@@ -181,7 +181,7 @@ def start(
 
 
 def keep(home: Path | None = None, *, settings: Settings | None = None) -> Server:
-    """Start or join the server, and keep it running until stop(), also without other users.
+    """Start or join the server, and keep it running until stop(), even without other users.
 
     For this, a process named the holder counts as a user. A SIGTERM ends the holder.
 

@@ -163,7 +163,7 @@ class Requester:
         """Return the URL.
 
         Raises:
-            Fail: it is not valid.
+            Fail: the URL is not valid.
             HttpNotAllowed: the settings do not allow its host.
         """
         from yarl import URL
@@ -227,7 +227,7 @@ def check_installed() -> None:
     """Check that aiohttp is installed.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: aiohttp is not installed.
     """
     try:
         import aiohttp  # noqa: F401

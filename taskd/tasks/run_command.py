@@ -151,7 +151,7 @@ def task(
             payload: JSON object that the command reads from stdin.
 
         Returns:
-            The stdout of the command, decoded from JSON; None if it is no JSON.
+            The stdout of the command, decoded from JSON; None if stdout is not JSON.
 
         Raises:
             Retry, Snooze, Cancel, Fail: the settings give the exit code this meaning.
@@ -222,7 +222,7 @@ def result_of(name: str, command: Command, ended: commands.Ended) -> Any:
 
 
 def _result(ended: commands.Ended) -> Any:
-    """Return stdout, decoded from JSON; Unstored if it is too long; None if it is no JSON."""
+    """Return stdout, decoded from JSON: Unstored if stdout is too long, None if it is not JSON."""
     if ended.out_bytes > len(ended.out):
         return Unstored(f"stdout has {ended.out_bytes:,} bytes; the limit is {RESULT_BYTES_MAX:,}")
     try:

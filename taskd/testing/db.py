@@ -31,7 +31,7 @@ class TaskdDB:
     Args:
         dsn: the DSN of the database.
         background: the event loop that queries the database.
-        registry: the tasks that run_all() can run; by default those of the imported modules.
+        registry: the tasks that run_all() can run; by default the tasks of the imported modules.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TaskdDB:
         raise JobNotFound(f"there is no job {job_id} in the database of this test")
 
     def enqueued(self, task: Task[..., Any] | str | None = None) -> list[JobRow]:
-        """Return all waiting jobs, or those of one task; see JobRow.waits."""
+        """Return all waiting jobs, or the waiting jobs of one task; see JobRow.waits."""
         name = task.name if isinstance(task, Task) else task
         return [row for row in self.jobs() if row.waits and name in (None, row.task)]
 

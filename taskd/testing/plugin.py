@@ -59,7 +59,7 @@ def _refuse_real_database(settings: Settings) -> None:
         raise ConfigError(
             "a test must not use the database that taskd's settings name, because that could be a "
             "real one: add the fixture taskd_db to the test, or give the client a DSN. To allow "
-            f"it for all tests, set {REAL_INI} = true in pytest's configuration"
+            f"that database for all tests, set {REAL_INI} = true in pytest's configuration"
         )
 
 

@@ -86,7 +86,7 @@ class Run:
         self._registry = registry.with_tasks(map(self._watched, registry))
 
     async def until_nothing_is_due(self, timeout_s: float) -> None:
-        """Run all jobs that are due, and jobs that become due meanwhile.
+        """Run all jobs that are due, and jobs that become due during the run.
 
         Raises:
             TimeoutError: this takes longer than `timeout_s`.

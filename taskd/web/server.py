@@ -140,7 +140,7 @@ class _Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer; if there are too many connections, close the one idle the longest."""
+        """Start the timer; if there are too many connections, close the longest idle connection."""
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > CONNECTIONS_MAX:
@@ -164,7 +164,7 @@ class _Connection(H11Protocol):
         self._time_request()
 
     def pause_writing(self) -> None:
-        """Start a timer: the client no longer reads, and is disconnected unless it goes on."""
+        """Start a timer that disconnects the client unless the client reads again before."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_S_MAX, self.transport.abort)
 

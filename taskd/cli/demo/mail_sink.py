@@ -27,7 +27,7 @@ _MESSAGE_ID = re.compile(rb"^Message-ID:\s*(<[^>]+>)", re.IGNORECASE | re.MULTIL
 class Folder:
     """A folder of mails, `00001.eml`, `00002.eml`, ...
 
-    Mails that the folder already contains are counted, too.
+    Mails that the folder already contains are also counted.
 
     Attributes:
         copies: number of copies of each mail, by Message-ID.

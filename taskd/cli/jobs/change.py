@@ -178,7 +178,7 @@ def cancel(
     "pairs",
     metavar="KEY=TEXT | KEY:=JSON",
     multiple=True,
-    help="Set one argument; the others stay. Repeatable.",
+    help="Set one argument; other arguments stay. Repeatable.",
 )
 @click.option("--move-to", metavar="QUEUE", type=QUEUE, help="Move the job to this queue.")
 @click.option("--max-attempts", type=int, help="Most attempts, 1 to 1000.")
@@ -315,4 +315,4 @@ def _raise_for(
 def unknown_jobs(ids: Sequence[int]) -> str:
     """Return the message for unknown ids."""
     names = ", ".join(map(str, ids))
-    return f"no job has the id {names}: it was never enqueued, or its queue keeps it no longer"
+    return f"no job has the id {names}: it was never enqueued, or its queue no longer keeps it"

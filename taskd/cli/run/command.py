@@ -45,7 +45,7 @@ TRIED = {
     "lost": "ended, but the outcome was not written (see job.lost and job.deleted in the log)",
 }
 CONCURRENCY = OfSetting("concurrency")
-# Short options of Celery's worker and of similar ones.
+# Short options of the workers of other job queues, such as Celery.
 OTHER_WORDS = {"-A": "--app", "-Q": "--queue", "-q": "--queue", "-c": "--concurrency"}
 EXITS = "Exit codes: " + "; ".join(
     f"{code} {EXIT_CODES[code]}" for code in (0, 1, 2, 69, 75, 77, 78, EXIT_INTERRUPTED)
@@ -289,7 +289,7 @@ def _begin(session: Session, flags: dict[str, Any]) -> _Begun:
 
 
 def _imported(settings: Settings) -> Registry:
-    """Return the tasks of the app and the built-in ones, and check the setting `queues`."""
+    """Return the tasks of the app and the built-in tasks, and check the setting `queues`."""
     from taskd import configure, tasks
     from taskd.core.tasks.registry import Registry
     from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins

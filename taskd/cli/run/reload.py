@@ -161,7 +161,7 @@ def _wait_for_signal(within_s: float) -> tuple[int | None, bool]:
 def _in_foreground() -> bool:
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):  # stdin is no terminal, or closed
+    except (OSError, ValueError, AttributeError):  # stdin is not a terminal, or closed
         return False
 
 

@@ -32,8 +32,8 @@ class Moment:
 def timeline(job: dict[str, Any]) -> list[Moment]:
     """Return the events of a job from its enqueue to its end, or to its next attempt.
 
-    The row of a job with many attempts contains only the errors of the first and the last ones; an
-    event names the missing attempts.
+    The row of a job with many attempts contains only the errors of the first and the last attempts;
+    an event names the missing attempts.
     """
     moments = [Moment(job["enqueued_at"], "plain", _birth(job))]
     kept = job["errors"] or []

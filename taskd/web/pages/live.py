@@ -43,7 +43,7 @@ class Board(NamedTuple):
     """The current queues and workers, the chart of the last hour, and recent errors.
 
     Attributes:
-        number: the number of the read; each read has a higher number than the one before.
+        number: the number of the read; it grows with each read.
     """
 
     number: int
