@@ -61,7 +61,7 @@ def workflows() -> None:
     type=click.IntRange(1, LIST_MAX),
     default=50,
     show_default=True,
-    help="Show at most this many.",
+    help="Show at most this many workflows.",
 )
 @json_option
 @pass_session

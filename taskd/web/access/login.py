@@ -191,7 +191,7 @@ class Session:
     """A logged-in user.
 
     Attributes:
-        csrf: token that each form which changes something must send.
+        csrf: the token that each form must send to change something.
         notes: messages for the next page.
     """
 
