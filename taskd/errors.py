@@ -6,13 +6,13 @@ TaskdError                       1
 ├── EmbeddedError               69  the embedded PostgreSQL cannot be started or joined
 ├── StoreUnavailable            69  PostgreSQL cannot be reached now; try again
 ├── PermissionDenied            77  PostgreSQL or the file system refuses this user
-├── StatementRefused             1  PostgreSQL refuses a statement: a trigger or the like raised it
+├── StatementRefused             1  PostgreSQL refuses a statement, for example because of a trigger
 ├── SchemaError                 78
 │   ├── SchemaMissing               no schema `taskd` in this database: run `taskd db migrate`
 │   ├── SchemaOutdated              the database is older than this code
-│   ├── SchemaTooNew                this code is older than the database works with
+│   ├── SchemaTooNew                this code is too old for the schema of the database
 │   ├── SchemaEdited                a migration was edited after it was applied
-│   ├── SequenceBehind              a sequence gave an id that an older job has
+│   ├── SequenceBehind              a sequence gives ids that older jobs or workflows have
 │   └── MigrationFailed          1  a migration was not applied; the message says what it changed
 ├── AppError                    78  the module of --app cannot be imported, or has no usable task
 ├── ResourceError                1  a resource of the app could not be created; start again
@@ -21,7 +21,7 @@ TaskdError                       1
 │   ├── InvalidArgs                 arguments do not fit the signature, or are too large
 │   ├── InvalidJob                  queue, priority, time or attempts are outside their limits
 │   ├── InvalidSchedule             name, cron, time zone, period or another part is wrong
-│   ├── InvalidWorkflow             it has a cycle, a wrong name, or stages that do not fit
+│   ├── InvalidWorkflow             the workflow has a cycle, a wrong name, or unfit stages
 │   ├── KeyHeld                     another job holds the unique key, and on_conflict is `raise`
 │   └── QueueFull                1  the queue has as many waiting jobs as its max_depth allows
 ├── NotEnqueued                  1  a buffer could not write some jobs; the error lists them
@@ -109,7 +109,7 @@ class SchemaEdited(SchemaError):
 
 
 class SequenceBehind(SchemaError):
-    """A sequence gave an id that an older job or workflow has; nothing was written."""
+    """A sequence gives ids that older jobs or workflows have; nothing was written."""
 
 
 class MigrationFailed(SchemaError):

@@ -48,8 +48,9 @@ def report_errors(
     attempt.
 
     The function runs in a thread of its own, in the context variables of the attempt, after the
-    outcome was recorded. It changes nothing about the job: its exceptions are logged. While it is
-    slow, up to 1,000 errors wait for it, and a worker that stops waits for up to 2 seconds.
+    outcome was recorded. It cannot change the outcome: its exceptions are only logged. If the
+    function is slow, up to 1,000 errors wait for it, and a stopping worker waits for it for up to
+    2 seconds.
 
     Args:
         callback: a plain function with one parameter.

@@ -67,7 +67,7 @@ def cron(expression: str, timezone: str = "UTC") -> Cron:
 
     Args:
         expression: five fields, such as `0 3 * * MON-FRI`.
-        timezone: the time zone of its wall clock: a name of the time zone database.
+        timezone: the time zone of the expression: a name of the time zone database.
 
     Raises:
         InvalidSchedule: the expression cannot be parsed or never has a tick, or the time zone does
@@ -94,11 +94,11 @@ def schedule(
     Args:
         name: unique in the database.
         job: the job that a tick enqueues: `task.job(...)`. With a query, give the task itself; the
-            columns of the query are its arguments.
+            columns of the query are the arguments of the jobs.
         when: every(...) or cron(...).
         query: a SELECT; a tick enqueues one job per row.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
-        catch_up_max: with `all`, fire at most this many ticks, the newest ones.
+        catch_up_max: with `all`, fire only the newest missed ticks, at most this many.
         overlap: what a tick does while a job of the schedule is live: `allow` (enqueue another),
             `skip` (enqueue none) or `cancel` (cancel the live job and enqueue another).
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.

@@ -33,7 +33,7 @@ PROGRAM = "taskd"
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_CODES = {
-    0: "success; `taskd run` has drained",
+    0: "success, or `taskd run` has drained",
     1: "failed",
     2: "wrong usage",
     3: "not found",
@@ -123,7 +123,7 @@ COMMAND = re.compile(rf"(?<![\w./-])taskd (?=(?:{'|'.join(COMMANDS)})\b)")
 def typed(text: str) -> str:
     """Replace `taskd` before the name of a command by the words that call this program.
 
-    For a user who has typed `.venv/bin/taskd demo`, the shell may not find `taskd`.
+    If a user has typed `.venv/bin/taskd demo`, the shell possibly cannot find `taskd`.
     """
     context = click.get_current_context(silent=True)
     called = (context.find_root().info_name if context else None) or PROGRAM
@@ -167,7 +167,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, but suggest `taskd run --app` for `-A`, as other workers call it."""
+        """Parse as click does, but suggest `taskd run --app` for `-A`, the option of Celery."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -284,7 +284,7 @@ def cli(ctx: click.Context, /, verbose: bool, quiet: bool, **options: Any) -> No
 
 def main() -> None:
     """Run the command `taskd`."""
-    # Paths and arguments can contain bytes that are no text. Printing them must not fail.
+    # Paths and arguments can contain bytes that are not valid text. Printing them must not fail.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -301,7 +301,8 @@ def _let_go_of_closed_streams() -> None:
         try:
             stream.flush()
         except AttributeError:
-            # It is closed, or the app has replaced it by an object that Python could not flush.
+            # The stream is None (it was closed before the start), or the app has replaced it by an
+            # object without flush(), which Python could not flush at the exit.
             setattr(sys, name, getattr(sys, f"__{name}__"))
         except (OSError, ValueError):
             with suppress(AttributeError, OSError, ValueError):

@@ -26,8 +26,8 @@ def config(session: Session, as_json: bool) -> None:
     """Print every setting, its value and its source.
 
     Passwords are masked. A setting comes from [tool.taskd] of pyproject.toml, from taskd.toml, from
-    TASKD_<SETTING> or from the command line; each of these overrides the ones before. Durations are
-    in seconds.
+    TASKD_<SETTING> or from the command line; each of these sources overrides the sources before it.
+    Durations are in seconds.
     """
     loaded = session.load()
     session.warn(loaded)

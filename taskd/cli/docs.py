@@ -220,7 +220,7 @@ def _plain(text: str, topic: str) -> str:
         return words
 
     text = LINK.sub(quoted, text)
-    # Every second part is code, in which a star is no mark.
+    # Every second part is code, in which a star does not mark emphasis.
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [EMPHASIS.sub(r"\2", part).replace("<br>", " ") for part in parts[::2]]
     return "".join(parts)

@@ -31,9 +31,9 @@ from taskd.errors import StoreUnavailable, TaskdError
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
-# 10 years, as in the CHECK of the column.
+# 10 years, the bound of the columns keep_done_s and keep_failed_s.
 KEEP_S_MAX = 315_360_000
-# As in the CHECKs of the columns.
+# The bounds of the columns max_running and max_depth.
 RUNNING_MAX = 100_000
 DEPTH_MAX = 100_000_000
 

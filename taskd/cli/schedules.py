@@ -60,9 +60,9 @@ def _next(row: Row) -> str:
 def _withdrawn(row: Row) -> str:
     name = printable(row["name"])
     return (
-        f"{name} is withdrawn: no live worker of the app {printable(row['app'])} declares it. It "
-        "resumes when one does. To keep it without that app: taskd schedules set. To remove it: "
-        f"taskd schedules delete {shlex.quote(name)}"
+        f"{name} is withdrawn: no live worker of the app {printable(row['app'])} declares this "
+        "schedule. It resumes when a worker declares it again. To keep it without that app: taskd "
+        f"schedules set. To remove it: taskd schedules delete {shlex.quote(name)}"
     )
 
 
@@ -105,7 +105,7 @@ def list_(session: Session, as_json: bool) -> None:
             session.echo(_withdrawn(row))
         if row["delayed_by"]:
             session.echo(
-                f"{printable(row['name'])}: its tick fails again and again, and is retried every "
+                f"{printable(row['name'])}: the tick fails repeatedly, and is retried every "
                 f"second: {printable(row['delayed_by'])}"
             )
         if row["last_tick"] is not None and row["last_tick"] > row["now"]:
@@ -185,7 +185,7 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
 @click.option(
     "--query",
     metavar="SQL",
-    help="Enqueue a job per row of this query; its columns are the arguments.",
+    help="Enqueue a job per row of this query; the columns of the row are the job's arguments.",
 )
 @click.option("--queue", type=QUEUE, help="Name of the queue; by default that of the task.")
 @click.option(
@@ -205,7 +205,7 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
     type=click.IntRange(1, CATCH_UP_MAX_LIMIT),
     default=100,
     show_default=True,
-    help="With --catch-up all: fire at most this many missed ticks, the newest ones.",
+    help="With --catch-up all: fire only the newest missed ticks, at most this many.",
 )
 @click.option(
     "--overlap",
@@ -243,7 +243,8 @@ def set_(
 
     taskd schedules set nightly report of=sales --cron '0 3 * * *' --timezone Europe/Berlin
 
-    Options that are not given get their defaults, even if the schedule exists. A pause stays.
+    Options that are not given get their defaults, even if the schedule exists. A paused schedule
+    stays paused.
     """
     every_s, cron = options.pop("every_s"), options.pop("cron")
     starts_at, timezone = options.pop("starts_at"), options.pop("timezone")
@@ -334,7 +335,7 @@ def delete(session: Session, names: tuple[str, ...], as_json: bool) -> None:
     """Delete schedules; their jobs stay.
 
     If an app declares a schedule in its code, the schedule is made again when the app starts. A
-    schedule that its app has withdrawn is not.
+    schedule that its app has withdrawn is not made again.
     """
     from taskd.store import schedules as store
 

@@ -65,11 +65,11 @@ def filter_options(words: str) -> Callable[[Callable[..., Any]], Callable[..., A
 def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) -> None:
     """Show recent outcomes, wait and run times, and errors.
 
-    The table has a line per queue and task of finished jobs that their queues still keep. WAIT is
-    the time from the due time to the claim. RUNNING is the time from the claim until the outcome
-    was written. A busy worker claims and writes in batches, so RUNNING includes waits, and is
-    longer than duration_ms in the log. Both times are of the last attempt of a job. p95: 95 of 100
-    jobs took no longer. RETRIED counts jobs with more than one attempt.
+    The table has one line per queue and task. It counts the finished jobs that the queues still
+    keep. WAIT is the time from the due time to the claim. RUNNING is the time from the claim until
+    the outcome was written. A busy worker claims and writes in batches, so RUNNING includes waits,
+    and is longer than duration_ms in the log. Both times are of the last attempt of a job. p95: 95
+    of 100 jobs took no longer. RETRIED counts jobs with more than one attempt.
     """
     if _is_for_a_command():
         return
@@ -144,5 +144,5 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
     if not read.all_scheduled:
         session.echo(
             f"RETRYING counts only the {ERRORS_READ_MAX:,} scheduled jobs that are due first; "
-            "the others were not read"
+            "other scheduled jobs were not read"
         )

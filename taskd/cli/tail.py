@@ -176,7 +176,7 @@ async def _tail(
                 began = await tail.begin(since_s)
                 # Without this line, a command that waits for events would look like one that hangs.
                 if sys.stderr.isatty():
-                    session.echo(f"taskd: following events, times in {zone(began)}; Ctrl-C ends it")
+                    session.echo(f"taskd: following events, times in {zone(began)}; Ctrl-C to stop")
                 await tail.go_on()
 
 
@@ -226,8 +226,8 @@ class Tail:
         poll = await store.poll(self._lane, self._watch.after_id, list(self._watch.missing))
         changes, going = self._watch.compare(poll)
         rows = await store.jobs(self._lane, changes.all())
-        # Set it only after both statements have succeeded: if the second one fails, the next poll
-        # repeats both, so that no event is missed.
+        # Set `_watch` only after both statements have succeeded: if the second one fails, the next
+        # poll repeats both, so that no event is missed.
         self._watch = going
         return self._reporter.report(rows, changes, poll.now)
 

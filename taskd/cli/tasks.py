@@ -126,7 +126,11 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 
 @tasks.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--despite-jobs", is_flag=True, help="Also if live jobs or schedules name the task.")
+@click.option(
+    "--despite-jobs",
+    is_flag=True,
+    help="Delete the record even if live jobs or schedules name the task.",
+)
 @json_option
 @pass_session
 def forget(session: Session, names: tuple[str, ...], despite_jobs: bool, as_json: bool) -> None:
@@ -158,7 +162,8 @@ def _in_use(task: Forgotten) -> str:
     kept = f"the record of {task.name!r} stays"
     if task.workers:
         workers = count(task.workers, "live worker")
-        return f"{kept}: {workers} {'has' if task.workers == 1 else 'have'} it (app {task.app!r})"
+        has = "has" if task.workers == 1 else "have"
+        return f"{kept}: {workers} {has} the task (app {task.app!r})"
     users = [count(task.jobs, "live job")] if task.jobs else []
     users += [f"the schedule {name!r}" for name in task.schedules]
     return (

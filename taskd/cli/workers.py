@@ -49,7 +49,7 @@ def workers(session: Session, dead_s: float, as_json: bool) -> None:
     worker has not renewed its lease for a third of the lease's time, because it has died, hangs or
     cannot reach the database. Silent: the lease has expired. Dead: the worker has ended, or another
     worker has declared it dead. SCHEMA is the schema version, or the range of versions, for which
-    the code of the worker is made. stderr names services of workers that fail repeatedly.
+    the code of the worker is made. If a service of a worker fails repeatedly, stderr names it.
     """
     from taskd.store.reading import reports
 

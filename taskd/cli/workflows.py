@@ -61,7 +61,7 @@ def workflows() -> None:
     type=click.IntRange(1, LIST_MAX),
     default=50,
     show_default=True,
-    help="Show at most this many.",
+    help="Show at most this many workflows.",
 )
 @json_option
 @pass_session
@@ -203,7 +203,7 @@ def stats(session: Session, name: str, as_json: bool) -> None:
     rows = session.run(lambda lane: store.stats(lane, name, PARTS_MAX))
     if not rows:
         raise WorkflowNotFound(
-            f"no workflow is named {name!r}, or none of its jobs is kept any more"
+            f"no workflow is named {name!r}, or no job of such a workflow is kept any more"
         )
     print_rows(rows, STATS_COLUMNS, as_json=as_json)
 

@@ -82,7 +82,7 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
 def pg_binary(name: str, settings: Settings) -> Path:
     """Return the path of a program such as psql, of any version.
 
-    The search is that of find_binaries(), and then of PATH.
+    The program is searched in the places of find_binaries(), and then in PATH.
 
     Raises:
         EmbeddedError: the program was not found.

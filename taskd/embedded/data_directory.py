@@ -17,7 +17,7 @@ from taskd.embedded.binaries import clean_environment, find_binaries
 from taskd.errors import EmbeddedError
 
 SOCKET = ".s.PGSQL.5432"
-# The address of a unix socket has 104 bytes on macOS and 108 on Linux, with a zero at the end.
+# The address of a unix socket has 104 bytes on macOS and 108 on Linux, including a final zero byte.
 SOCKET_PATH_BYTES = 103
 ROOT_HOME = Path("/var/lib/taskd")
 
@@ -39,9 +39,9 @@ class Runner:
 def default_home(settings: Settings) -> Path:
     """Return the home `pg<major>` in `data_dir`, or in the data directory of the user.
 
-    The major version is `pg_major`; if that is not set, the newest version that has data, so that
-    a newer wheel does not start with an empty database; if no version has data, that of the
-    installation that find_binaries() returns.
+    The major version is `pg_major`. If that is not set, it is the newest version that has data: a
+    newer wheel must not start with an empty database. If no version has data, it is the version of
+    the installation that find_binaries() returns.
 
     Raises:
         EmbeddedError: this user has no data directory; or no home has data, and no installation

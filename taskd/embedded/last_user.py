@@ -1,4 +1,4 @@
-"""The watcher, which stops the server shortly after its last user has left; and the holder.
+"""The watcher, which stops the server after its last user; and the holder, which keeps it running.
 
 taskd runs this file as `python -I -S last_user.py <what> ...`. The file must not import taskd: with
 only the standard library, the process needs about 9 MB. The output of the process goes to the log
@@ -53,7 +53,7 @@ def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
 
 
 def leave_the_parent() -> None:
-    """Fork, and end the parent, so that the process that has started this one keeps no child."""
+    """Fork, and let the parent exit: the process that started this program then has no child."""
     if os.fork():
         os._exit(0)
 
@@ -99,7 +99,7 @@ def exit_when_free(lock: int) -> None:
 def wait_for_last_user(home: str, linger_s: float) -> None:
     """Wait for the last user to leave; return if no process uses the server `linger_s` s later.
 
-    Then this process holds start.lock, so no process can join before the server has stopped.
+    On return, this process holds start.lock, so no process can join before the server has stopped.
     """
     users = os.open(f"{home}/users.lock", os.O_RDWR)
     start = os.open(f"{home}/start.lock", os.O_RDWR)
@@ -138,7 +138,7 @@ def watch(home: str, linger_s: float, watch_fd: int, server_fd: int, argv: list[
     child = os.fork()
     if child == 0:
         run_postgres(server_fd, int(argv[0]), int(argv[1]), argv[2:])
-    # No LOCK_UN: it would release the lock that the postmaster has inherited, too.
+    # No LOCK_UN: it would also release the lock that the postmaster has inherited.
     os.close(server_fd)
     _thread.start_new_thread(exit_with, (child,))
     wait_for_last_user(home, linger_s)

@@ -124,7 +124,7 @@ def _initialise(
     def run(name: str, *arguments: str, text: str = "") -> None:
         _run(runner, start_fd, [str(binaries.directory / name), *arguments], text)
 
-    # The collation provider `builtin` sorts independently of libc. PostgreSQL has it since 17.
+    # The collation provider `builtin` sorts independently of libc. It exists since PostgreSQL 17.
     builtin = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
     locale = ("--encoding=UTF8", "--locale=C", *(builtin if binaries.major >= 17 else ()))
     names = ("--auth=trust", f"--username={USER}", "--no-instructions")
@@ -191,8 +191,8 @@ def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = 
         file = str(Path(last_user.__file__).resolve())
         command = [what[0], str(home), *what[1:], *numbers, *(rest or ())]
         keep_ld = {k: v for k, v in os.environ.items() if k.startswith("LD_")}
-        # last_user.py forks, and the parent exits, so this call returns soon. This process keeps no
-        # child, which code of the app that waits for any child could reap.
+        # last_user.py forks, and the parent exits, so this call returns soon. This process then has
+        # no child that code of the app, waiting for any child, could reap.
         done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
             [sys.executable, "-I", "-S", file, *command],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, check=False,
@@ -252,7 +252,7 @@ def _ready(home: Path, host: Path) -> bool:
     if len(lines) < 8 or lines[7].strip() != "ready":
         return False
     # If the postmaster was killed, postmaster.pid stays, and backends can still hold server.lock.
-    # So check, too, that a process listens.
+    # So check also that a process listens.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(1)
         try:

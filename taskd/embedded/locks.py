@@ -80,7 +80,7 @@ def open_owned(path: Path, flags: int) -> int:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file. Each opened descriptor has its own lock, also within one process."""
+    """Open a lock file. Each opened descriptor has its own lock, even within one process."""
     return open_owned(path, os.O_RDWR)
 
 
@@ -122,8 +122,8 @@ def held(path: Path) -> bool:
 
 
 # The descriptors of opened_lock(). A child that another thread forks meanwhile inherits them, and
-# would hold the locks until it ends, so the child closes them. The descriptor of a Server is not
-# among them: the child uses the server, too.
+# would hold the locks until the child ends, so the child closes the descriptors. The descriptor of
+# a Server is not in this set: the child also uses the server.
 _opened: set[int] = set()
 # Reentrant: a signal handler can fork while the thread that it interrupts holds this lock.
 _forking = threading.RLock()

@@ -150,7 +150,8 @@ def start(
 
     Args:
         home: the directory of the server; None: default_home().
-        settings: the default home and the programs; None: those that config.load() returns.
+        settings: they choose the default home and the programs; None: the settings that
+            config.load() returns.
         deadline_s: seconds to wait while the log of the server does not grow. Recovery after a
             crash writes to the log.
         durable: False turns fsync off, for tests; ignored if the server runs already.
@@ -180,7 +181,7 @@ def start(
 
 
 def keep(home: Path | None = None, *, settings: Settings | None = None) -> Server:
-    """Start or join the server, and keep it running until stop(), also without other users.
+    """Start or join the server, and keep it running until stop(), even without other users.
 
     For this, a process named the holder counts as a user. A SIGTERM ends the holder.
 

@@ -1,7 +1,8 @@
 """Built-in tasks, so that taskd is useful without writing Python.
 
-They are ordinary tasks: a task of the app replaces the built-in task of the same name. Imports
-core, config and errors, and libraries of extras at their first use; the command line imports it.
+They are ordinary tasks: a task of the app replaces the built-in task of the same name. This package
+imports core, config and errors; it imports the libraries of extras at their first use. The command
+line imports this package.
 """
 
 from __future__ import annotations

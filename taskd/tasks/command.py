@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 KEEPER = str(Path(__file__).with_name("subprocess_guard.py"))
 CHUNK_BYTES = 65536
-# How long the guard can take, after the grace, to kill remaining processes.
+# How long the guard can take to kill remaining processes after the grace period.
 SLACK_S = 3.0
 
 
@@ -21,9 +21,9 @@ class Ended(NamedTuple):
 
     Attributes:
         code: the exit code; a negative number is the signal that ended the command.
-        out: the beginning of its stdout.
-        out_bytes: the whole size of its stdout.
-        err: the end of its stderr.
+        out: the beginning of the command's stdout.
+        out_bytes: the whole size of the command's stdout.
+        err: the end of the command's stderr.
     """
 
     code: int
@@ -42,7 +42,7 @@ async def run(
     out_bytes_max: int,
     err_bytes_max: int,
 ) -> Ended:
-    """Run a command under a guard process of its own; a cancellation first ends the command.
+    """Run a command under a guard process of its own; if cancelled, end the command first.
 
     Raises:
         OSError: the guard could not be started.

@@ -1,9 +1,9 @@
 """The built-in task `http_request`: one HTTP request, such as a webhook; it can be signed.
 
 The status of the response decides. 2xx completes the job. 408, 425, 429 and 5xx are retried, after
-the time in Retry-After or by the task's backoff. Any other status fails the job, also a redirect,
-which is not followed. A request without a response is retried, and so is a request that the
-settings of this worker do not allow: the settings can be corrected before the last attempt.
+the time in Retry-After or by the task's backoff. Any other status fails the job; this includes
+redirects, which are not followed. A request without a response is retried, and so is a request that
+the settings of this worker do not allow: the settings can be corrected before the last attempt.
 
 Signatures follow Standard Webhooks: HMAC-SHA256 over id, time and body. Delivery is at least once,
 so the id is the job's idempotency key, which is the same in all of its attempts.
@@ -163,7 +163,7 @@ class Requester:
         """Return the URL.
 
         Raises:
-            Fail: it is not valid.
+            Fail: the URL is not valid.
             HttpNotAllowed: the settings do not allow its host.
         """
         from yarl import URL
@@ -227,7 +227,7 @@ def check_installed() -> None:
     """Check that aiohttp is installed.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: aiohttp is not installed.
     """
     try:
         import aiohttp  # noqa: F401
@@ -273,7 +273,10 @@ def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
         if _OWN_HEADERS.fullmatch(name):
             raise Fail(f"headers: {name} is written by http_request itself")
         if _CONTROL.search(value) or len(value) > HEADER_CHARACTERS_MAX:
-            raise Fail(f"headers: {name}: a line break, or over {HEADER_CHARACTERS_MAX} characters")
+            raise Fail(
+                f"headers: {name}: the value contains a line break or another control character, "
+                f"or is longer than {HEADER_CHARACTERS_MAX} characters"
+            )
     return headers
 
 
@@ -284,7 +287,7 @@ async def _understood(timeout_s: float) -> AsyncIterator[None]:
     Raises:
         Fail: the URL is wrong, so no retry can succeed.
         HttpNotAllowed: the settings do not allow the address.
-        TimeoutError: with a message.
+        TimeoutError: there was no response in time; the error always has a message.
     """
     import aiohttp
 

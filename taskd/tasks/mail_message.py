@@ -1,7 +1,7 @@
 """A mail as a value: check addresses and headers, write the message. Nothing is sent here.
 
-This uses the older classes of Python's email package. The newer ones parse every header that they
-are given, which takes seven times as long.
+This module uses the older classes of Python's email package. The newer classes parse every header
+that they are given, which takes seven times as long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ HEADER_VALUE_CHARS_MAX = 4096
 HEADERS_MAX = 50
 NAME_CHARS_MAX = 200
 
-# Characters that end the line of a header, or that a program could read as the end; tabs do not.
+# Characters that end the line of a header, or that a program could read as the end. A tab does not
+# end a line.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 _NAMED = re.compile(r"(?P<name>[^<>]*)<(?P<address>[^<>]*)>")
 _LOCAL_PART = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
@@ -39,7 +40,7 @@ _HEADER_NAME = re.compile(r"[!-9;-~]{1,76}")
 _OWN_HEADERS = frozenset(
     {"from", "sender", "to", "cc", "bcc", "subject", "date", "message-id", "reply-to"}
 )
-# Quoted-printable text never contains "=_", so it never contains this.
+# Quoted-printable text never contains "=_", so it never contains this boundary.
 _BOUNDARY = "=_part_of_a_mail_by_taskd"
 _WIRE = compat32.clone(linesep="\r\n", mangle_from_=False)
 
@@ -162,7 +163,7 @@ def _mailboxes(given: str | Sequence[str] | None, field: str) -> list[Mailbox]:
 
 
 def _check_line(text: str, field: str, chars_max: int = HEADER_VALUE_CHARS_MAX) -> str:
-    """Return a text that can be the value of a header: a line break could begin another header.
+    """Return the text if it can be the value of a header; a line break could begin another header.
 
     Raises:
         Fail: the text contains a line break or another control character, or is too long.
@@ -200,7 +201,7 @@ def _body(body: str, html: str | None) -> Message[Any, Any]:
 
 
 def _part(subtype: str, text: str) -> Message[Any, Any]:
-    # Servers without 8BITMIME accept quoted-printable. It allows lines of any length.
+    # Servers without 8BITMIME accept quoted-printable, which allows lines of any length.
     part = MIMENonMultipart("text", subtype, charset="utf-8")
     part["Content-Transfer-Encoding"] = "quoted-printable"
     lines = text.replace("\r\n", "\n").replace("\r", "\n")

@@ -58,7 +58,8 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
         env: additional environment variables.
         pass_env: names of environment variables of the worker that the command receives, too.
         exits: meanings of exit codes: `retry`, `retry 30s`, `snooze 5m`, `cancel`, `fail`, `done`.
-            0 means `done`; with any other code that is not listed, the attempt fails.
+            0 means `done`. 75 means `retry` if it is not listed. With any other code that is not
+            listed, the attempt fails.
         grace: time between SIGTERM and SIGKILL.
     """
 
@@ -85,7 +86,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
         for code, word in self.exits.items():
             self._check_exit(name, code, word)
         if not 0 <= self.grace_s <= GRACE_S_MAX:
-            raise ConfigError(f"commands: {name}: grace: 0s to {GRACE_S_MAX:.0f}s")
+            raise ConfigError(f"commands: {name}: grace: write 0s to {GRACE_S_MAX:.0f}s")
         return msgspec.structs.replace(
             self,
             argv=[str(Path(program).absolute()), *self.argv[1:]],
@@ -150,11 +151,11 @@ def task(
             payload: JSON object that the command reads from stdin.
 
         Returns:
-            The stdout of the command, decoded from JSON; None if it is no JSON.
+            The stdout of the command, decoded from JSON; None if stdout is not JSON.
 
         Raises:
-            Retry, Snooze, Cancel, Fail: the settings give its exit code this meaning.
-            CommandFailed: it ended with another exit code, or by a signal.
+            Retry, Snooze, Cancel, Fail: the settings give the exit code this meaning.
+            CommandFailed: the command ended with another exit code, or by a signal.
             CommandNotAllowed: the settings do not list the command.
         """
         chosen = commands_allowed.get(command)
@@ -198,7 +199,7 @@ def result_of(name: str, command: Command, ended: commands.Ended) -> Any:
     """Return the result of a command that succeeded.
 
     Raises:
-        Retry, Snooze, Cancel, Fail, CommandFailed: it did not succeed; see run_command.
+        Retry, Snooze, Cancel, Fail, CommandFailed: the command did not succeed; see run_command().
     """
     stderr = ended.err.decode("utf-8", "replace").strip()
     how = f"exit code {ended.code}" if ended.code >= 0 else f"signal {-ended.code}"
@@ -221,7 +222,7 @@ def result_of(name: str, command: Command, ended: commands.Ended) -> Any:
 
 
 def _result(ended: commands.Ended) -> Any:
-    """Return stdout, decoded from JSON; Unstored if it is too long; None if it is no JSON."""
+    """Return stdout, decoded from JSON: Unstored if stdout is too long, None if it is not JSON."""
     if ended.out_bytes > len(ended.out):
         return Unstored(f"stdout has {ended.out_bytes:,} bytes; the limit is {RESULT_BYTES_MAX:,}")
     try:

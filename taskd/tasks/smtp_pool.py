@@ -1,7 +1,7 @@
 """A pool of SMTP connections: at most ten per process, each used by one mail at a time.
 
-To open a connection takes a TCP and a TLS handshake, EHLO and a login, which is more than to send a
-mail.
+Opening a connection takes a TCP and a TLS handshake, EHLO and a login, which takes longer than
+sending a mail.
 """
 
 from __future__ import annotations

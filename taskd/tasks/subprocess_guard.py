@@ -5,12 +5,13 @@
 WORKER_PIPE is the reading end of a pipe. The worker keeps the other end open while the command is
 allowed to run. When the worker closes it or is killed, the guard sends SIGTERM to the process group
 of the command and, GRACE_S later, SIGKILL. When the command has ended, the guard kills all
-processes that the command has left, also those in other process groups: as their subreaper, the
-guard is their parent now. Then it ends like the command, with the same exit code or signal. It
-imports nothing of taskd.
+processes that the command has left, even if they are in other process groups: the guard is a
+subreaper, so these processes are its children now. The guard then ends like the command, with the
+same exit code or signal. This file imports nothing of taskd.
 
 Only Linux has subreapers and parent-death signals. On other systems, processes that have left the
-process group of the command survive it, and so does the command if the guard itself is killed.
+process group of the command are not killed; and if the guard itself is killed, the command
+continues to run.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ def reap(pid: int) -> int | None:
 
 
 def wait_for(pid: int, worker_pipe: int, signals_read: int, grace_s: float) -> int:
-    """Wait until the command has ended; end it if `worker_pipe` closes; return its status."""
+    """Wait until the command has ended; return its status.
+
+    If `worker_pipe` closes or SIGTERM arrives, end the command.
+    """
     watched = [worker_pipe, signals_read]
     kill_at: float | None = None
     while True:
@@ -93,7 +97,7 @@ def wait_for(pid: int, worker_pipe: int, signals_read: int, grace_s: float) -> i
 
 
 def kill_strays(pid: int) -> None:
-    """Kill the processes that the command has left, also those outside its process group."""
+    """Kill the processes that the command has left, even outside its process group."""
     kill(pid, signal.SIGKILL)
     ends = time.monotonic() + STRAYS_S
     while time.monotonic() < ends:

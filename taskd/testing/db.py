@@ -24,13 +24,14 @@ from taskd.testing.run import APP, AttemptFailed, Run, raise_failures
 class TaskdDB:
     """A database with the schema taskd that only this test uses: the fixture `taskd_db`.
 
-    All methods but run_all() are plain functions, which take a millisecond or two: they work in
-    tests with and without an event loop.
+    run_all() is a coroutine function, and run_all_sync() needs a test without an event loop. All
+    other methods are plain functions that take a millisecond or two, and work in tests with and
+    without an event loop.
 
     Args:
         dsn: the DSN of the database.
         background: the event loop that queries the database.
-        registry: the tasks that run_all() can run; by default those of the imported modules.
+        registry: the tasks that run_all() can run; by default the tasks of the imported modules.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class TaskdDB:
         raise JobNotFound(f"there is no job {job_id} in the database of this test")
 
     def enqueued(self, task: Task[..., Any] | str | None = None) -> list[JobRow]:
-        """Return all waiting jobs, or those of one task; see JobRow.waits."""
+        """Return all waiting jobs, or the waiting jobs of one task; see JobRow.waits."""
         name = task.name if isinstance(task, Task) else task
         return [row for row in self.jobs() if row.waits and name in (None, row.task)]
 
@@ -123,11 +124,12 @@ class TaskdDB:
         run, either.
 
         Args:
-            check: raise AttemptFailed if a handler raised an error, which is then its `__cause__`,
-                or if the arguments of a job do not fit its task.
+            check: raise AttemptFailed if a handler raised an error, or if the arguments of a job do
+                not fit its task. The `__cause__` of AttemptFailed is the error of the first such
+                job.
             crash: ids of jobs whose worker dies after the handler has ended and before the outcome
-                is written. Another worker rescues all jobs of that worker and runs them again. To
-                make a worker die earlier, raise Crash in a handler.
+                is written. All jobs of that worker are rescued, and another worker runs them again.
+                To make a worker die earlier, raise Crash in a handler.
             concurrency: concurrent attempts per queue.
             timeout_s: seconds after which the call fails.
 
@@ -178,7 +180,7 @@ class TaskdDB:
             return asyncio.run(running)
         except (AttemptFailed, TimeoutError, ValueError) as error:
             # Let the traceback begin in the test, without the frames of asyncio.
-            raise error.with_traceback(None)  # noqa: B904 - it is the same one
+            raise error.with_traceback(None)  # noqa: B904 - the same error is raised again
 
     # Time.
 

@@ -78,14 +78,14 @@ class Expectation:
     # Messages.
 
     def missing(self, rows: Sequence[JobRow]) -> str:
-        """Return a message that no waiting job matches, with the jobs that were enqueued."""
+        """Return a message: no waiting job matches; these jobs were enqueued instead."""
         waiting = [row for row in rows if row.waits]
         return "\n".join(self._missing(waiting, [row for row in rows if not row.waits]))
 
     def _missing(self, waiting: list[JobRow], others: list[JobRow]) -> Iterator[str]:
         yield f"{self} is not enqueued."
         for row in filter(self.fits, others[-NEAREST_MAX:]):
-            yield f"It was, but does not wait any more: {row}"
+            yield f"A matching job was enqueued, but does not wait any more: {row}"
         if not waiting:
             yield f"No job waits. {NOT_COMMITTED}"
             return
@@ -98,7 +98,7 @@ class Expectation:
             for name, (expected, actual) in self.differences(row).items():
                 yield f"      {name}: wanted {quoted(expected)}, is {quoted(actual)}"
         if len(same) > NEAREST_MAX:
-            yield f"  and {len(same) - NEAREST_MAX} that differ as much or more"
+            yield f"  and {len(same) - NEAREST_MAX} more, with at least as many differences"
         besides = Counter(row.task for row in waiting if row.task != self.name)
         if besides:
             counts = ", ".join(f"{task} ({_count(n, 'job')})" for task, n in besides.most_common())

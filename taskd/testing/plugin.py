@@ -32,13 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         INI,
         f"The PostgreSQL server for tests with taskd; {VARIABLE} overrides it. Databases named "
-        "taskd_test_* are created and dropped there. Without it, an embedded server is started.",
+        "taskd_test_* are created and dropped there. Without both, an embedded server is started.",
         default="",
     )
     parser.addini(
         REAL_INI,
-        "Whether code under test may use the database that taskd's settings name (TASKD_DSN, "
-        "taskd.toml, ...) without the fixture taskd_db.",
+        "Whether code under test is allowed to use the database that taskd's settings name "
+        "(TASKD_DSN, taskd.toml, ...) without the fixture taskd_db.",
         type="bool",
         default=False,
     )
@@ -59,7 +59,7 @@ def _refuse_real_database(settings: Settings) -> None:
         raise ConfigError(
             "a test must not use the database that taskd's settings name, because that could be a "
             "real one: add the fixture taskd_db to the test, or give the client a DSN. To allow "
-            f"it for all tests, set {REAL_INI} = true in pytest's configuration"
+            f"that database for all tests, set {REAL_INI} = true in pytest's configuration"
         )
 
 

@@ -15,14 +15,14 @@ VALUE_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job, as its row is now.
+    """A job, as it was when its row was read.
 
     Attributes:
         state: a value of JobState.
         args: the arguments by name, as decoded from JSON, without omitted defaults.
         due_in_s: seconds until its due time; negative after it.
         attempt: number of started attempts that count for max_attempts.
-        crashes: number of crashes of workers that were charged to the job.
+        crashes: number of worker crashes that were counted against the job.
         error: type and message of the error of its last failed attempt; empty: no attempt failed.
         traceback: the traceback of that error.
         reason: why it was cancelled or failed, or why its result was not stored.
@@ -60,12 +60,12 @@ class JobRow:
 
     @property
     def waits(self) -> bool:
-        """Return whether it waits for a worker, its due time, its limit or other jobs."""
+        """Return whether the job waits for a worker, its due time, its limit or other jobs."""
         return self.state in {"queued", "scheduled", "blocked"}
 
     @property
     def unfit(self) -> bool:
-        """Return whether it waits because its arguments do not fit the code of its task."""
+        """Return whether the job waits because its arguments do not fit the code of its task."""
         return self.waits and self.error.startswith(f"{ARGS_UNFIT}: ")
 
     def __str__(self) -> str:

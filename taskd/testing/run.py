@@ -86,7 +86,7 @@ class Run:
         self._registry = registry.with_tasks(map(self._watched, registry))
 
     async def until_nothing_is_due(self, timeout_s: float) -> None:
-        """Run all jobs that are due, and jobs that become due meanwhile.
+        """Run all jobs that are due, and jobs that become due during the run.
 
         Raises:
             TimeoutError: this takes longer than `timeout_s`.
@@ -151,7 +151,7 @@ class Run:
     # Handlers.
 
     def _watched(self, task: Task[..., Any]) -> Task[..., Any]:
-        """Return the task with a handler that records its exceptions, and dies where requested.
+        """Return the task with a handler that records exceptions, and ends the worker if requested.
 
         A handler that runs in a process of its own is not changed; its error is in the job's row.
         """
@@ -252,7 +252,7 @@ def raise_failures(rows: Collection[JobRow], run: Run) -> None:
 
 
 def _theirs(error: Exception) -> TracebackType | None:
-    """Return the traceback of an error from the handler on, without the frames of taskd before."""
+    """Return the traceback of an error from the handler on, without the first frames of taskd."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frames = frames.tb_next

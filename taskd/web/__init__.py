@@ -1,7 +1,7 @@
 """HTTP: probes, metrics and the dashboard. Needs the extra `web`.
 
-Importing this package does not import the libraries of the extra. It imports the client, the store,
-core and events; the command line imports it.
+Importing this package does not import the libraries of the extra. Its modules import the worker,
+the client, the store, core and events. The command line imports this package.
 """
 
 from __future__ import annotations

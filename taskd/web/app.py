@@ -34,7 +34,7 @@ def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ())
 
 
 class BodyLimit:
-    """Middleware: answer 413 to a request whose body is too large, also if it is sent in chunks."""
+    """Middleware: answer 413 if the body of a request is too large, even if it comes in chunks."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -83,7 +83,7 @@ class RequestLimit:
 
 
 async def _whole(receive: Receive) -> Receive:
-    """Wait for the whole body; return a function that returns it as one message, then others."""
+    """Wait for the whole body; return a `receive` that gives the body as one message."""
     body, first, too_large = b"", list[Message](), list[HTTPException]()
     try:
         while not first:
@@ -112,4 +112,4 @@ def _message(_request: Request, error: Exception) -> Response:
 
 def _failed(request: Request, error: Exception) -> Response:
     events.request_failed(request.method, request.url.path, error)
-    return PlainTextResponse("it failed; the log of this worker says why\n", 500)
+    return PlainTextResponse("the request failed; the log of this process says why\n", 500)

@@ -23,8 +23,8 @@ from taskd.worker.status import WorkerStatus
 class Endpoint(Server):
     """Service: the HTTP endpoint of a worker, or of the parent of several workers.
 
-    It includes the dashboard if the dashboard requires a login, or if only this machine can reach
-    the address.
+    The endpoint includes the dashboard if the dashboard requires a login, or if only this machine
+    can reach the address.
 
     Raises:
         ConfigError: the address cannot be used, or the dashboard's password is too short.
@@ -45,7 +45,8 @@ class Endpoint(Server):
             await super().run()
         finally:
             await self._figures.close()
-            # If the service has crashed, it is restarted, and serves the dashboard again.
+            # After a crash, the service is restarted and serves the dashboard again, so close the
+            # dashboard only after stop().
             if self._dashboard is not None and self._stop_requested.is_set():
                 await self._dashboard.close()
 

@@ -40,7 +40,7 @@ PAGES_MAX = 96
 def mounted(database: Database, settings: Settings, address: str) -> Dashboard | None:
     """Return the dashboard for the port of a worker.
 
-    Return None if other machines could reach it without a login.
+    Return None if other machines could reach the dashboard without a login.
 
     Raises:
         ConfigError: the password is too short, or its file cannot be read.
@@ -50,7 +50,7 @@ def mounted(database: Database, settings: Settings, address: str) -> Dashboard |
 
 
 def routes(board: Dashboard) -> list[BaseRoute]:
-    """Return the dashboard as routes; mounted at the root, they come after all others."""
+    """Return the dashboard as one route at the root, which must come after all other routes."""
     return [Mount("/", app=_app(board))]
 
 
@@ -128,7 +128,7 @@ async def _login(board: Dashboard, request: Request) -> Response:
     if not board.guarded:
         return RedirectResponse("/", 303)
     to = request.query_params.get("next", "/")
-    # Only to a path of this site, whatever the link says.
+    # Redirect only to a path of this site, whatever the link says.
     to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
     if request.method == "GET" and board.session(request) is not None:
         return RedirectResponse(to, 303)

@@ -1,9 +1,9 @@
 """The HTTP server: one ASGI app on one address, under uvicorn, on the running event loop.
 
-It shares the loop with handlers, so everything that an unauthenticated client can send has a limit.
-A connection that does not send a whole request in time is closed. If there are too many
+The server shares the loop with handlers, so everything that an unauthenticated client can send has
+a limit. A connection that does not send a whole request in time is closed. If there are too many
 connections, the one that has been idle for the longest time is closed. Slow routes have lower
-limits (app.py), so a probe is answered whatever number of sockets are open and requests wait.
+limits (app.py), so a probe is answered even if many sockets are open and many requests wait.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Server:
         address: `host:port`, as in the setting `http`; port 0: any free port.
 
     Attributes:
-        address: the address on which it listens, with the actual port.
+        address: the address on which the server listens, with the actual port.
 
     Raises:
         ConfigError: the address cannot be used; the message says why.
@@ -136,11 +136,11 @@ class _Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Return whether it waits for its client, because every complete request is answered."""
+        """Return whether the connection waits for its client: no complete request is pending."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer; if there are too many connections, close the one idle the longest."""
+        """Start the timer; if there are too many connections, close the longest idle connection."""
         super().connection_made(transport)
         self.since = self.loop.time()
         if len(self.connections) > CONNECTIONS_MAX:
@@ -151,7 +151,7 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read data, and stop the timer if the request is complete."""
-        # Pass it in pieces: h11 checks the size of a head only while the head is incomplete.
+        # Pass the data in pieces: h11 checks the size of a head only while the head is incomplete.
         for start in range(0, len(data), HEAD_BYTES_MAX):
             if not self.transport.is_closing():
                 super().data_received(data[start : start + HEAD_BYTES_MAX])
@@ -164,7 +164,7 @@ class _Connection(H11Protocol):
         self._time_request()
 
     def pause_writing(self) -> None:
-        """Start a timer: the client no longer reads, and is disconnected unless it goes on."""
+        """Start a timer that disconnects the client unless the client reads again before."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_S_MAX, self.transport.abort)
 
@@ -217,7 +217,8 @@ def listen(address: str) -> list[socket.socket]:
             made.append(_bound(family, sockaddr, port))
         except OSError as error:
             problem = error
-    # `localhost` can include ::1 on a machine without IPv6: skip that. A port in use is an error.
+    # `localhost` can include ::1 on a machine without IPv6: skip that address. A port in use is an
+    # error.
     if problem is not None and (not made or problem.errno != errno.EADDRNOTAVAIL):
         for each in made:
             each.close()
@@ -230,8 +231,8 @@ def _bound(family: int, sockaddr: tuple[Any, ...], port: Any) -> socket.socket:
     try:
         made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit this. Without it, a body waits until the client has acknowledged
-        # the head, which clients delay by about 40 ms.
+        # Accepted sockets inherit TCP_NODELAY. Without it, a body waits until the client has
+        # acknowledged the head, and clients delay acknowledgements by about 40 ms.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -254,7 +255,8 @@ def _reason(error: OSError) -> str:
             return "another process listens there; stop it, or choose another port"
         case errno.EADDRNOTAVAIL:
             return (
-                "it is not an address of this machine; 127.0.0.1 is, and 0.0.0.0 means all of them"
+                "this is not an address of this machine. Use 127.0.0.1, or 0.0.0.0 for all "
+                "addresses of the machine"
             )
         case errno.EACCES:
             return "ports below 1024 need root; choose another port"

@@ -116,7 +116,7 @@ def test_a_withdrawn_schedule_is_listed_with_what_to_do(taskd, withdrawn):
     assert (row["stopped"], row["paused"]) == (True, False)
     shown = taskd("schedules", "list")
     assert "withdrawn since" in shown.stdout
-    assert "no live worker of the app app declares it" in shown.stderr
+    assert "no live worker of the app app declares this schedule" in shown.stderr
     assert "taskd schedules delete nightly" in shown.stderr
     assert "nightly is withdrawn" in taskd("schedules", "next").stderr
     assert "nightly is withdrawn" in taskd("schedules", "resume", "nightly").stderr
@@ -151,7 +151,7 @@ def test_a_task_that_a_live_worker_has_is_not_forgotten(taskd):
     taskd.worker(1, "email")
     for flags in ((), ("--despite-jobs",)):
         said = taskd("tasks", "forget", "send_report", *flags, code=1).stderr
-        assert "1 live worker has it (app 'app')" in said
+        assert "1 live worker has the task (app 'app')" in said
     assert len(taskd.json("tasks", "list")) == 1
     taskd.sql("UPDATE taskd.worker SET died_at = now()")
     taskd("tasks", "forget", "send_report")

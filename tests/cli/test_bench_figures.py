@@ -28,21 +28,22 @@ def test_a_slow_disk_limits_who_enqueues_one_by_one():
         "A commit takes 2.1 ms on this server, so one client can enqueue at most 476 jobs/s one at "
         "a time. Enqueue in bulk: 1,000 per call reached 45,000 jobs/s."
     )
-    assert "used 40% of a core and waited for the rest" in drain
+    assert "used 40% of a core and waited the rest of the time" in drain
     assert "25 us per job" in drain
 
 
 def test_a_far_server_is_reported_apart_from_a_slow_disk():
     far = replace(LOCAL, round_trip=Times(12, 15), commit=Times(13, 20), enqueue_single_per_s=70.0)
     assert limits(far)[0].startswith(
-        "A round trip to the server takes 12 ms, so one client can enqueue at most 77 jobs/s"
+        "A round trip to the server takes 12 ms, and a commit 13 ms, so one client can enqueue at "
+        "most 77 jobs/s"
     )
 
 
 def test_neither_disk_nor_network():
     quick = replace(LOCAL, commit=Times(0.12, 0.3), enqueue_single_per_s=2000.0)
     assert limits(quick)[0].startswith(
-        "To enqueue one job takes 0.5 ms. The round trip and the commit take only 0.12 ms"
+        "Enqueueing one job takes 0.5 ms. The round trip and the commit take only 0.12 ms"
     )
 
 

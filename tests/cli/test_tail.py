@@ -59,7 +59,7 @@ def test_what_happens_is_reported_until_ctrl_c(taskd, process, server):
 def test_on_a_terminal_it_says_that_it_follows_while_nothing_happens(taskd):
     tail = Tty(["tail"], taskd.dsn)
     try:
-        tail.until("Ctrl-C ends it")
+        tail.until("Ctrl-C to stop")
         job_id = taskd.enqueue("send_report", "--queue", "email")
         tail.until(f"{job_id}  email send_report")
         tail.press("\x03")

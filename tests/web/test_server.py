@@ -272,7 +272,7 @@ def test_a_port_in_use_is_an_error_of_its_own() -> None:
     ("address", "why"),
     [
         ("nohost.invalid:9090", "there is no host"),
-        ("192.0.2.1:9090", "not an address of this machine"),
+        ("192.0.2.1:9090", "this is not an address of this machine"),
     ],
 )
 def test_a_host_that_is_not_here_is_an_error_of_its_own(address: str, why: str) -> None:

@@ -222,7 +222,7 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _progress(session: Session) -> Iterator[Report]:
-    """Show a progress bar on a terminal; each step has the same share of it."""
+    """Show a progress bar on a terminal; each step takes the same share of the bar."""
     if session.quiet or not sys.stderr.isatty():
         yield lambda _step, _share: None
         return

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from taskd.cli.shared.output import Columns, Row
 
-# If the worker's process uses more of a core than this, the process limits the rate, and not the
-# server.
+# If the worker's process uses at least this share of a core, the process limits the rate, and not
+# the server.
 CPU_FULL = 0.85
 
 
@@ -36,7 +36,8 @@ class Figures:
     Attributes:
         postgresql: the server's version.
         durable: whether a commit waits for the disk.
-        notified: whether the worker receives notifications; if not, it polls, as behind a pooler.
+        notified: whether the worker receives notifications. Behind a pooler, without `listen_dsn`,
+            it polls instead.
         drain_jobs: number of drained jobs.
         drain_cpu: share of one core that this process used while draining.
     """
@@ -106,8 +107,8 @@ def _enqueue_limit(figures: Figures) -> str:
     better = f"Enqueue in bulk: 1,000 per call reached {figures.enqueue_bulk_per_s:,.0f} jobs/s."
     if trip >= max(flush, rest):
         return (
-            f"A round trip to the server takes {_ms(trip)}, so one client can enqueue at most "
-            f"{most}. {better}"
+            f"A round trip to the server takes {_ms(trip)}, and a commit {_ms(commit)}, so one "
+            f"client can enqueue at most {most}. {better}"
         )
     if flush >= rest:
         return (
@@ -115,7 +116,7 @@ def _enqueue_limit(figures: Figures) -> str:
             f"{most}. {better}"
         )
     return (
-        f"To enqueue one job takes {_ms(job)}. The round trip and the commit take only "
+        f"Enqueueing one job takes {_ms(job)}. The round trip and the commit take only "
         f"{_ms(min(commit, job))} of this time; the rest is work of client and server. {better}"
     )
 
@@ -129,8 +130,8 @@ def _drain_limit(figures: Figures) -> str:
         )
     each = 1_000_000 / figures.drain_per_s
     return (
-        f"{used} and waited for the rest: the server, its disk or the network takes most of the "
-        f"{each:,.0f} us per job."
+        f"{used} and waited the rest of the time: the server, its disk or the network limits the "
+        f"rate ({each:,.0f} us per job)."
     )
 
 

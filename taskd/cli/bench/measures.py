@@ -49,7 +49,7 @@ class Plan:
     """How much to measure.
 
     Attributes:
-        jobs: number of jobs to enqueue, in all three ways together, and then to drain.
+        jobs: number of jobs to enqueue (one by one, by ten clients and in bulk), and then to drain.
         wake_ups: number of jobs to enqueue one by one for an idle worker.
         each_s: the longest time for each measurement of round trips, commits and single enqueues,
             in seconds.
@@ -99,7 +99,8 @@ class Measures:
             on = fetches(connection)
             round_trip = await self._spans("round trip", lambda: stored.round_trip(on), CALLS_MAX)
             commit = await self._spans("commit", lambda: stored.commit(on), CALLS_MAX)
-            # Enqueue one job before the measurement: this opens a connection and makes a plan.
+            # Enqueue one job before the measurement: this opens a connection, and PostgreSQL plans
+            # the statement.
             await client.enqueue(self._job)
             share = min(CALLS_MAX, plan.jobs // SHARE_MAX)
             single = await self._spans("one by one", lambda: client.enqueue(self._job), share)

@@ -83,8 +83,8 @@ def migrate(
 
     The command can be repeated, and can run on several machines at the same time and while jobs
     run. If live workers are too old for a migration, the command postpones the migration, or fails
-    if this taskd needs the migration; with --drain, these workers drain first. A database that
-    belongs to no environment gets that of the setting `environment`.
+    if this taskd needs the migration; with --drain, these workers drain first. If the database
+    belongs to no environment, it then belongs to the environment of the setting `environment`.
 
     For databases that a DBA changes by hand: taskd db migrate --sql | psql -X -v ON_ERROR_STOP=1
     ...
@@ -117,8 +117,9 @@ def migrate(
 def check(session: Session, mend: bool, as_json: bool) -> None:
     """Exit 0 if this taskd works with the database's schema, else 78.
 
-    The command also checks the sequences of ids, which logical replication does not copy. From a
-    sequence that is behind its rows, new jobs would get the ids of older ones.
+    The command also checks the sequences of ids, which logical replication does not copy. If a
+    sequence is behind its rows, new jobs would get the ids of older jobs; the command then exits
+    with 78, unless --mend is given.
     """
     from taskd.errors import PermissionDenied, SequenceBehind
     from taskd.store.connections.database import Lane
@@ -142,7 +143,7 @@ def check(session: Session, mend: bool, as_json: bool) -> None:
     found = "; ".join(map(str, behind))
     if behind and not mend:
         raise SequenceBehind(
-            f"{found}: new jobs would get the ids of older ones. "
+            f"{found}: new jobs would get the ids of older jobs. "
             "Advance the sequences: taskd db check --mend"
         )
     code = migrations.of_this_code()
@@ -224,7 +225,9 @@ def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
     else:
         for name in names:
             click.echo(name)
-    session.echo(f"the schema taskd belongs to {names[0]}; GRANT one of the others to each login")
+    session.echo(
+        f"the schema taskd belongs to {names[0]}; GRANT one of the other roles to each login"
+    )
 
 
 @db.command()

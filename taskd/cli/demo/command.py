@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 QUEUE = "email"
 MAILS = Path(__file__).with_name("demo_mails.ndjson")
-# A header of each mail of the demo, which names the folder. After a killed run, the next run finds
-# the folder in the mails that are left in the queue, and delivers them there.
+# The header with the name of the folder, in each mail of the demo. After a killed run, the next run
+# finds the folder in the mails that are left in the queue, and delivers them there.
 FOLDER_HEADER = "X-Demo-Folder"
 SENDER = "The taskd demo <demo@example.org>"
 RETRY_S = 0.5

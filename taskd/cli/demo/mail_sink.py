@@ -16,8 +16,8 @@ from taskd.errors import ConfigError
 
 HOST = "127.0.0.1"
 HEAD_BYTES = 16 * 1024
-# A file with this name is in every folder of a demo. The demo uses a folder that a database row
-# names only if the folder contains such a file.
+# Every folder of a demo contains a file with this name. The mails in the queue name their folder;
+# the demo uses that folder only if it contains such a file.
 MARKER = ".taskd-demo"
 BUSY = "451 4.3.2 The demo's mail server defers this mail (--fail-rate); try again"
 
@@ -27,7 +27,7 @@ _MESSAGE_ID = re.compile(rb"^Message-ID:\s*(<[^>]+>)", re.IGNORECASE | re.MULTIL
 class Folder:
     """A folder of mails, `00001.eml`, `00002.eml`, ...
 
-    Mails that the folder already contains are counted, too.
+    Mails that the folder already contains are also counted.
 
     Attributes:
         copies: number of copies of each mail, by Message-ID.
@@ -50,7 +50,7 @@ class Folder:
 
     @property
     def duplicates(self) -> int:
-        """Return the number of mails beyond the first of their Message-ID."""
+        """Return how many mails repeat the Message-ID of an earlier mail."""
         return self.copies.total() - len(self.copies)
 
     def add(self, content: bytes) -> Path:
@@ -105,7 +105,7 @@ async def serving(folder: Folder, fail_rate: float) -> AsyncIterator[int]:
         raise ConfigError(
             "the demo needs the mail server aiosmtpd: pip install 'pgtaskd[demo]'"
         ) from None
-    # aiosmtpd logs two lines per SMTP command, which would cost more than the mails.
+    # aiosmtpd logs two lines per SMTP command. Writing them would take longer than the mails.
     logging.getLogger("mail.log").setLevel(logging.ERROR)
     loop = asyncio.get_running_loop()
     sink = Sink(folder, fail_rate)

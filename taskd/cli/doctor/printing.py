@@ -158,7 +158,7 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def print_sql(findings: Sequence[Finding]) -> None:
-    """Print a script for psql: findings that have repairs as comments, each above its repairs."""
+    """Print a script for psql. A finding with repairs becomes a comment above its repairs."""
     for finding in _sorted(findings):
         if finding.level is Level.OK or not finding.repairs:
             continue

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--json", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
 @click.option("--queue", type=QUEUE, help="Name of the queue; by default that of the task.")
 @click.option("--priority", type=int, help="Smaller numbers run first.  [default: 100]")
-@click.option("--in", "delay_s", type=DURATION, help="Run no sooner than this long from now: 5m.")
+@click.option("--in", "delay_s", type=DURATION, help="Delay before the job is due: 5m.")
 @click.option(
     "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
 )
@@ -75,8 +75,8 @@ if TYPE_CHECKING:
 @click.option(
     "--version",
     type=int,
-    help="Version of the data of the job. A job whose version is not newer than the last one of "
-    "its key is not enqueued.",
+    help="Version of the job's data. The job is enqueued only if this version is newer than the "
+    "last version with the same key.",
 )
 @click.option("--ids", is_flag=True, help="With -: print the ids.")
 @pass_session

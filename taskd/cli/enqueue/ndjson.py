@@ -222,7 +222,7 @@ class Progress:
 class Bar:
     """Show progress on a terminal: a bar for the bytes of a file, a running count for a pipe.
 
-    It shows nothing with --quiet, if stderr is no terminal, or if the user types the lines.
+    The bar shows nothing with --quiet, if stderr is not a terminal, or if the user types the lines.
     """
 
     def __init__(self, source: IO[bytes], quiet: bool) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskd.client.bulk import Act
     from taskd.store.connections.database import Lane
 
-# On a terminal, a larger number of jobs needs a confirmation.
+# On a terminal, the command asks before it changes more than this number of jobs.
 ASK_ABOVE_JOBS = 100
 
 
@@ -59,7 +59,7 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
         ),
         click.option(
             "--error",
-            help="Jobs whose last error contains this text; * # … match any text.",
+            help="Jobs whose last error or reason contains this text; *, # and … match any text.",
         ),
         click.option(
             "--older-than",

@@ -48,7 +48,7 @@ def _how(done: str, options: dict[str, Any], as_json: bool) -> How:
 @click.option(
     "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
 )
-@click.option("--in", "delay_s", type=DURATION, help="Run no sooner than this long from now: 5m.")
+@click.option("--in", "delay_s", type=DURATION, help="Delay before the job is due: 5m.")
 @json_option
 @pass_session
 def retry(
@@ -170,7 +170,7 @@ def cancel(
     "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
 )
 @click.option(
-    "--in", "delay_s", type=DURATION, help="Run no sooner than this long from now: 5m; 0s is now."
+    "--in", "delay_s", type=DURATION, help="Delay before the job is due: 5m; 0s: due now."
 )
 @click.option("--args", "args_json", metavar="OBJECT", help="All arguments, as a JSON object.")
 @click.option(
@@ -178,7 +178,7 @@ def cancel(
     "pairs",
     metavar="KEY=TEXT | KEY:=JSON",
     multiple=True,
-    help="Set one argument; the others stay. Repeatable.",
+    help="Set one argument; other arguments stay. Repeatable.",
 )
 @click.option("--move-to", metavar="QUEUE", type=QUEUE, help="Move the job to this queue.")
 @click.option("--max-attempts", type=int, help="Most attempts, 1 to 1000.")
@@ -272,7 +272,7 @@ def _raise_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
 
 
 def _refused(left: set[int], before: dict[int, JobState]) -> list[Row]:
-    """Return the jobs that were not changed, with their states; None for an unknown id."""
+    """Return the jobs that were not changed, with their states; an unknown id has state None."""
     return [{"id": job_id, "state": before.get(job_id)} for job_id in sorted(left)]
 
 
@@ -315,4 +315,4 @@ def _raise_for(
 def unknown_jobs(ids: Sequence[int]) -> str:
     """Return the message for unknown ids."""
     names = ", ".join(map(str, ids))
-    return f"no job has the id {names}: it was never enqueued, or its queue keeps it no longer"
+    return f"no job has the id {names}: it was never enqueued, or its queue no longer keeps it"

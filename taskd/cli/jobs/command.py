@@ -80,7 +80,7 @@ def jobs() -> None:
     type=click.IntRange(1, LIST_MAX),
     default=50,
     show_default=True,
-    help="Show at most this many.",
+    help="Show at most this many jobs.",
 )
 @click.option("--ids", is_flag=True, help="Print only ids, one per line, for pipes.")
 @json_option

@@ -45,7 +45,7 @@ TRIED = {
     "lost": "ended, but the outcome was not written (see job.lost and job.deleted in the log)",
 }
 CONCURRENCY = OfSetting("concurrency")
-# Short options of other workers.
+# Short options of the workers of other job queues, such as Celery.
 OTHER_WORDS = {"-A": "--app", "-Q": "--queue", "-q": "--queue", "-c": "--concurrency"}
 EXITS = "Exit codes: " + "; ".join(
     f"{code} {EXIT_CODES[code]}" for code in (0, 1, 2, 69, 75, 77, 78, EXIT_INTERRUPTED)
@@ -64,7 +64,7 @@ def _check_queues(
 
 
 class RunCommand(click.Command):
-    """A command that explains the words with which other workers name their app and queues."""
+    """A command that suggests its own option for an option of another job queue's worker."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does.
@@ -181,7 +181,8 @@ def run(
         signals.end_watch()
         code = _to_its_end(_run(session, begun, signals, until_empty=until_empty), signals)
     except StoppedEarly:
-        # The watch of `signals` goes on: threads of the app could prevent the exit.
+        # Do not end the watch thread of `signals`: it ends this process if a thread of the app
+        # prevents the exit.
         _say_stopped(session, signals)
         code = 0
     except BaseException:
@@ -209,8 +210,8 @@ def _say_stopped(session: Session, signals: EarlySignals) -> None:
 def _to_its_end(work: Coroutine[Any, Any, int], signals: EarlySignals) -> int:
     """Run the worker on its own event loop, and return the exit code.
 
-    If an asyncio task of a handler raises SystemExit, asyncio stops the loop, and code of the app
-    can stop it. This function then runs the loop again.
+    asyncio stops the loop if a task of a handler raises SystemExit, and code of the app can call
+    loop.stop(). In both cases, this function runs the loop again.
     """
     import uvloop
 
@@ -247,7 +248,7 @@ def _to_its_end(work: Coroutine[Any, Any, int], signals: EarlySignals) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What a worker process has before it has an event loop.
+    """The state of a worker process before its event loop starts.
 
     Attributes:
         registry: the tasks of the app; None: this is the parent of several processes.
@@ -288,12 +289,12 @@ def _begin(session: Session, flags: dict[str, Any]) -> _Begun:
 
 
 def _imported(settings: Settings) -> Registry:
-    """Return the tasks of the app and the built-in ones, and check the setting `queues`."""
+    """Return the tasks of the app and the built-in tasks, and check the setting `queues`."""
     from taskd import configure, tasks
     from taskd.core.tasks.registry import Registry
     from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins
 
-    # Handlers enqueue into this worker's database, also if it was chosen on the command line.
+    # Handlers enqueue into this worker's database, even if --dsn on the command line names it.
     configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
@@ -373,7 +374,7 @@ def _check_http(settings: Settings) -> None:
         from taskd.web import check_installed
 
         check_installed("--http")
-        # Import it now: a slow import would block the event loop of a running worker.
+        # Import the endpoint now: a slow import would block the event loop of a running worker.
         import taskd.web.endpoint  # noqa: F401
 
 
@@ -389,7 +390,8 @@ async def _run_processes(begun: _Begun) -> tuple[DrainReport, int]:
     from taskd.worker import Processes
 
     settings = begun.settings
-    # Each child runs this command with the same Python and options, and an overriding --processes.
+    # Each child runs this command with the same Python and options; --processes 1 overrides the
+    # number of processes.
     command = [sys.executable, *sys.orig_argv[1:], "--processes", "1"]
     target = await open_target(settings)
     processes = Processes(settings, command, notify=begun.notify, reload=begun.reload)

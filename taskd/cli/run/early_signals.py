@@ -1,4 +1,4 @@
-"""Signals before the worker has installed its own: while Python imports the app, and shortly after.
+"""Handle signals until the worker installs its handlers: during the app's import and shortly after.
 
 The process has claimed nothing yet, so a stop needs no drain: the process ends with exit code 0.
 This module imports nothing of the worker, so that it can act before these imports.
@@ -18,7 +18,8 @@ from typing import Any
 
 # Windows, where this module is imported to show the help, has no SIGQUIT.
 STOPS = (signal.SIGTERM, getattr(signal, "SIGQUIT", signal.SIGTERM))
-# If the main thread runs C code, or catches StoppedEarly, the process is ended after this time.
+# If the main thread runs C code, or catches StoppedEarly, the watch thread ends the process after
+# this time.
 GRACE_S = 3.0
 
 
@@ -29,8 +30,9 @@ class StoppedEarly(BaseException):
 class EarlySignals:
     """Signal handlers of the main thread until the worker installs those of its event loop.
 
-    SIGTERM and SIGQUIT stop the process. SIGHUP does nothing, because the settings are new.
-    SIGUSR2 dumps the stacks. Ctrl-C raises KeyboardInterrupt, as in every Python program.
+    SIGTERM and SIGQUIT stop the process. SIGHUP does nothing, because this process is only starting
+    and reads the settings anyway. SIGUSR2 dumps the stacks. Ctrl-C raises KeyboardInterrupt, as in
+    every Python program.
 
     Attributes:
         stopped_by: the name of the signal that has stopped the process; empty: none has.
@@ -60,14 +62,16 @@ class EarlySignals:
         _thread.start_new_thread(self._watch, ())
 
     def end_watch(self) -> None:
-        """End the thread: an event loop runs from now on, which no import can block."""
+        """End the watch thread: from now on, an event loop handles signals."""
         if self._write != -1:
             signal.set_wakeup_fd(-1)
             os.close(self._write)
             self._write = -1
 
     def cancel_at_stop(self, main: asyncio.Task[Any]) -> None:
-        """Let a stop cancel `main` from now on, until the worker replaces this; called on the loop.
+        """Let SIGTERM and SIGQUIT cancel `main` until the worker installs its own handlers.
+
+        Call this on the event loop.
 
         A cancelled task can clean up, which StoppedEarly would prevent.
         """
@@ -85,9 +89,9 @@ class EarlySignals:
         raise StoppedEarly(self.stopped_by)
 
     def _watch(self) -> None:
-        """End the process if a stop does not; the function of the thread."""
+        """Run the watch thread: end the process if it has not ended GRACE_S after a stop signal."""
         # faulthandler must run in the main thread: elsewhere, it would read the stack of the main
-        # thread while that changes, which can crash the interpreter.
+        # thread while that stack changes, which can crash the interpreter.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
@@ -102,8 +106,8 @@ class EarlySignals:
         os.close(self._read)
 
     def _after_fork(self) -> None:
-        # A process that the app forks while it is imported shares the pipe, and its signals are not
-        # meant for the worker.
+        # A process that the app forks during its import shares the pipe. Signals to that process
+        # are not meant for the worker.
         if self._write == -1:
             return
         signal.set_wakeup_fd(-1)

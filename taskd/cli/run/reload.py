@@ -43,12 +43,12 @@ def anew_on_changes(
 ) -> None:
     """Fork a worker process now, and a new one after each change of the code.
 
-    The function returns only in the worker processes. The calling process stays in it.
+    The function returns only in the worker processes. In the calling process, it does not return.
 
     Args:
         settings: the settings, which name the app.
         echo: called with messages for people.
-        begin: called in each worker process while stop signals are blocked: installs handlers.
+        begin: called in each worker process, while signals are blocked, to install its handlers.
 
     Raises:
         SystemExit: in the calling process, when a signal has stopped it and the worker has ended.
@@ -140,12 +140,12 @@ def _wait_for_signal(within_s: float) -> tuple[int | None, bool]:
 
     Returns:
         The number of the signal, or None after `within_s`; and whether the kernel has sent the
-        signal to the worker as well, as Ctrl-C of a terminal.
+        signal to the worker as well, as at Ctrl-C in a terminal.
     """
     wait = getattr(signal, "sigtimedwait", None)
     if wait is not None:
         signalled = wait(AWAITED, within_s)
-        # A process that sends a signal sends it to the parent alone (si_code up to zero).
+        # A signal that another process has sent (si_code at most zero) goes to the parent alone.
         return (signalled.si_signo, signalled.si_code > 0) if signalled else (None, False)
     ends = time.monotonic() + within_s
     while not (pending := signal.sigpending() & AWAITED):
@@ -153,19 +153,20 @@ def _wait_for_signal(within_s: float) -> tuple[int | None, bool]:
             return None, False
         time.sleep(SIGNALS_EVERY_S)
     number = signal.sigwait(pending)
-    # The sender is unknown. In the foreground of a terminal, it usually is the terminal.
+    # The sender is unknown. For a process in the foreground of a terminal, it is usually the
+    # terminal.
     return number, number in TYPED and _in_foreground()
 
 
 def _in_foreground() -> bool:
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):  # stdin is no terminal, or closed
+    except (OSError, ValueError, AttributeError):  # stdin is not a terminal, or closed
         return False
 
 
 def watched(app: str | None) -> list[Path]:
-    """Return the folders to watch: the current one, and those of the app's package outside it."""
+    """Return the folders to watch: the current folder, and other folders of the app's package."""
     here = Path.cwd()
     spec = find_spec(app.partition(".")[0]) if app else None
     directories = [

@@ -1,4 +1,4 @@
-"""Poll the database repeatedly, also across outages, for `taskd top` and `taskd tail`."""
+"""Poll the database repeatedly, even across outages, for `taskd top` and `taskd tail`."""
 
 from __future__ import annotations
 

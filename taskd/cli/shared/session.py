@@ -1,4 +1,4 @@
-"""What a command needs: settings, a connection to the database, and types for its options."""
+"""Tools for all commands: settings, a connection to the database, and types for options."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Session:
             click.echo(typed(message), err=True)
 
     def warn(self, loaded: config.Loaded) -> None:
-        """Write the warnings about variables that look like settings and are none."""
+        """Write warnings about environment variables that look like settings, but are not."""
         for sentence in loaded.ignored:
             self.echo(f"taskd: {sentence}")
 
@@ -287,7 +287,9 @@ def pause_options(shown_by: str) -> Callable[[Command], Command]:
         callback=above_zero,
         help="Resume automatically after this time.",
     )
-    reason = click.option("--reason", type=REASON, help=f"Shown by {shown_by}.")
+    reason = click.option(
+        "--reason", type=REASON, help=f"Reason for the pause, shown by {shown_by}."
+    )
     return lambda command: for_option(reason(command))
 
 

@@ -1,4 +1,4 @@
-"""A full-screen terminal: it writes only changed lines, and restores the terminal at the end.
+"""Full-screen output: write only changed lines, and restore the terminal at the end.
 
 The module uses only escape sequences that every terminal knows. Curses would look up the name of
 the terminal in a database, and remote hosts often lack the entry. Each frame is one write of the

@@ -1,4 +1,4 @@
-"""Refuse commands that need a worker on Windows, which has no signals, forks and Unix sockets."""
+"""Refuse to run a worker on Windows, which has no POSIX signals, no fork() and no Unix sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def refuse_windows(command: str) -> None:
     """Check that this system is not Windows.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: this system is Windows.
     """
     if sys.platform == "win32":
         raise ConfigError(

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 # The time between the first two polls, from which the first rates are computed.
 FIRST_S = 1.0
-# Each poll reads the jobs that ended within this time before the last poll again: an ack becomes
+# Each poll reads again the jobs that ended within this time before the last poll: an ack becomes
 # visible at its commit, which is later than the time of the end that the ack writes.
 OVERLAP_S = 5.0
 TICK_S = 1.0
-# Size of the screen with --once, where there is no terminal.
+# Size of the screen with --once if stdout is not a terminal.
 PLAIN_SIZE = (120, 60)
 
 
@@ -259,7 +259,7 @@ class Live:
             self._draw()
 
     def _refresh(self) -> None:
-        """Show the last results for the chosen queue, also while the screen is held."""
+        """Show the last results for the chosen queue, even while the screen is held."""
         self._view = self._polls.view(self._ui.only)
 
     def _neighbour(self, step: int) -> str | None:

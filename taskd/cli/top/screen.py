@@ -1,6 +1,6 @@
 """The screen of `taskd top`, for a given number of lines and columns.
 
-tables.py defines the columns of its tables.
+tables.py defines the columns of the tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOTES = (
     "WAIT RUN    from the due time to the claim, and from the claim to the outcome;",
     "            p50, p95: percentiles of a sample of jobs ended in the last minute",
     "polled      workers poll the queue continuously; producers send no NOTIFY",
-    "ENDED/s     OUT/s of all queues, times the worker's share of that sample",
+    "ENDED/s     OUT/s of all queues, times the worker's share of the sampled jobs",
 )
 
 
@@ -145,7 +145,7 @@ def _body(view: View, ui: Ui, width: int, room: int) -> list[Line]:
     queues = sorted_queues(view, ui.sort)
     start = typed("taskd run" + (f" --queue {ui.only}" if ui.only else ""))
     sections = [
-        Section(QUEUES, queues, "no queue: no job waits, and no worker serves one"),
+        Section(QUEUES, queues, "no queue: no job waits, and no worker serves a queue"),
         Section(WORKERS, view.workers, f"no live worker. Start one: `{start}`"),
         Section(RUNNING, _named(view), "nothing runs"),
         Section(TASKS, view.tasks, "no job has ended within the last minute"),

@@ -1,4 +1,4 @@
 """Access to the dashboard: checks of requests, logins and limits on failed logins.
 
-Imports no page. The dashboard and its routes import it.
+This package imports no page. The dashboard and its routes import this package.
 """

@@ -1,7 +1,8 @@
 """Checks of the host and origin of each request to the dashboard, and security headers.
 
-Pages contain text from any producer. Templates escape it; if they ever missed a part, the policy
-below would make it harmless: it allows no inline script or style, and nothing from other sites.
+Pages contain text from any producer, and templates escape this text. If a template missed a part,
+the policy below would make that part harmless: the policy allows no inline script or style, and
+nothing from other sites.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HEADERS = {
     "content-security-policy": POLICY,
     "x-frame-options": "DENY",
     "x-content-type-options": "nosniff",
-    # With same-origin, browsers send the Origin header with forms, and send no referrer elsewhere.
+    # With same-origin, browsers send the Origin header with forms, and no referrer to other sites.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -86,8 +87,8 @@ class Guard:
         host = headers.get("host", "")
         if not self._is_ours(host):
             return (
-                "this is not a name of the dashboard. If browsers reach it under this "
-                "name, set TASKD_WEB_URL to it.\n"
+                "this host name is not a name of the dashboard. If browsers reach the dashboard "
+                "by this name, set TASKD_WEB_URL to the URL in the browser.\n"
             ), 421
         if scope["method"] in READING:
             return None

@@ -26,9 +26,9 @@ SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**15, 8, 1
 SCRYPT_MEMORY_MAX = 64 * 2**20
 HASH = re.compile(r"scrypt:([A-Za-z0-9+/=]{16,64}):([A-Za-z0-9+/=]{40,100})")
 NAMED = re.compile(r"([A-Za-z0-9_.@-]{1,64}):(scrypt:\S+)")
-# The hash that is checked for an unknown name, so that this takes as long as for a known name.
+# The hash to check for an unknown name, so that the check takes as long as for a known name.
 NOBODY = f"scrypt:{base64.b64encode(bytes(16)).decode()}:{base64.b64encode(bytes(32)).decode()}"
-# The name of the user of a single password.
+# The name of the user if the setting is a single password without a name.
 SOMEBODY = "admin"
 
 SESSIONS_MAX = 100
@@ -41,7 +41,7 @@ FAILURES_S = 60.0
 # earlier login are checked.
 FAILURES_IN_ALL_MAX = 50
 ADDRESSES_MAX = 1000
-# The most attempts whose passwords are being hashed or wait for that.
+# The most attempts whose passwords are being hashed, or wait to be hashed.
 GUESSES_MAX = 8
 
 
@@ -89,7 +89,7 @@ def read_passwords(settings: Settings) -> dict[str, str]:
     if len(lines) > 1:
         raise ConfigError(
             f"{source}: write one password, or one line `name:scrypt:...` per user; "
-            "`taskd web --hash-password` makes these lines"
+            "`taskd web --hash-password` prints the hash `scrypt:...`"
         )
     return _checked({SOMEBODY: given.strip()}, source)
 
@@ -191,7 +191,7 @@ class Session:
     """A logged-in user.
 
     Attributes:
-        csrf: token that each form which changes something must send.
+        csrf: the token that each form must send to change something.
         notes: messages for the next page.
     """
 
@@ -209,7 +209,10 @@ class Sessions:
         self._by_digest: OrderedDict[bytes, Session] = OrderedDict()
 
     def begin(self, who: str) -> tuple[str, Session]:
-        """Begin a session; return its token. With too many sessions, end the one idle longest."""
+        """Begin a session; return its token and the session.
+
+        If there are more than SESSIONS_MAX sessions, end the session that has been idle longest.
+        """
         token, session = secrets.token_urlsafe(32), Session(who)
         self._by_digest[_digest(token)] = session
         while len(self._by_digest) > SESSIONS_MAX:
@@ -220,8 +223,8 @@ class Sessions:
         """Return the session of this token, unless it has expired.
 
         Args:
-            from_open_page: whether an open page has sent the request by itself, so that it does not
-                extend the session.
+            from_open_page: whether an open page has sent the request by itself; such a request does
+                not extend the session.
         """
         key = _digest(token or "")
         session = self._by_digest.get(key)

@@ -1,4 +1,4 @@
-"""Failed logins: the addresses to which they are attributed, and their log lines."""
+"""Failed logins: find the client's address, and limit the number of log lines."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ def network_of(address: str) -> str:
 
 
 def client_of(peer: str, forwarded: str, proxies: Sequence[IPNetwork]) -> str:
-    """Return the client's address: the last one in the chain that is no configured proxy.
+    """Return the client's address: the last address in the chain that is not a configured proxy.
 
     Args:
-        forwarded: the header X-Forwarded-For; only entries of configured proxies are trusted.
+        peer: the address that has connected to this process, the last one in the chain.
+        forwarded: the header X-Forwarded-For, the chain before `peer`. An entry is trusted only if
+            a configured proxy has added it.
+        proxies: the configured proxies.
     """
     client = peer
     for each in [*reversed(forwarded.split(",")), ""]:

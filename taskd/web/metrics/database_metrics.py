@@ -22,7 +22,7 @@ class Reading(NamedTuple):
     Attributes:
         up: whether the database has answered in time.
         values: the values; empty if not `up`.
-        took_s: duration of the statement.
+        took_s: duration of the read.
     """
 
     up: bool
@@ -48,7 +48,7 @@ class Figures:
             return self._last
         if self._read is None:
             self._read = asyncio.create_task(self._read_now(), name="figures")
-        # A statement that takes longer continues, and the next scrape gets its result.
+        # A read that takes longer continues, and the next scrape gets its result.
         await asyncio.wait({self._read}, timeout=WAIT_S)
         return self._last if time.monotonic() < self._until else NOTHING
 

@@ -17,7 +17,8 @@ class Metric(NamedTuple):
     Attributes:
         kind: counter, gauge or histogram.
         labels: the names of labels, without `process`, which all metrics of processes have.
-        of_database: whether it is read from the database, so that it is the same from every worker.
+        of_database: whether the metric is read from the database; every worker exports the same
+            value.
     """
 
     name: str
@@ -152,7 +153,10 @@ OF_PROCESSES = (
 OF_DATABASE = (
     Metric("taskd_database_up", "gauge", (), "1: the database answered this scrape in time."),
     Metric(
-        "taskd_database_read_seconds", "gauge", (), "Duration of the SQL statement of this scrape."
+        "taskd_database_read_seconds",
+        "gauge",
+        (),
+        "Duration of the last read of these metrics from the database.",
     ),
     Metric(
         "taskd_jobs",

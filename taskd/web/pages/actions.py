@@ -1,4 +1,4 @@
-"""The actions of logged-in users, by the same functions of the store as those of the command line.
+"""The actions of logged-in users. They call the same functions of the store as the command line.
 
 Each action logs an event with the user's name, and redirects to a page that shows the result.
 """
@@ -29,7 +29,7 @@ from taskd.web.access.login import Session
 from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, one
 from taskd.web.pages.views import search_of
 
-# The most jobs that one action changes; the user can repeat it for the others.
+# The most jobs that one action changes; the user can repeat the action for the other jobs.
 BULK_JOBS_MAX = 10_000
 PAUSE_S_MAX = 365 * 86400.0
 JOB_ACTIONS = ("retry", "cancel")
@@ -107,7 +107,7 @@ async def preview(board: Dashboard, request: Request) -> Response:
 
 
 async def act_in_bulk(board: Dashboard, request: Request) -> Response:
-    """Retry or cancel all jobs of a filter that existed when the preview was made."""
+    """Retry or cancel the jobs that match a filter and existed when the preview was made."""
     session, form = await board.acting(request)
     fields = {name: values[0] for name, values in form.items()} | {"state": form.get("state", [])}
     try:
@@ -196,7 +196,7 @@ async def run_schedule(board: Dashboard, request: Request) -> Response:
     if ids is None:
         done = "skipped, as one of its jobs is live"
     else:
-        done = f"made {count(len(ids), 'job')}: {', '.join(map(str, ids[:10]))}"
+        done = f"enqueued {count(len(ids), 'job')}: {', '.join(map(str, ids[:10]))}"
     return _schedule_done(board, session, name, "run", done, ids or [])
 
 
@@ -250,5 +250,5 @@ def _duration(written: str) -> float | None:
     except ValueError as error:
         raise Refused(str(error)) from None
     if not 0 < seconds <= PAUSE_S_MAX:
-        raise Refused("the time must be above zero and below a year: 30m, 2h, 1d")
+        raise Refused("the time must be above zero and at most 365d, for example 30m, 2h or 1d")
     return seconds

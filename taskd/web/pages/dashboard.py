@@ -228,7 +228,7 @@ class Dashboard:
                 return 404, "Not found", message, ""
             case PermissionDenied():
                 advice = (
-                    "The dashboard's login in PostgreSQL has no right to it. Viewing needs "
+                    "The dashboard's login in PostgreSQL has no right to do this. Viewing needs "
                     "taskd_observer, acting needs taskd_admin (`taskd db roles`)."
                 )
                 return 403, "Not permitted", message, advice
@@ -240,7 +240,10 @@ class Dashboard:
                 )
                 return 503, "That took too long", message, advice
             case StoreUnavailable():
-                advice = "Workers wait for it as well, and go on by themselves. Reload the page."
+                advice = (
+                    "Workers also wait for PostgreSQL, and then continue by themselves. Reload the "
+                    "page later."
+                )
                 return 503, "PostgreSQL does not answer", message, advice
             case SchemaError():
                 return 503, "The schema does not fit", message, "Run `taskd db check`."
@@ -253,7 +256,7 @@ async def form_of(request: Request) -> dict[str, list[str]]:
     """Return the fields of a form.
 
     Raises:
-        Refused: no browser sends such a form.
+        Refused: the body is not a form as browsers send it.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
@@ -274,7 +277,7 @@ def number_of(written: str) -> int:
     """Return an id.
 
     Raises:
-        JobNotFound: no job can have it.
+        JobNotFound: no job can have this id.
     """
     number = int(written) if written.isascii() and written.isdecimal() and len(written) < 20 else 0
     if not 1 <= number <= ID_MAX:

@@ -32,8 +32,8 @@ class Moment:
 def timeline(job: dict[str, Any]) -> list[Moment]:
     """Return the events of a job from its enqueue to its end, or to its next attempt.
 
-    The row of a job with many attempts contains only the errors of the first and the last ones; an
-    event names the missing attempts.
+    The row of a job with many attempts contains only the errors of the first and the last attempts;
+    an event names the missing attempts.
     """
     moments = [Moment(job["enqueued_at"], "plain", _birth(job))]
     kept = job["errors"] or []
@@ -57,7 +57,7 @@ def timeline(job: dict[str, Any]) -> list[Moment]:
 
 
 def _birth(job: dict[str, Any]) -> str:
-    return f"the schedule {job['schedule']} made it" if job["schedule"] else "enqueued"
+    return f"enqueued by the schedule {job['schedule']}" if job["schedule"] else "enqueued"
 
 
 def _attempt(error: dict[str, Any]) -> Moment:
@@ -72,8 +72,8 @@ def _attempt(error: dict[str, Any]) -> Moment:
 
 def _end(job: dict[str, Any], kept: list[dict[str, Any]]) -> list[Moment]:
     began, ended = job["started_at"], job["finished_at"]
-    # If the last attempt has failed, its event is there already. It is missing if the job has ended
-    # in another way.
+    # If the last attempt has failed, the timeline already contains it. If the job has ended in
+    # another way, the start of the last attempt is missing.
     tried = kept and kept[-1].get("attempt") == job["attempt"]
     moments = []
     if began is not None and not tried:

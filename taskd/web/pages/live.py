@@ -43,7 +43,7 @@ class Board(NamedTuple):
     """The current queues and workers, the chart of the last hour, and recent errors.
 
     Attributes:
-        number: the number of the read, which grows.
+        number: the number of the read; it grows with each read.
     """
 
     number: int
@@ -69,7 +69,7 @@ class Board(NamedTuple):
 
     @property
     def unserved(self) -> list[Row]:
-        """Return the queues with due jobs and without a live worker."""
+        """Return the queues that have due jobs, have no live worker, and are not paused."""
         return [
             row
             for row in self.queues
@@ -94,8 +94,8 @@ class _Viewer:
     """A viewer of a page.
 
     Attributes:
-        job_id: the job that it watches, if any.
-        stage: the state of that job on its page; see stage_of().
+        job_id: the job that the viewer watches, if any.
+        stage: the state of that job as the viewer's page shows it; see stage_of().
         seen: the state of that job at the last read.
         news: set when there is something to send.
         board: the data to send.
@@ -128,7 +128,10 @@ class Live:
         self._made_of = 0
 
     async def board(self) -> Board:
-        """Return the data of all queues, read at most two seconds ago (the chart: ten)."""
+        """Return the data of all queues: at most two seconds old (the chart: ten).
+
+        After slow reads, the data can be older.
+        """
         async with self._reading:
             # Read one after another, so that only one connection is used.
             if not self._chart.is_fresh(CHART_EVERY_S):
@@ -174,7 +177,7 @@ class Live:
         return {name: self._made[name] for name in names}
 
     def forget(self) -> None:
-        """Drop cached data, after a user has changed something."""
+        """Drop the cached queues and workers, after a user has changed something."""
         self._now.read_at = float("-inf")
 
     async def _read_now(self) -> tuple[list[Row], list[Row]]:
@@ -193,12 +196,12 @@ class Live:
     async def follow(
         self, job_id: int | None, stage: str | None = None
     ) -> AsyncIterator[_Viewer | None]:
-        """Yield the viewer after each read, without end; None: there was no read for a while.
+        """Yield the viewer after each read until end(); yield None after KEEP_ALIVE_S without one.
 
         Args:
             job_id: a job to watch for changes.
-            stage: the state of that job on its page, from stage_of(), to detect that it has changed
-                since then.
+            stage: the state of that job as the page shows it, from stage_of(), to detect that the
+                job has changed since the page was made.
         """
         viewer = _Viewer(job_id, stage)
         self._viewers.add(viewer)

@@ -19,8 +19,8 @@ from taskd.core.humanize import UNIT_S, count, printable, rate_text, span
 
 HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
-# The longest text in one line, the longest text, and the longest log line. The command line shows
-# the whole text.
+# The most characters of a text in one line, of a text in several lines, and of a log line. The
+# command line shows the whole text.
 LINE_CHARS_MAX = 200
 TEXT_CHARS_MAX = 20_000
 LOG_CHARS_MAX = 2000
@@ -96,7 +96,7 @@ def number(value: float | None) -> str:
 
 
 def pace(per_s: float) -> str:
-    """Return `13.9/s`, `4.2/m`, `0/s`: three digits, in the unit with digits before the point."""
+    """Return `13.9/s`, `4.2/m`, `0/s`: three digits, in the first unit that gives 1 or more."""
     unit, size = next((pair for pair in UNIT_S.items() if per_s * pair[1] >= 1), ("h", 3600.0))
     return f"{per_s * size:.3g}/{unit}" if per_s else "0/s"
 
@@ -157,6 +157,6 @@ def query(base: str, values: Mapping[str, Any]) -> str:
 
 @cache
 def static(name: str) -> str:
-    """Return the URL of a static file, which changes with its content."""
+    """Return the URL of a static file. The URL changes with the content of the file."""
     digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
     return f"/static/{name}?v={digest}"

@@ -1,4 +1,4 @@
-"""The pages that show: each reads data, decides nothing, and fills a template."""
+"""The pages that only show data: each reads rows and fills a template."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def job(board: Dashboard, request: Request) -> Response:
     facts = await reports.why_job(board.on, job_id)
     if row is None or facts is None:
         raise JobNotFound(
-            f"no job has the id {job_id}: it was never enqueued, or its queue keeps it no longer"
+            f"no job has the id {job_id}: it was never enqueued, or its queue no longer keeps it"
         )
     parts = None
     if row["workflow_id"] is not None:
@@ -217,7 +217,7 @@ async def schedule_list(board: Dashboard, request: Request) -> Response:
 
 
 async def worker_list(board: Dashboard, request: Request) -> Response:
-    """Live workers, and those that ended recently."""
+    """Live workers, and workers that ended recently."""
     rows = await reports.list_workers(board.on, DEAD_S)
     live = [row for row in rows if row["state"] != "dead"]
     dead = [row for row in rows if row["state"] == "dead"]
@@ -231,7 +231,7 @@ async def limit_list(board: Dashboard, request: Request) -> Response:
 
 
 async def limit(board: Dashboard, request: Request) -> Response:
-    """One limit, with its keys a page at a time: their slots, and their blocked jobs."""
+    """One limit and its keys, a page at a time, with the slots and blocked jobs of each key."""
     name = request.path_params["name"]
     rows = [row for row in await limits.list_limits(board.on) if row["name"] == name]
     if not rows:

@@ -50,7 +50,7 @@ async def _preview(board: Dashboard, request: Request, action: str) -> Response:
 
 
 async def cancel(board: Dashboard, request: Request) -> Response:
-    """Cancel waiting jobs, ask running ones to stop; no further stage starts."""
+    """Cancel waiting jobs, and ask running jobs to stop; no further stage starts."""
     session, form = await board.acting(request)
     row = await workflow_of(board, job_id_of(request))
     moved = await bulk.cancel_workflow(board.on, row["id"], reason_of(form, session), BULK_JOBS_MAX)

@@ -8,7 +8,7 @@ from typing import Any
 
 from taskd.core.workflows.tree import STATES, state_counts
 
-# The size of a box, and the gap between two.
+# The size of a box, and the gaps between boxes.
 WIDTH, HEIGHT, RIGHT, BELOW = 172, 46, 44, 16
 PARTS_MAX = 200
 EDGES_MAX = 2000
@@ -39,7 +39,7 @@ class Graph:
 
 
 def graph(parts: Sequence[Mapping[str, Any]]) -> Graph:
-    """Return the graph of these parts, which are sorted: each comes after those it waits for."""
+    """Return the graph of these sorted parts: each part comes after the parts it waits for."""
     drawn = parts[:PARTS_MAX]
     column: dict[str, int] = {}
     for part in drawn:
@@ -54,7 +54,7 @@ def graph(parts: Sequence[Mapping[str, Any]]) -> Graph:
         rows[column_index] = row + 1
         x, y = column_index * (WIDTH + RIGHT), row * (HEIGHT + BELOW)
         states = part["states"]
-        # From the most to the least important state; a part that has not started has none.
+        # STATES begins with the most important state. A part that has not started has no state.
         state = next((each for each in STATES if states.get(each)), "planned")
         jobs = sum(states.values())
         boxes[name] = Box(name, state, state_counts(states), jobs, part["first_id"], x, y)

@@ -53,7 +53,7 @@ function toRelease(part) {
 }
 
 function replace(old, html) {
-  // Do not replace what the user is using; a later update does.
+  // Do not replace a part that the user is using; a later update replaces it.
   if (inUse(old)) return;
   const scrolled = [...old.querySelectorAll(".wide")].map((each) => each.scrollLeft);
   const folds = [...old.querySelectorAll("details[id]")].map((each) => [each.id, each.open]);

@@ -399,7 +399,7 @@ async def test_a_withdrawn_schedule_is_shown_as_such(guarded, sql):
     )
     text = (await guarded.get("/schedules")).text
     assert '<span class="mark">withdrawn</span>' in text
-    assert "No live worker of its app declares it." in text
+    assert "No live worker of its app declares this schedule." in text
 
 
 async def test_schedules_run_now_and_pause(guarded, sql):
@@ -409,7 +409,7 @@ async def test_schedules_run_now_and_pause(guarded, sql):
     )
     await guarded.act("/schedules/run", name="nightly <1>")
     assert await sql.fetchval("SELECT schedule FROM taskd.job") == "nightly <1>"
-    assert "made 1 job" in (await guarded.get("/schedules")).text
+    assert "enqueued 1 job" in (await guarded.get("/schedules")).text
     await guarded.act("/schedules/pause", name="nightly <1>")
     assert await sql.fetchval("SELECT pause_reason FROM taskd.schedule") == "by admin"
     await guarded.act("/schedules/resume", name="nightly <1>")

@@ -261,7 +261,7 @@ async def test_a_login_in_a_browser_lasts_and_ends(chromium, serve, sql):
         await each.go("/schedules")
         assert await each.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         await each.page.click("text=Run now >> nth=0")
-        assert "made 1 job" in await each.text()
+        assert "enqueued 1 job" in await each.text()
         await each.page.click("text=Log out")
         await each.go("/")
         assert "Password" in await each.text()
