@@ -43,6 +43,7 @@ EXIT_CODES = {
     77: "not permitted",
     78: "wrong configuration, or an incompatible schema",
     EXIT_INTERRUPTED: "interrupted by Ctrl-C",
+    EXIT_BROKEN_PIPE: "the reader of the output, such as `head`, has closed the pipe",
 }
 
 

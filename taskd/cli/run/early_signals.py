@@ -16,6 +16,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from taskd.cli import EXIT_INTERRUPTED
+
 # Windows, where this module is imported to show the help, has no SIGQUIT.
 STOPS = (signal.SIGTERM, getattr(signal, "SIGQUIT", signal.SIGTERM))
 # If the main thread runs C code, or catches StoppedEarly, the watch thread ends the process after
@@ -95,14 +97,17 @@ class EarlySignals:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
-        stopping = False
+        exit_code: int | None = None
         while True:
-            if not poll.poll(GRACE_S * 1000 if stopping else None):
-                os._exit(0)
+            if not poll.poll(None if exit_code is None else GRACE_S * 1000):
+                os._exit(exit_code or 0)
             numbers = os.read(self._read, 4096)
             if not numbers:
                 break
-            stopping = stopping or any(number in STOPS for number in numbers)
+            if exit_code is None and any(number in STOPS for number in numbers):
+                exit_code = 0
+            elif exit_code is None and signal.SIGINT in numbers:
+                exit_code = EXIT_INTERRUPTED
         os.close(self._read)
 
     def _after_fork(self) -> None:

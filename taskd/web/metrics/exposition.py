@@ -50,7 +50,7 @@ EVENTS_FROM_START = (
     *("workers.declared_dead", "loop.blocked"),
 )
 SOURCES = ("notify", "idle_poll", "time")
-INTERRUPTIONS = ("stop", "fence")
+INTERRUPTIONS = ("stop", "fence", "foreign")
 STATES = ("blocked", "scheduled", "queued", "running")
 
 
