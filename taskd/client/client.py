@@ -165,9 +165,9 @@ class Client(ClientControl):
             max_jobs: how many jobs the buffer holds at most.
             max_bytes: how many bytes the arguments of these jobs take at most. An empty buffer
                 accepts a job of any size.
-            max_wait_s: how long a job waits at most for other jobs with which it shares a
-                statement.
-            flush_s: how long the end of the block waits at most until the remaining jobs are
+            max_wait_s: the most seconds that a job waits for other jobs, to share a statement
+                with them.
+            flush_s: the most seconds that the end of the block waits until the remaining jobs are
                 written.
 
         Raises:
@@ -197,9 +197,9 @@ class Client(ClientControl):
         Args:
             job_id: id of the job. The id that enqueue() returned for a new job identifies this job
                 even if the sequence of ids goes back. For any other id that several jobs have, the
-                live job is read, or else the newest. The result of an id that a method of the
-                task returned is decoded to the type that the handler is annotated to return; any
-                other result is what JSON has.
+                live job is read, or else the newest. If a method of the task returned the id, the
+                result is decoded to the type that the handler is annotated to return; otherwise
+                it is decoded to JSON's types.
             timeout_s: seconds to wait, outages of the database included; None: wait without a
                 limit.
 

@@ -59,7 +59,7 @@ class Schedules:
             reason: `taskd schedules list` and the dashboard show it.
 
         Raises:
-            InvalidJob: `for_s` is not above zero.
+            InvalidJob: `for_s` is not above zero, or longer than ten years.
         """
         return await stored.pause(
             await self._pool(), list(names), above_zero(for_s), clean_reason(reason) or None

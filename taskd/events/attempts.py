@@ -33,7 +33,7 @@ def job_result_unstored(job: Job, reason: str) -> None:
 
 
 def job_result_refused(job_id: int) -> None:
-    """The job failed after `job.done`: the next stage of its pipeline cannot have its result.
+    """The job failed after `job.done`, because the next stage of its pipeline refuses its result.
 
     The reason of the job, which `taskd why` shows, says why not.
     """
@@ -41,7 +41,7 @@ def job_result_refused(job_id: int) -> None:
 
 
 def job_failed(job: Job, ack: Ack, duration_s: float) -> None:
-    """A job failed, and has no further attempt."""
+    """A job failed, and will not be retried."""
     emit("job.failed", "error", **job_fields(job, duration_s), reason=ack.reason, error=_error(ack))
 
 
@@ -61,10 +61,7 @@ def job_released(job: Job) -> None:
 
 
 def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
-    """An attempt was cut short: its worker stops (`stop`) or lost its lease (`fence`).
-
-    Or code outside of taskd has cancelled its asyncio task (`foreign`).
-    """
+    """An attempt was cut short; `why`: `stop`, `fence` (lost lease) or `foreign` (by the app)."""
     emit(
         "job.interrupted",
         "warning",
@@ -100,7 +97,7 @@ def job_outcome_refused(job_id: int, error: str) -> None:
 
 
 def job_change_refused(job_id: int, action: str, error: str) -> None:
-    """PostgreSQL refuses to change a job, for example by a trigger; other jobs are not affected.
+    """PostgreSQL refuses to change a job, for example because of a trigger; other jobs go on.
 
     The worker retries every minute, and logs this once. `action`: claim, promote, admit, expire,
     unpark or rescue.
@@ -153,7 +150,7 @@ def logs_dropped(count: int, error: str) -> None:
 
 
 def errors_not_reported(count: int, why: str) -> None:
-    """`count` errors did not reach a function with @report_errors; logged once a minute."""
+    """`count` errors did not reach a function with @report_errors; logged at most once a minute."""
     emit("errors.not_reported", "warning", count=count, why=why)
 
 

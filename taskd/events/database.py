@@ -167,7 +167,7 @@ def tasks_contested(app: str, owners: Mapping[str, str]) -> None:
 
 
 def limits_contested(app: str, owners: Mapping[str, str]) -> None:
-    """Live apps declare these limits with other bounds; those that were published last apply."""
+    """Live apps declare these limits with other bounds; the bounds published last apply."""
     emit("limits.contested", "warning", app=app, owners=dict(owners))
 
 
@@ -177,7 +177,7 @@ def app_published(app: str) -> None:
 
 
 def app_not_published(app: str, error: str) -> None:
-    """Another app has taken the name of a task or schedule since this worker started."""
+    """The app was not published again, because another app took the name of a task or schedule."""
     emit("app.not_published", "warning", app=app, error=error)
 
 
@@ -198,7 +198,7 @@ def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
 
 
 def schedule_delayed(schedule: str, tick: datetime | None, error: str) -> None:
-    """A tick was not fired, because a lock was held or PostgreSQL refused it; it is retried.
+    """A tick is delayed, because a lock was held or PostgreSQL refused it; the worker retries it.
 
     Logged when this begins, and then every ten minutes; `service.failing` follows if it lasts.
     """
@@ -258,7 +258,7 @@ def migration_applied(number: int, name: str) -> None:
 def migration_delayed(
     number: int, name: str, error: str, delay_s: float, held_by: Sequence[str]
 ) -> None:
-    """A migration got no lock or was in a deadlock; it has changed nothing, and is retried."""
+    """A migration got no lock or met a deadlock, and has changed nothing; taskd retries it."""
     emit(
         "migration.delayed",
         "warning",

@@ -86,8 +86,8 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
         case CancelRequested(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=reason)
         case StillRuns():
-            # The attempt counts: otherwise workers would claim the job of a handler that never ends
-            # without limit.
+            # The attempt counts: otherwise workers would claim the job again and again while its
+            # handler never ends.
             text = "an abandoned attempt of this job still runs in this worker"
             delay_s = max(
                 ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)

@@ -116,10 +116,12 @@ def _has_secret(schema: Any) -> bool:
 
 
 def check_constraints(task: str, fields: Iterable[tuple[str, Any, Any]]) -> None:
-    """Check that no annotation contains a rule of Pydantic outside of a model: none would hold.
+    """Check that no annotation contains a rule of Pydantic outside of a model.
+
+    msgspec would not apply such a rule.
 
     Raises:
-        TypeError: an annotation contains one.
+        TypeError: an annotation contains such a rule.
     """
     for name, hint, _ in fields:
         for rule in filter(_is_rule, _parts(hint)):
@@ -148,10 +150,11 @@ def _is_rule(part: Any) -> bool:
 
 
 def refusal(task: str, fields: Iterable[tuple[str, Any, Any]], error: TypeError) -> TypeError:
-    """Return the error for arguments of which msgspec or schema_of() has refused one.
+    """Return the error that names the first argument that msgspec or schema_of() refuses.
 
     Args:
-        error: what they raised for all arguments together.
+        error: the exception for all arguments together; its text is used if no argument is refused
+            alone.
     """
     for name, hint, _ in fields:
         try:
