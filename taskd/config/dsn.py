@@ -66,7 +66,7 @@ def _kept(query: str) -> Iterator[str]:
 def dsn_words(dsn: str) -> dict[str, str]:
     """Return the values of a checked DSN by libpq's words.
 
-    As in libpq, a parameter after the `?` overrides the same value before the `?`.
+    As in libpq, a parameter after the `?` overrides the value of the same word before the `?`.
 
     Raises:
         ValueError: a host or port cannot be read.

@@ -36,7 +36,7 @@ def above_zero(for_s: float | None) -> float | None:
     """Return the duration of a pause in seconds.
 
     Raises:
-        InvalidJob: the duration is not None, and is not above zero or is over ten years.
+        InvalidJob: the duration is zero or less, or over ten years.
     """
     if for_s is not None and not 0 < for_s <= PAUSE_S_MAX:
         raise InvalidJob(

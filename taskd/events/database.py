@@ -40,7 +40,7 @@ def listener_pooled(channels: int) -> None:
 
 
 def listener_connected(channels: int) -> None:
-    """The worker listens on the channels of all queues."""
+    """The worker listens on the channels of all its queues."""
     emit("listener.connected", "debug", channels=channels)
 
 
@@ -65,7 +65,7 @@ def queue_unpolled(queue: str) -> None:
 
 
 def queue_mark_refused(queue: str, error: str) -> None:
-    """PostgreSQL refuses the busy mark of a queue, so producers notify; logged once a minute."""
+    """PostgreSQL refuses a queue's busy mark, so producers notify; logged at most once a minute."""
     emit("queue.mark_refused", "warning", queue=queue, error=error)
 
 
@@ -177,7 +177,7 @@ def app_published(app: str) -> None:
 
 
 def app_not_published(app: str, error: str) -> None:
-    """The app was not published again, because another app took the name of a task or schedule."""
+    """The app was not published again; `error` says why: another app took a name, for example."""
     emit("app.not_published", "warning", app=app, error=error)
 
 
@@ -187,7 +187,7 @@ def clock_set_back(ahead_s: float, schedules: Sequence[str]) -> None:
 
 
 def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
-    """Ticks were due while no worker fired them; `caught_up` of these ticks are fired now."""
+    """Due ticks of a schedule are left out, as `catch_up` says; `caught_up` ticks are fired now."""
     since_text = since and since.isoformat()
     emit("schedule.missed", "warning", schedule=schedule, since=since_text, caught_up=caught_up)
 

@@ -60,7 +60,7 @@ DATABASE = (
     ),
     Check(
         "pooler", "PgBouncer and similar poolers, and listen_dsn",
-        "A pooler loses notifications, so jobs start up to five seconds late.",
+        "A pooler loses notifications, so jobs start up to about five seconds late.",
         ("connection",), server.pooler,
     ),
     Check(
@@ -206,7 +206,7 @@ DATABASE = (
     ),
     Check(
         "workers", "Workers with an expired lease, workers that drain, and different versions",
-        "The jobs of a worker whose lease has expired wait until a worker declares it dead.",
+        "The jobs of a worker whose lease has expired wait until another worker declares it dead.",
         ("doctor_workers",), jobs.workers,
     ),
     Check(

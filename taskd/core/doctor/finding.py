@@ -31,7 +31,8 @@ class Level(StrEnum):
         return list(Level).index(self)
 
 
-# With findings of these levels, `taskd doctor` exits with code 4.
+# If a finding has one of these levels, `taskd doctor` exits with code 4. If it cannot read the
+# settings or the database, it exits with the code of that error instead.
 FAILED = (Level.ERROR, Level.WARNING)
 
 

@@ -189,7 +189,10 @@ def _list_running(task: str) -> str:
 
 
 def failing_tasks(facts: Facts) -> Iterator[Observation]:
-    """Find tasks whose attempts have failed in a process for a minute, without a success."""
+    """Find tasks of which five attempts or more have failed in a process, for a minute or longer.
+
+    A success in the process ends such a series.
+    """
     found: dict[str, list[tuple[Row, FailureStreak]]] = {}
     for row in facts["doctor_workers"]:
         for streak in decode(row["status"]).failing if row["late_s"] <= 0 else ():
@@ -211,7 +214,7 @@ def failing_tasks(facts: Facts) -> Iterator[Observation]:
                 "removed: `taskd tasks resume NAME`, then `taskd jobs retry --task NAME`."
             ),
         )
-    yield ok("no task has failed for a minute without a success")
+    yield ok("no task has failed five times over a minute without a success")
 
 
 def blocked_loops(facts: Facts) -> Iterator[Observation]:
@@ -294,7 +297,7 @@ def apps(facts: Facts) -> Iterator[Observation]:
 
 
 def _unrelated(rows: list[Row]) -> list[Row]:
-    """Return the versions of an app that are not connected with the first one by common tasks."""
+    """Return the versions of an app that share no task with the first one, even through others."""
     known, left = set(rows[0]["tasks"]), rows[1:]
     while kin := [row for row in left if not known.isdisjoint(row["tasks"])]:
         known.update(*(row["tasks"] for row in kin))

@@ -104,7 +104,7 @@ def compare(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Ite
 def _comes_with_its_parent(
     each: Object, expected: dict[tuple[str, str], Object], found: dict[tuple[str, str], str]
 ) -> bool:
-    """Return whether an object is a part of a partition that is repaired with the parent table."""
+    """Return whether an object is a part of a partition, and its parent's repair includes it."""
     if each.kind not in ("column", "constraint") or ("partition", each.owner) not in expected:
         return False
     parent = each.owner.rpartition("_")[0]

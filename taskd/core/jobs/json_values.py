@@ -67,7 +67,7 @@ def to_json_type(value: Any) -> Any:
 
 
 def to_argument_type(value: Any) -> Any:
-    """Return an argument as to_json_type() does, so that a model can read its own value again.
+    """Return an argument as to_json_type() does, in a form that the same model can read again.
 
     Raises:
         NoJsonForm: there is no such value.

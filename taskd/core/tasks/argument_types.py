@@ -1,7 +1,8 @@
 """Types of arguments that msgspec does not know: models of Pydantic, and types that taskd refuses.
 
-A model is recognized by its methods, so Pydantic is not imported. Its JSON Schema becomes part of
-the published schema; the worker and every typed enqueue validate the argument with the model.
+taskd recognizes a model by its methods, and does not import Pydantic. The JSON Schema of a model
+becomes part of the published schema; the worker and every typed enqueue validate the argument with
+the model.
 """
 
 from __future__ import annotations

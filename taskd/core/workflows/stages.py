@@ -47,7 +47,7 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
 
     Raises:
         InvalidWorkflow: there is no stage, or there are too many; two stages have the same name; or
-            a stage returns a single value, and the next stage has no parameter `takes` for it.
+            a stage returns a single value, and the next stage has no single parameter for it.
     """
     if not 1 <= len(stages) <= STAGES_MAX:
         raise InvalidWorkflow(
