@@ -953,7 +953,7 @@ def test_without_a_dsn_the_embedded_server_is_reported_and_not_started(nowhere, 
     doctor = Doctor(nowhere)
     findings = doctor(TASKD_DATA_DIR=str(home / "data"))
     assert "reach" not in findings
-    assert "is not running" in findings["embedded"]["found"][0]
+    assert "not running" in findings["embedded"]["found"][0]
     assert not (home / "data").exists()
     assert doctor(code=78, TASKD_EMBEDDED="off")["dsn"]["level"] == "error"
 
