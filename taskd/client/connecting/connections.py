@@ -152,7 +152,7 @@ class ClientConnections:
 
     def _drop_closed_loops(self) -> None:
         # The pool of a loop is removed when the loop closes its async generators. Some loops are
-        # closed without closing these.
+        # closed without closing their async generators.
         for loop in [loop for loop in self._pools if loop.is_closed()]:
             del self._pools[loop], self._closers[loop], self._waiters[loop]
 
