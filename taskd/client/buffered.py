@@ -6,8 +6,9 @@ that were refused or could not be written are reported at the end of the block.
 
 If the connection breaks at a COMMIT, the buffer asks the server whether the transaction committed,
 so no batch is written twice. The server knows this even after a crash. A failover to a standby
-loses a transaction that the standby has not received; then the buffer writes the batch again. It
-does not if the promoted standby has given the id of the transaction to another one meanwhile.
+loses a transaction that the standby has not received; then the buffer writes the batch again. But
+the promoted standby can give the id of the lost transaction to another transaction. If that other
+transaction committed, the buffer counts the batch as written, and its jobs are lost.
 """
 
 from __future__ import annotations

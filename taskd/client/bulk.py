@@ -66,7 +66,7 @@ async def retry_workflow(
     """Retry failed and cancelled jobs of a workflow, the first `limit` of them.
 
     Returns:
-        The ids of the jobs that were retried, and the ids of those `limit` jobs that were not.
+        The ids of the jobs that were retried, and of the jobs that were chosen and not retried.
     """
     # Parents have smaller ids, so each batch retries parents before the jobs that wait for them.
     chosen = (await workflows.jobs_to_retry(on, workflow_id))[:limit]

@@ -165,9 +165,9 @@ class Client(ClientControl):
             max_jobs: how many jobs the buffer holds at most.
             max_bytes: how many bytes the arguments of these jobs take at most. An empty buffer
                 accepts a job of any size.
-            max_wait_s: how long a job waits at most for other jobs with which it shares a
-                statement.
-            flush_s: how long the end of the block waits at most until the remaining jobs are
+            max_wait_s: the most seconds that a job waits for other jobs, to share a statement
+                with them.
+            flush_s: the most seconds that the end of the block waits until the remaining jobs are
                 written.
 
         Raises:

@@ -1,9 +1,9 @@
 """The default client, which `task.enqueue(...)` uses: one per process.
 
 It reads its DSN from the same places as `taskd run`: taskd.toml or `[tool.taskd]` of the
-pyproject.toml in the current directory, TASKD_DSN, TASKD_DSN_FILE, DATABASE_URL, the PG* variables.
-If none of these contains a DSN, the client uses the embedded PostgreSQL. An application that keeps
-its DSN elsewhere calls configure() when it starts.
+pyproject.toml in the current directory, TASKD_DSN, TASKD_DSN_FILE, a systemd credential named dsn,
+DATABASE_URL, the PG* variables. If none of these contains a DSN, the client uses the embedded
+PostgreSQL. An application that keeps its DSN elsewhere calls configure() when it starts.
 """
 
 from __future__ import annotations

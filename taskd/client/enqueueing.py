@@ -119,9 +119,10 @@ def is_complete(job: NewJob) -> bool:
 async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[NewJob]:
     """Return the jobs, each completed by its published or built-in task.
 
-    The arguments of a job are checked if they were not before; then the job also gets the limit,
-    the unique key and the argument version of the task. A job without a queue gets that of the
-    task. A job with a queue whose task is not published stays as it is.
+    If the arguments of a job were not checked yet, they are checked, and the job gets the limit and
+    the argument version of the task, and the task's unique key, unless the job has a key or
+    `no_key`. A job without a queue gets the queue of the task. If a job has a queue, and its task
+    is not published, the job stays as it is.
 
     Raises:
         UnknownTask, InvalidArgs: as insert_jobs().

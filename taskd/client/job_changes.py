@@ -17,7 +17,7 @@ from taskd.store.jobs import changes
 
 
 async def change(on: Fetches, ids: Sequence[int], new: Change) -> dict[int, ChangeOutcome]:
-    """Change those of these jobs that wait; return the outcome for each id.
+    """Change the jobs with these ids if they wait; return the outcome for each id.
 
     Raises:
         InvalidJob: no new value is given, or PostgreSQL refuses a value.

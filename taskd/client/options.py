@@ -11,7 +11,10 @@ from taskd.core.tasks.other_words import JOB_OPTIONS, unknown_option
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of a job, as `NewJob` describes them; None or missing: as the task defines."""
+    """The options of a job, as `NewJob` describes them.
+
+    If an option is None or missing, the option of the task applies, or else the default of NewJob.
+    """
 
     queue: str | None
     priority: int | None

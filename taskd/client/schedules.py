@@ -29,7 +29,7 @@ class Schedules:
         """Make or change a schedule; return `created`, `changed` or `unchanged`.
 
         The next tick stays the same unless the period, its start, the cron expression or the time
-        zone changes. A pause stays in force.
+        zone changes, or the schedule was withdrawn. A pause stays in force.
 
         Raises:
             InvalidJob: PostgreSQL refuses a value, the schedule names no queue and its task is not
@@ -59,7 +59,7 @@ class Schedules:
             reason: `taskd schedules list` and the dashboard show it.
 
         Raises:
-            InvalidJob: `for_s` is not above zero.
+            InvalidJob: `for_s` is not above zero, or longer than ten years.
         """
         return await stored.pause(
             await self._pool(), list(names), above_zero(for_s), clean_reason(reason) or None

@@ -101,7 +101,7 @@ class Enqueues(Generic[P, R]):
     if not TYPE_CHECKING:  # type checkers refuse unknown names
 
         def __getattr__(self, name: str) -> Any:
-            """Raise the error for a name that does not exist, with the word of taskd."""
+            """Raise AttributeError; if another job queue has this method, name that of taskd."""
             hint = TASK_METHODS.get(name)
             text = f"a task has no attribute {name!r}"
             if hint is not None:
@@ -153,24 +153,25 @@ class Task(core.Task[P, R], Enqueues[P, R]):
             queue: name of the queue.
             priority: smaller numbers run first, -32768 to 32767; 100 by default.
             run_at: when the job is due, a datetime with a time zone; excludes `delay_s`.
-            delay_s: seconds from now until the job is due.
+            delay_s: seconds from the start of the enqueueing transaction until the job is due.
             max_attempts: the most attempts of the job, 1 to 1000.
             timeout_s: timeout of one attempt in seconds.
             unique: the job's unique key.
             no_key: True: the job gets no unique key, even if the task has one.
             deadline: no attempt starts after this time, a datetime with a time zone; excludes
                 `deadline_s`.
-            deadline_s: the deadline in seconds from now.
+            deadline_s: the deadline in seconds after the start of the enqueueing transaction.
             metadata: further values that are stored with the job, such as tags.
 
         Raises:
-            TypeError: an option does not exist; the message says what taskd calls it.
+            TypeError: an option does not exist. For an option of another job queue, the message
+                names that of taskd.
         """
         return WithOptions(self, given(options))
 
 
 class AsyncTask(Task[P, R]):
-    """A task with an `async def` handler; R is the type of what the handler's coroutine returns."""
+    """A task with an `async def` handler; R is the type that the handler's coroutine returns."""
 
     def __call__(  # type: ignore[override]
         self, *args: P.args, **kwargs: P.kwargs

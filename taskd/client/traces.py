@@ -142,7 +142,10 @@ def failed(span: Any, kind: str, message: str) -> None:
 
 @contextmanager
 def sending(tracer: Any) -> Iterator[Sending]:
-    """Make a span around the writing of jobs. The block must end the span; an exception ends it."""
+    """Make a span around the writing of jobs.
+
+    If the block raises an exception, the span ends here. Otherwise the caller must end the span.
+    """
     span = Sending(tracer, "enqueue", "send")
     try:
         yield span

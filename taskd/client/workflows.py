@@ -1,4 +1,4 @@
-"""Workflows and pipelines: how a producer makes and starts them."""
+"""Make and start workflows and pipelines."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, St
 
 
 class Workflow(Startable):
-    """Jobs of which some wait for others. start() enqueues them.
+    """Jobs of which some wait for others. start() enqueues all of them.
 
     Args:
         name: 1 to 100 bytes; several workflows can have the same name.
@@ -335,7 +335,7 @@ def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
     """Make a pipeline of named stages, in which the result of a stage is passed to the next one.
 
     If a result is a dict, its items are the arguments of the next stage by name. None means no
-    arguments. Any other result is the only required argument of the next stage, or its only
+    arguments. Any other result is the only required argument of the next stage, or else its only
     argument. A handler that returns `Next("stage", **args)` chooses another stage, which can be an
     earlier one. A handler that returns `Stop(result)` ends the run.
 
@@ -356,7 +356,7 @@ def _returns(task: Task[..., Any]) -> Any:
         return None
     try:
         return typing.get_type_hints(inspect.unwrap(task.handler)).get("return")
-    except (NameError, TypeError):  # an annotation names what is imported only for type checkers
+    except (NameError, TypeError):  # NameError: a name is imported only for type checkers
         return None
 
 

@@ -13,9 +13,9 @@ from taskd.errors import ConfigError
 
 
 def connection_words(dsn: str) -> dict[str, str]:
-    """Return what a checked DSN says, and what it leaves to a service or to PG* variables.
+    """Return the words of a checked DSN, completed by its service and by PG* variables.
 
-    As in libpq, a word of the DSN overrides that of its service, and this one the variable.
+    As in libpq, the DSN overrides the service, and the service overrides the variables.
 
     Raises:
         ConfigError: a service cannot be found, or taskd cannot honour a word.
@@ -90,7 +90,7 @@ def _service_files() -> Iterator[Path]:
 
 
 def _verified(words: dict[str, str]) -> dict[str, str]:
-    """Return the words with the verification of the certificate that they ask for."""
+    """Return the words, with the verification of the server's certificate if they require it."""
     mode = words.get("sslmode")
     if words.get("channel_binding") == "require" and mode != "verify-full":
         # The driver has no channel binding, which protects from a server in the middle. The
@@ -116,7 +116,7 @@ def _verified(words: dict[str, str]) -> dict[str, str]:
 
 
 def user_of_process() -> str:
-    """Return the name of the user of this process, which libpq's user is by default.
+    """Return the name of the user of this process, the default of libpq's word `user`.
 
     Raises:
         ConfigError: the user has no name, as in a container with `--user 54321`.

@@ -55,7 +55,7 @@ def _kept(query: str) -> Iterator[str]:
     for field in filter(None, query.split("&")):
         name, separator, value = field.partition("=")
         if not separator:
-            # Do not name it: it can be a part of a password that contains `?`.
+            # Do not name the parameter: it can be a part of a password that contains `?`.
             raise ValueError("a parameter after its `?` has no value: write name=value")
         if name == "ssl":  # of JDBC and SQLAlchemy
             yield f"sslmode={SSL_WORDS.get(value, value)}"
@@ -64,7 +64,9 @@ def _kept(query: str) -> Iterator[str]:
 
 
 def dsn_words(dsn: str) -> dict[str, str]:
-    """Return the values of a checked DSN by libpq's words; as in libpq, a parameter wins.
+    """Return the values of a checked DSN by libpq's words.
+
+    As in libpq, a parameter after the `?` overrides the value of the same word before the `?`.
 
     Raises:
         ValueError: a host or port cannot be read.
@@ -75,7 +77,8 @@ def dsn_words(dsn: str) -> dict[str, str]:
     login, _, hosts = authority.rpartition("@")
     user, _, password = login.partition(":")
     pairs = [_host_and_port(each) for each in hosts.split(",")]
-    # Check it here: PostgreSQL's error about an unescaped password contains a part of the password.
+    # Check the login here: PostgreSQL's error about an unescaped password contains a part of the
+    # password.
     if set("@[]") & set(login) or None in pairs:
         raise ValueError(
             "its host or port cannot be read; in a password write @ / ? # [ as %40 %2F %3F ..."

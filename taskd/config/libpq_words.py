@@ -77,7 +77,7 @@ OF_CONNECTION = (
     | WITHOUT_EFFECT | frozenset(VALUES) | NUMBERS | frozenset(REFUSED)
 )  # fmt: skip
 
-# The variables of libpq whose name is not PG and the word.
+# The variables of libpq whose name is not `PG` followed by the word.
 _VARIABLES = {"connect_timeout": "PGCONNECT_TIMEOUT", "dbname": "PGDATABASE"}
 _WITHOUT_VARIABLE = {
     "fallback_application_name", "keepalives", "keepalives_count", "keepalives_idle",
@@ -95,7 +95,7 @@ def check_words(words: Mapping[str, str]) -> None:
     """Check that taskd can honour these words of libpq.
 
     Raises:
-        ValueError: it cannot; the message names the word.
+        ValueError: taskd cannot honour a word, which the message names.
     """
     for word, value in words.items():
         if word in REFUSED:

@@ -99,11 +99,12 @@ def app_name(value: Any) -> str:
 
 
 def task_prefix(value: Any) -> str:
-    """Return a checked prefix of task names, without its dot."""
+    """Return a checked prefix of task names, without the dot that follows it."""
     text = str(value).strip()
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,2}", text):
         raise ValueError(
-            f"{text!r} is no prefix such as billing: use the characters A-Z a-z 0-9 _ -"
+            f"{text!r} is no prefix such as billing: use the characters A-Z a-z 0-9 _ -, in one to "
+            "three parts with dots between them"
         )
     return text
 

@@ -93,8 +93,8 @@ class Settings:
     app: str | None = setting(None, "The module whose @task functions the worker runs.", str)
     app_name: str | None = setting(
         None,
-        "The name of the app in the database, unique among the apps that share it; by default the "
-        "name of its project and the module, such as billing:worker.",
+        "The name of the app, unique among the apps of the database; by default the names of its "
+        "project and its module, such as billing:worker.",
         app_name,
     )
     task_prefix: str | None = setting(
@@ -171,7 +171,11 @@ class Settings:
         "a task can override it.",
         one_of("off", "failed", "all"),
     )
-    log_level: str = setting("info", "debug, info, warning or error.", one_of(*LOG_LEVELS))
+    log_level: str = setting(
+        "info",
+        "Lowest level that is logged: debug, info, warning or error.",
+        one_of(*LOG_LEVELS),
+    )
     log_format: str = setting(
         "auto",
         "auto (console on a terminal, json otherwise), console (for people), or json.",

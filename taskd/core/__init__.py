@@ -1,5 +1,5 @@
-"""Decide: given a job, a task and an event, compute what comes next.
+"""Decisions: given a job, a task and an event, compute what happens next.
 
-Everything here is pure: no clock, no I/O, no asyncio. It imports only taskd.errors and
-taskd.config. Every other package can import it.
+The code here reads no clock and uses neither I/O nor asyncio. The package imports only
+taskd.errors. Packages above it can import it.
 """

@@ -35,7 +35,7 @@ def zone(value: datetime) -> str:
 def given_up(
     renewed_ago_s: float | None, lease_s: float | None, lease_until: datetime | None
 ) -> str:
-    """Say when the lease of a worker expires whose lease renewal is late."""
+    """Return the end of a sentence about a late worker: its last renewal, and its lease's end."""
     return (
         f"renewed its lease {span(renewed_ago_s)} ago; the lease of {span(lease_s)} "
         f"expires at about {moment(lease_until)}"

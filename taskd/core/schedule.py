@@ -30,8 +30,8 @@ JITTER_S_MAX = 86400.0
 DEADLINE_S_MIN, DEADLINE_S_MAX = 1.0, 365 * 86400.0
 CATCH_UP_MAX_DEFAULT = 100
 CATCH_UP_MAX_LIMIT = 1000
-# A tick that is fired later than this counts as missed. Workers look for due ticks every few
-# seconds.
+# A tick that is fired later than this counts as missed. With a live worker, a tick is late by a few
+# seconds at most.
 MISSED_AFTER_S = 60.0
 
 # A new cron expression is refused if it has no tick after this time.

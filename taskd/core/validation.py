@@ -33,7 +33,11 @@ def check_seconds(name: str, value: object, low: float, high: float) -> None:
 
 
 def above_zero(for_s: float | None) -> float | None:
-    """Return the duration of a pause; raise InvalidJob unless it is up to ten years, or None."""
+    """Return the duration of a pause in seconds.
+
+    Raises:
+        InvalidJob: the duration is zero or less, or over ten years.
+    """
     if for_s is not None and not 0 < for_s <= PAUSE_S_MAX:
         raise InvalidJob(
             f"for_s {for_s!r} is not a number of seconds above zero, of at most {PAUSE_S_MAX}"

@@ -41,7 +41,7 @@ class ThreadsTaken(msgspec.Struct, frozen=True):
 
 
 class FailureStreak(msgspec.Struct, frozen=True):
-    """The attempts of a task that have failed in this process since its last success there.
+    """The attempts of a task that have failed in this process since the task's last success there.
 
     Attributes:
         failed: number of failed attempts.

@@ -41,7 +41,7 @@ def job_result_refused(job_id: int) -> None:
 
 
 def job_failed(job: Job, ack: Ack, duration_s: float) -> None:
-    """A job failed, and has no further attempt."""
+    """A job failed, and will not be retried."""
     emit("job.failed", "error", **job_fields(job, duration_s), reason=ack.reason, error=_error(ack))
 
 
@@ -100,7 +100,7 @@ def job_outcome_refused(job_id: int, error: str) -> None:
 
 
 def job_change_refused(job_id: int, action: str, error: str) -> None:
-    """PostgreSQL refuses to change a job, for example by a trigger; other jobs are not affected.
+    """PostgreSQL refuses to change a job, for example because of a trigger; other jobs go on.
 
     The worker retries every minute, and logs this once. `action`: claim, promote, admit, expire,
     unpark or rescue.
@@ -153,7 +153,7 @@ def logs_dropped(count: int, error: str) -> None:
 
 
 def errors_not_reported(count: int, why: str) -> None:
-    """`count` errors did not reach a function with @report_errors; logged once a minute."""
+    """`count` errors did not reach a function with @report_errors; logged at most once a minute."""
     emit("errors.not_reported", "warning", count=count, why=why)
 
 

@@ -40,7 +40,7 @@ def listener_pooled(channels: int) -> None:
 
 
 def listener_connected(channels: int) -> None:
-    """The worker listens on the channels of all queues."""
+    """The worker listens on the channels of all its queues."""
     emit("listener.connected", "debug", channels=channels)
 
 
@@ -65,7 +65,7 @@ def queue_unpolled(queue: str) -> None:
 
 
 def queue_mark_refused(queue: str, error: str) -> None:
-    """PostgreSQL refuses the busy mark of a queue, so producers notify; logged once a minute."""
+    """PostgreSQL refuses a queue's busy mark, so producers notify; logged at most once a minute."""
     emit("queue.mark_refused", "warning", queue=queue, error=error)
 
 
@@ -177,7 +177,7 @@ def app_published(app: str) -> None:
 
 
 def app_not_published(app: str, error: str) -> None:
-    """Another app has taken the name of a task or schedule since this worker started."""
+    """The app was not published again; `error` says why: another app took a name, for example."""
     emit("app.not_published", "warning", app=app, error=error)
 
 
@@ -187,7 +187,7 @@ def clock_set_back(ahead_s: float, schedules: Sequence[str]) -> None:
 
 
 def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
-    """Ticks were due while no worker fired them; `caught_up` of these ticks are fired now."""
+    """Due ticks of a schedule are left out, as `catch_up` says; `caught_up` ticks are fired now."""
     since_text = since and since.isoformat()
     emit("schedule.missed", "warning", schedule=schedule, since=since_text, caught_up=caught_up)
 
@@ -198,7 +198,7 @@ def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
 
 
 def schedule_delayed(schedule: str, tick: datetime | None, error: str) -> None:
-    """A tick was not fired, because a lock was held or PostgreSQL refused it; it is retried.
+    """A tick is delayed, because a lock was held or PostgreSQL refused it; the worker retries it.
 
     Logged when this begins, and then every ten minutes; `service.failing` follows if it lasts.
     """
@@ -258,7 +258,7 @@ def migration_applied(number: int, name: str) -> None:
 def migration_delayed(
     number: int, name: str, error: str, delay_s: float, held_by: Sequence[str]
 ) -> None:
-    """A migration got no lock or was in a deadlock; it has changed nothing, and is retried."""
+    """A migration got no lock or met a deadlock, and has changed nothing; taskd retries it."""
     emit(
         "migration.delayed",
         "warning",

@@ -125,8 +125,8 @@ def is_watched(level: str) -> bool:
 def line(level: str, text: str, fields: Mapping[str, Any]) -> None:
     """Write a line of the app or a library to the log, if its level is logged.
 
-    The line is no event: neither the meter nor subscribers receive it. LogCapture calls this if the
-    app has not configured logging itself.
+    The line is no event: neither the meter nor subscribers receive it. The worker, which captures
+    the log lines of handlers, calls this if the app has not configured logging itself.
     """
     if _log is not None and LEVELS.get(level, LEVELS["info"]) >= _log_level:
         others = {name: value for name, value in fields.items() if name not in {"event", "level"}}
@@ -233,7 +233,7 @@ def job_fields(job: Job | None, duration_s: float | None = None) -> dict[str, An
     """Return the fields that describe a job in an event; none if `job` is None.
 
     Args:
-        duration_s: the duration of the ended attempt, which adds its wait and run time.
+        duration_s: the duration of an ended attempt; adds the fields of its wait and run time.
     """
     if job is None:
         return {}

@@ -57,7 +57,7 @@ def worker_declared_dead(worker_id: int) -> None:
 
 
 def worker_fenced(silent_s: float) -> None:
-    """The lease was not renewed in time: attempts are cancelled before others rescue the jobs."""
+    """The lease is overdue: attempts are cancelled before other workers rescue the jobs."""
     emit("worker.fenced", "error", silent_s=round(silent_s, 1))
 
 

@@ -721,7 +721,7 @@ def test_arguments_that_do_not_fit_are_reported(doctor, late):
     assert finding["level"] == "error"
     [text] = finding["found"]
     assert text.startswith("the arguments of 2 jobs of the task send_report in the queue email ")
-    assert text.endswith("do not fit its code, for up to 2m: no field `to`")
+    assert text.endswith("have not fitted the task's code for up to 2m: no field `to`")
     assert finding["repairs"][0]["text"] == "taskd why 1"
 
 
@@ -867,7 +867,7 @@ def test_jobs_that_ought_to_have_moved_are_reported(doctor, late):
     taskd.sql("DELETE FROM taskd.job")
     due = taskd.enqueue("t", "--queue", "q", "--in", "1h")
     taskd.sql("UPDATE taskd.job SET run_at = now() - interval '1 h' WHERE id = $1", due)
-    assert "not promoted to queued" in doctor.one("stuck_jobs")["found"][0]
+    assert "have not promoted to queued" in doctor.one("stuck_jobs")["found"][0]
 
 
 def test_jobs_that_wait_for_nothing_are_reported_and_ended(doctor, late):
@@ -886,7 +886,7 @@ def test_jobs_that_somebody_has_blocked_by_hand_are_reported_and_set_free(doctor
     taskd.sql(
         "UPDATE taskd.job SET state = 'blocked' WHERE id = $1", taskd.enqueue("t", "--queue", "q")
     )
-    doctor.finds_and_repairs("stuck_jobs", "error", "blocked by neither a limit nor other jobs")
+    doctor.finds_and_repairs("stuck_jobs", "error", "blocked, but by neither a limit")
     assert [tuple(row) for row in taskd.sql("SELECT state::text FROM taskd.job")] == [
         ("scheduled",)
     ]
@@ -953,7 +953,7 @@ def test_without_a_dsn_the_embedded_server_is_reported_and_not_started(nowhere, 
     doctor = Doctor(nowhere)
     findings = doctor(TASKD_DATA_DIR=str(home / "data"))
     assert "reach" not in findings
-    assert "is not running" in findings["embedded"]["found"][0]
+    assert "not running" in findings["embedded"]["found"][0]
     assert not (home / "data").exists()
     assert doctor(code=78, TASKD_EMBEDDED="off")["dsn"]["level"] == "error"
 

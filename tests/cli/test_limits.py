@@ -160,4 +160,4 @@ def test_a_job_of_a_limited_queue(taskd):
     taskd("queues", "set", "email", "--rate", "5/m")
     words, text = why(taskd, taskd.enqueue("send_report", "--queue", "email"))
     assert "queue_limited" in words
-    assert "The queue email is limited: it allows 5/m to start." in text
+    assert "The queue email is limited: it allows jobs to start at 5/m." in text

@@ -365,5 +365,5 @@ def test_a_greenlet_that_enqueues_is_told_the_way_out(monkeypatch, library):
         ),
     )
     task = Task(works_in_greenlets)
-    with pytest.raises(RuntimeError, match=f"{library} has replaced.*Enqueue on your own"):
+    with pytest.raises(RuntimeError, match=f"{library} has replaced.*Enqueue over your own"):
         Client(dsn="postgresql://127.0.0.1/x").enqueue_many_sync([task.job()])

@@ -347,5 +347,5 @@ def test_what_a_transaction_needs_is_reported_at_the_definition() -> None:
         Task(without, transaction=True)
     with pytest.raises(TypeError, match="`async def`"):
         Task(plain, transaction=True)
-    with pytest.raises(ValueError, match="'serialisable' is not True, 'read_committed'"):
+    with pytest.raises(ValueError, match="'serialisable' is none of True, 'read_committed'"):
         Task(good, transaction="serialisable")

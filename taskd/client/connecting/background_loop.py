@@ -1,9 +1,9 @@
 """An event loop in its own thread, for producers that have no event loop.
 
 gevent and eventlet can replace Python's threads or sockets (monkey patching). The threads of such a
-process are greenlets of one thread, which run only while another one waits in the library. An event
-loop never does, so it would stop all of them, and asyncio takes every greenlet for a part of the
-loop.
+process are greenlets, which share one thread: a greenlet runs only while the others wait in a
+function of the library. An event loop never waits there, so it would stop all other greenlets. And
+because asyncio finds the running loop by the thread, all greenlets would seem to run in the loop.
 """
 
 from __future__ import annotations

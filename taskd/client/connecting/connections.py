@@ -152,7 +152,7 @@ class ClientConnections:
 
     def _drop_closed_loops(self) -> None:
         # The pool of a loop is removed when the loop closes its async generators. Some loops are
-        # closed without closing these.
+        # closed without closing their async generators.
         for loop in [loop for loop in self._pools if loop.is_closed()]:
             del self._pools[loop], self._closers[loop], self._waiters[loop]
 
@@ -175,7 +175,7 @@ class ClientConnections:
             return self._target
         settings = self._settings or loaded_settings()
         target = await open_target(settings)
-        # The start of the embedded server takes a moment, in which another loop can have opened it.
+        # While the embedded server starts, another loop can open the target as well.
         kept = self._target or target
         if kept is not target:
             target.close()
@@ -190,9 +190,9 @@ class ClientConnections:
         library = patched()
         if library is not None:
             raise RuntimeError(
-                f"{library} has replaced Python's threads in this process, and the connections of "
-                "taskd need one of their own. Enqueue on your own connection, task.on(conn), of "
-                "psycopg, Django or SQLAlchemy, which waits as the rest of your program does"
+                f"{library} has replaced Python's threads in this process, and taskd's connections "
+                "need a real thread. Enqueue over your own connection of psycopg, Django or "
+                "SQLAlchemy: task.on(conn)"
             )
         try:
             asyncio.get_running_loop()
@@ -211,8 +211,8 @@ class ClientConnections:
         return background.run(coroutine)
 
 
-# A forked child has the sockets of its parent, but not the threads and loops that use them, so each
-# client begins with new ones.
+# A forked child has the sockets of its parent, but not the threads and loops that use the sockets.
+# So each client opens new connections in the child.
 _clients: weakref.WeakSet[ClientConnections] = weakref.WeakSet()
 
 

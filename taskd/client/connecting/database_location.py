@@ -27,7 +27,7 @@ class Target:
         database: how to connect to it.
         dsn: the DSN for psql and other programs; it contains the password and must not be logged.
         embedded: the embedded server, which this process uses until close(); None: the database
-            is not on it.
+            is on another server.
     """
 
     database: Database
@@ -41,10 +41,10 @@ class Target:
         return f"the embedded PostgreSQL {self.embedded.major} in {self.embedded.home}"
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Stop using the embedded server, which stops shortly after its last user has done so.
+        """Stop using the embedded server, which stops shortly after the last process has done so.
 
         Args:
-            wait_s: how many seconds to block at most until the server has stopped.
+            wait_s: the most seconds to block until the server has stopped.
         """
         if self.embedded is not None:
             self.embedded.close(wait_s)

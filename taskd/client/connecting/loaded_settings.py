@@ -30,6 +30,10 @@ def loaded_settings() -> Settings:
 
 
 def restrict(check: Callable[[Settings], None]) -> Callable[[], None]:
-    """Call `check`, which can raise ConfigError, with loaded settings; return what ends this."""
+    """Let loaded_settings() call `check(settings)`, which can raise ConfigError.
+
+    Returns:
+        A function that removes the check.
+    """
     _checks.append(check)
     return lambda: _checks.remove(check)

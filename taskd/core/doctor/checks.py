@@ -70,7 +70,7 @@ DATABASE = (
     ),
     Check(
         "clock_set_back", "Stored times that are later than now: the database's clock was set back",
-        "Retries and delayed jobs that were computed from such a time start late.",
+        "Retries and delayed jobs start late if their due time was computed from such a time.",
         ("doctor_clock",), server.clock_set_back,
     ),
     Check(
@@ -85,7 +85,7 @@ DATABASE = (
     ),
     Check(
         "held_snapshots", "Transactions, replication slots and standbys that hold vacuum back",
-        "Vacuum cannot remove newer dead rows, so claims skip more and more of them.",
+        "Vacuum cannot remove rows that died after the snapshot, and claims have to skip these.",
         ("doctor_snapshots", "doctor_server"), storage.held_snapshots,
     ),
     Check(
@@ -156,7 +156,7 @@ DATABASE = (
     ),
     Check(
         "default_partition", "Finished jobs in the default partition of the history",
-        "No partition for their day can be added, and deleting rows costs more than a drop.",
+        "PostgreSQL refuses a partition for their day, and deleting rows costs more than a drop.",
         ("doctor_default",), schema.default_partition,
     ),
     Check(
@@ -206,12 +206,12 @@ DATABASE = (
     ),
     Check(
         "workers", "Workers with an expired lease, workers that drain, and different versions",
-        "The running jobs of such a worker are not rescued until it is declared dead.",
+        "The jobs of a worker whose lease has expired wait until another worker declares it dead.",
         ("doctor_workers",), jobs.workers,
     ),
     Check(
         "apps", "Apps that share a name, and tasks that two apps define differently",
-        "An app that starts replaces the tasks of another app with its name.",
+        "An app that starts replaces the tasks of another app with the same name.",
         ("doctor_apps", "doctor_contested"), jobs.apps,
     ),
     Check(

@@ -31,7 +31,8 @@ class Level(StrEnum):
         return list(Level).index(self)
 
 
-# With findings of these levels, `taskd doctor` exits with code 4.
+# If a finding has one of these levels, `taskd doctor` exits with code 4. If it cannot read the
+# settings or the database, it exits with the code of that error instead.
 FAILED = (Level.ERROR, Level.WARNING)
 
 
@@ -125,9 +126,10 @@ class Finding:
     Attributes:
         check: the name of the check.
         level: the worst level of the observations.
-        found: the texts of the observations, the worst first, without OK beside a problem.
+        found: the texts of the observations, the worst first. Texts of level OK are included only
+            if all observations are OK.
         why: the sentence of the check that says why its subject matters.
-        repairs: the repairs of these observations, in the same order, without duplicates.
+        repairs: the repairs of the observations in `found`, in the same order, without duplicates.
     """
 
     check: str
@@ -150,7 +152,7 @@ def run_check(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding
     )
     observations.sort(key=lambda each: each.level.rank)
     worst = observations[0].level
-    # Most checks report OK at their end in any case: it counts only if nothing else was found.
+    # Most checks yield an OK at their end in any case; it counts only if nothing else was found.
     shown = [each for each in observations if each.level is not Level.OK or worst is Level.OK]
     repairs = tuple(dict.fromkeys(_hashable(m) for each in shown for m in each.repairs))
     return Finding(

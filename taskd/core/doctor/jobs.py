@@ -36,7 +36,7 @@ KEYS_S = 3600.0
 
 
 def unserved_queues(facts: Facts) -> Iterator[Observation]:
-    """Find queues with due jobs from which no live worker claims."""
+    """Find queues that have due jobs and no live worker that claims from them."""
     served = 0
     for row in facts["doctor_queues"]:
         if row["oldest_s"] is None or row["paused"]:
@@ -78,7 +78,7 @@ def unfit_arguments(facts: Facts) -> Iterator[Observation]:
             continue
         yield error(
             f"the arguments of {many(row['jobs'], 'job')} of the task {row['task']} in the queue "
-            f"{row['queue']} do not fit its code, for up to {span(row['unfit_s'])}: "
+            f"{row['queue']} have not fitted the task's code for up to {span(row['unfit_s'])}: "
             f"{row['message']}",
             command(f"taskd why {row['first_id']}"),
             advice(
@@ -86,7 +86,7 @@ def unfit_arguments(facts: Facts) -> Iterator[Observation]:
                 "the arguments (`taskd jobs set ID --arg NAME=VALUE`), or cancel the jobs."
             ),
         )
-    yield ok("no arguments have been refused for a minute by the code of their task")
+    yield ok("no job has waited for a minute because its arguments do not fit the task's code")
 
 
 def paused(facts: Facts) -> Iterator[Observation]:
@@ -189,7 +189,10 @@ def _list_running(task: str) -> str:
 
 
 def failing_tasks(facts: Facts) -> Iterator[Observation]:
-    """Find tasks whose attempts have failed in a process for a minute, without a success."""
+    """Find tasks of which five attempts or more have failed in a process, for a minute or longer.
+
+    A success in the process ends such a series.
+    """
     found: dict[str, list[tuple[Row, FailureStreak]]] = {}
     for row in facts["doctor_workers"]:
         for streak in decode(row["status"]).failing if row["late_s"] <= 0 else ():
@@ -211,7 +214,7 @@ def failing_tasks(facts: Facts) -> Iterator[Observation]:
                 "removed: `taskd tasks resume NAME`, then `taskd jobs retry --task NAME`."
             ),
         )
-    yield ok("no task has failed for a minute without a success")
+    yield ok("no task has failed five times over a minute without a success")
 
 
 def blocked_loops(facts: Facts) -> Iterator[Observation]:
@@ -251,7 +254,7 @@ def workers(facts: Facts) -> Iterator[Observation]:
                 f"{span(row['renewed_ago_s'])}, and no worker has declared it dead",
                 advice(
                     "A live worker would have done so within seconds. Start a worker, `taskd "
-                    "run`. If the silent process still runs, check its way to the database."
+                    "run`. If the silent process still runs, check its connection to the database."
                 ),
             )
     for row in live:
@@ -282,19 +285,19 @@ def apps(facts: Facts) -> Iterator[Observation]:
             )
     for row in facts["doctor_contested"]:
         yield warning(
-            f"the app {row['contested_by']} did not start {span(row['contested_ago_s'])} ago, "
-            f"because it defines the task {row['name']} of the app {row['app']} with other "
-            "arguments",
+            f"the app {row['contested_by']} did not start, because it defines the task "
+            f"{row['name']} of the app {row['app']} with other arguments; its last try was "
+            f"{span(row['contested_ago_s'])} ago",
             advice(
-                "Give the tasks of one app a prefix (TASKD_TASK_PREFIX), or rename the task. If "
-                f"nobody runs the older one: `taskd tasks forget {shlex.quote(row['name'])}`."
+                "Give the tasks of one app a prefix (TASKD_TASK_PREFIX), or rename the task. If no "
+                f"worker needs the older one: `taskd tasks forget {shlex.quote(row['name'])}`."
             ),
         )
     yield ok("no two live apps share a name, and no task has two definitions")
 
 
 def _unrelated(rows: list[Row]) -> list[Row]:
-    """Return the versions of an app that are not connected with the first one by common tasks."""
+    """Return the versions of an app that share no task with the first one, even through others."""
     known, left = set(rows[0]["tasks"]), rows[1:]
     while kin := [row for row in left if not known.isdisjoint(row["tasks"])]:
         known.update(*(row["tasks"] for row in kin))
@@ -330,8 +333,8 @@ def schedules(facts: Facts) -> Iterator[Observation]:
                 f"the schedule {row['name']} belongs to the app {row['app']}, which has no live "
                 "worker; its jobs wait",
                 advice(
-                    "Start a worker of this app. If the app has another name now, give it this "
-                    "one (--app-name), or delete the schedule."
+                    "Start a worker of this app. If the app was renamed, give it the old name "
+                    "(--app-name), or delete the schedule."
                 ),
             )
         late = f"the schedule {row['name']} has been overdue for {span(row['late_s'] or 0)}"
@@ -364,8 +367,8 @@ STUCK = {
     "overtime": "running for longer than the timeout allows",
     "expired": "waiting past the deadline",
     "unlooked": "waiting for a limit that no worker has checked",
-    "orphan": "waiting for other jobs without a dependency",
-    "aimless": "blocked by neither a limit nor other jobs",
+    "orphan": "waiting for other jobs, but without a dependency on one",
+    "aimless": "blocked, but by neither a limit nor other jobs",
 }
 STUCK_REPAIRS = {"orphan": "cancel_orphans", "aimless": "schedule_aimless"}
 
@@ -390,8 +393,8 @@ def stuck_jobs(facts: Facts) -> Iterator[Observation]:
         late_s = row["unpromoted_s"]
         if late_s is not None and late_s >= GRACE_S and row["workers"]:
             yield error(
-                f"{many(row['due_scheduled'], 'job')} of the queue {row['queue']}, due for up to "
-                f"{span(late_s)} and not promoted to queued",
+                f"the queue {row['queue']} has {many(row['due_scheduled'], 'job')} that workers "
+                f"have not promoted to queued, due for up to {span(late_s)}",
                 advice(
                     "Workers promote jobs within a second of their due time. Search their logs for "
                     "`service.crashed`."
@@ -405,8 +408,8 @@ def suspects(facts: Facts) -> Iterator[Observation]:
     for row in facts["doctor_stuck"]:
         if row["why"] == "suspect" and row["late_s"] >= GRACE_S:
             yield warning(
-                f"{many(row['jobs'], 'job')} whose worker crashed wait in quarantine, "
-                f"for up to {span(row['late_s'])}: {names(row['ids'])}",
+                f"{many(row['jobs'], 'job')} in quarantine for up to {span(row['late_s'])}, after "
+                f"a crash of the worker: {names(row['ids'])}",
                 command(f"taskd jobs show {row['ids'][0]}"),
             )
     yield ok("no job has waited in quarantine for a minute")
@@ -449,7 +452,10 @@ def limits(facts: Facts) -> Iterator[Observation]:
 
 
 def _unopened(row: Row) -> bool:
-    """Return whether no worker will soon admit the jobs: no check is stored, or one is overdue."""
+    """Return whether no worker will soon admit the jobs.
+
+    Either a check of the limit is overdue, or no check is stored and the limit has no rate.
+    """
     late_s = row["opens_late_s"]
     return row["rate"] is None if late_s is None else bool(late_s >= GRACE_S)
 

@@ -18,7 +18,7 @@ class Object:
 
     Attributes:
         definition: the definition as PostgreSQL prints it, on one line.
-        create: the SQL that creates the object; of a column or a constraint, the part after ADD.
+        create: the SQL that creates the object; for a column or a constraint, the part after ADD.
     """
 
     kind: str
@@ -43,7 +43,7 @@ def escaped(text: str) -> str:
 
 
 def make(each: Object, expected: Mapping[tuple[str, str], Object]) -> list[Repair]:
-    """Return the repairs that create an object; of a table, also its indexes and triggers."""
+    """Return the repairs that create an object; for a table, also its indexes and triggers."""
     if each.kind in ("column", "constraint"):
         return [sql("add_to_table", table=each.owner, text=each.create)]
     texts = [each.create]
@@ -136,7 +136,7 @@ def _set_column(each: Object, found: str) -> list[Repair]:
             sql("replace_generated_column", table=table, column=column, text=each.definition)
         )
     elif "GENERATED" not in found:
-        # The repair set_type drops the default first, because it may not fit the new type.
+        # The repair set_type drops the default first, because the default may not fit the new type.
         retyped = _type_of(found) != _type_of(each.definition)
         if retyped:
             wanted = _type_of(each.definition)
@@ -160,8 +160,7 @@ def _type_of(definition: str) -> str:
 def _set_domain(each: Object, found: str) -> list[Repair]:
     """Return the SQL that restores the constraints of a domain.
 
-    Return an empty list if its base type differs: PostgreSQL cannot change the base type of a
-    domain.
+    The list is empty if the base type differs: PostgreSQL cannot change the base type of a domain.
     """
     base, *wanted = DOMAIN_CONSTRAINT.split(each.definition)
     other_base, *there = DOMAIN_CONSTRAINT.split(found)

@@ -20,7 +20,7 @@ CREATED = re.compile(
     r"(?:IF NOT EXISTS )?taskd\.(\w+)(?:\$\$.*?\$\$|[^$]|\$(?!\$))*?;$",
     re.DOTALL | re.MULTILINE,
 )
-# In the order in which missing objects are created.
+# The kinds of objects, in the order in which missing objects are created.
 KINDS = ("type", "domain", "sequence", "function", "table", "partition", "column", "identity",
          "constraint", "index", "view", "trigger")  # fmt: skip
 # Kinds of objects that are created again together with a missing table.
@@ -104,7 +104,7 @@ def compare(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Ite
 def _comes_with_its_parent(
     each: Object, expected: dict[tuple[str, str], Object], found: dict[tuple[str, str], str]
 ) -> bool:
-    """Return whether a part belongs to a partition, and the repair of the parent includes it."""
+    """Return whether an object is a part of a partition, and its parent's repair includes it."""
     if each.kind not in ("column", "constraint") or ("partition", each.owner) not in expected:
         return False
     parent = each.owner.rpartition("_")[0]

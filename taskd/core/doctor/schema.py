@@ -32,7 +32,8 @@ GRANT = re.compile(
 COMMENT = re.compile(r"--.*$", re.MULTILINE)
 TOP_COMMA = re.compile(r",(?![^(]*\))")
 PRIVILEGE = re.compile(r"(\w+)\s*(?:\((.*)\))?", re.DOTALL)
-# Workers drop a partition on the day after its own. From the third day on, it is reported.
+# A partition is named by the day on which its rows expire, and workers drop it on the next day.
+# From the third day after that day on, the partition is reported.
 EXPIRED_DAYS = 2
 MIGRATE = command("taskd db migrate")
 NO_SCHEMA = "this database has no schema taskd"

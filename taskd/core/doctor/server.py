@@ -29,7 +29,8 @@ SUPPORTED_UNTIL = {
     17: date(2029, 11, 8),
     18: date(2030, 11, 14),
 }
-# Seconds make the logs of two machines hard to compare; minutes make certificates and tokens fail.
+# A difference of seconds makes the logs of two machines hard to compare; after a difference of
+# minutes, certificates and tokens are refused.
 SKEW_HINT_S, SKEW_WARNING_S = 5.0, 300.0
 FREE_SHARE_MIN = 0.1
 # Autovacuum freezes old rows from an age of 200,000,000 on, and the server refuses writes from
@@ -96,7 +97,7 @@ def encoding(facts: Facts) -> Iterator[Observation]:
 
 
 def connections(facts: Facts) -> Iterator[Observation]:
-    """Check that enough connections are left for another worker process."""
+    """Check that the server, the database and the login have connections left for a worker."""
     server = only(facts, "doctor_server")
     usable = server["allowed"] - server["reserved"]
     free = usable - server["used"]
@@ -105,7 +106,8 @@ def connections(facts: Facts) -> Iterator[Observation]:
     )
     more = advice(
         "Raise max_connections (which needs a restart), run fewer processes, or use a pooler. "
-        "A worker process takes 7 connections, and further ones for tasks with transaction=."
+        "A worker process takes up to 7 connections, and more in some cases: tasks with "
+        "transaction=, several queues, an HTTP port."
     )
     if free <= 0:
         yield error(f"{figures}: none is left", more)
@@ -128,7 +130,7 @@ def connections(facts: Facts) -> Iterator[Observation]:
 
 
 def _bounded(allowed: int, used: int, who: str, repair: Repair) -> Iterator[Observation]:
-    # A worker process takes seven connections; -1 means no limit.
+    # A worker process takes up to seven connections. An `allowed` of -1 means no limit.
     if allowed >= 0 and allowed - used < 7:
         yield warning(f"{who} {count(allowed, 'connection')}, and {used:,} are in use", repair)
 
@@ -180,10 +182,10 @@ def clock(facts: Facts) -> Iterator[Observation]:
     elif off > SKEW_HINT_S:
         yield hint(text, repair)
     else:
-        yield ok(f"found no difference of the two clocks above {SKEW_HINT_S:g} s")
+        yield ok(f"this machine's clock and the database's differ by at most {SKEW_HINT_S:g} s")
 
 
-# What the kinds of rows of `doctor_clock` count.
+# What a row of `doctor_clock` counts, by its kind.
 AHEAD = {"lease": "lease renewal", "schedule": "last tick", "job": "enqueued job"}
 
 

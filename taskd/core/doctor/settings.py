@@ -45,7 +45,7 @@ def settings(facts: Facts) -> Iterator[Observation]:
 
 
 def _ms(setting: str) -> float:
-    """Return a timeout in milliseconds; PostgreSQL reads a number without a unit as such, too."""
+    """Return a timeout in milliseconds; a number without a unit counts as milliseconds."""
     text = setting.strip().lower()
     for unit, factor in (
         ("min", 60_000),
@@ -80,7 +80,7 @@ HURTS: tuple[tuple[str, Any, str, str], ...] = (
     ("track_counts", lambda v: v == "off", "error",
      "autovacuum does not see the dead rows of jobs"),
     ("track_activities", lambda v: v == "off", "hint",
-     "PostgreSQL does not show what sessions do, and which of them are idle in a transaction"),
+     "PostgreSQL does not show what sessions do, or which of them are idle in a transaction"),
     ("idle_session_timeout", lambda v: float(v) > 0, "warning",
      "PostgreSQL closes the LISTEN connections of workers again and again"),
     ("transaction_timeout", lambda v: 0 < float(v) < TRANSACTION_TIMEOUT_MIN_MS, "warning",
@@ -132,7 +132,7 @@ def _of_sessions(row: Row, database: str) -> Iterator[Observation]:
         )
     elif name.endswith("_timeout") and 0 < _ms(value) < SHORT_TIMEOUT_MS:
         yield hint(
-            f"{name} of {whose} is {value}: an enqueue fails if it waits that long for another one",
+            f"{name} of {whose} is {value}: an enqueue that waits that long for another one fails",
             _reset(row, database),
         )
 

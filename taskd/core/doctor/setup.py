@@ -51,7 +51,7 @@ def embedded(facts: Facts) -> Iterator[Observation]:
         )
         return
     status, free = setup["embedded_status"], setup["embedded_free_bytes"]
-    state = "running" if status["running"] else "is not running; taskd starts it when needed"
+    state = "running" if status["running"] else "not running; taskd starts it when needed"
     if free is not None and free < FREE_BYTES_MIN:
         yield warning(
             f"the disk of the embedded PostgreSQL has {free // 2**20:,} MB left",

@@ -35,7 +35,7 @@ LOCK_S = 60.0
 DEAD_MIN = 100_000
 # A table has many dead rows at this multiple of the number at which autovacuum is due.
 DEAD_TIMES = 10
-# Many dead rows are reported if the last vacuum was this long ago, or if there are this many.
+# Many dead rows are reported if the last vacuum was LATE_S ago, or if there are DEAD_MAX of them.
 LATE_S, DEAD_MAX = 600.0, 2_000_000
 UNVACUUMED_S = 3600.0
 INDEX_BYTES_MIN = 64 * 1024 * 1024
@@ -142,14 +142,14 @@ class _Dead:
 
     @property
     def late(self) -> bool:
-        """The table has many dead rows and had no vacuum for LATE_S, or has DEAD_MAX dead rows."""
+        """The table has many dead rows, and had no vacuum for LATE_S or has DEAD_MAX dead rows."""
         row = self.row
         much = row["dead"] >= max(DEAD_MIN, DEAD_TIMES * row["due_at"])
         return bool(much and ((row["idle_s"] or 0) >= LATE_S or row["dead"] >= DEAD_MAX))
 
     @property
     def left_alone(self) -> bool:
-        """No vacuum ran for UNVACUUMED_S, and dead rows are twice as many as make it due."""
+        """No vacuum ran for UNVACUUMED_S, with over twice the dead rows at which vacuum is due."""
         row = self.row
         return bool(row["dead"] > 2 * row["due_at"] and (row["idle_s"] or 0) >= UNVACUUMED_S)
 
@@ -227,8 +227,8 @@ def invalid_indexes(facts: Facts) -> Iterator[Observation]:
         text = f"the index taskd.{name} on taskd.{row['table']} is invalid"
         if row["partitioned"]:
             yield error(f"{text}: a partition has no such index", *_rebuild(name, facts))
-        # Primary keys are listed as constraints. PostgreSQL names a copy that REINDEX CONCURRENTLY
-        # has left like its original, followed by _ccnew or _ccold.
+        # Primary keys are listed as constraints. A failed REINDEX CONCURRENTLY can leave a copy of
+        # an index, named like the original with _ccnew or _ccold appended.
         elif ("index", name) in _expected(facts) or ("_pkey" in name and "_cc" not in name):
             yield error(text, sql("reindex", index=name))
         else:

@@ -45,15 +45,16 @@ _ID = re.compile(
     re.IGNORECASE,
 )
 # Words that can be ids if they differ from text to text: any word after a `#`, letters with digits,
-# and letters of which hexadecimal or base32 numbers can consist. `#ms` was a number with letters.
+# and letters of which hexadecimal or base32 numbers can consist. `#ms` stands for a word such as
+# `30ms`, whose number was replaced before.
 _MAYBE_ID = re.compile(
     r"#+[0-9A-Za-z]*"
     r"|(?<!\w)(?:(?=[A-Za-z]*\d)[0-9A-Za-z]+|[a-f]{4,}|[A-F]{4,}|[A-Z]{6,})(?!\w)"
 )
 # This many texts must differ only in such words before the words count as ids.
 ALIKE_MIN = 3
-# If a group has this many ids of one length, a word of letters of this length, in the place of the
-# ids, is an id as well.
+# If a group has this many ids, all of one length, a word of letters in the same place and of the
+# same length counts as an id as well.
 SAME_LENGTH_MIN = 10
 # Only this many groups, the largest, are compared with others to find such words.
 COMPARED_MAX = 20
@@ -65,11 +66,12 @@ def pattern(text: str) -> str:
     """Return the first line of an error's text without the parts that vary from job to job.
 
     Numbers, times, UUIDs, and ids of letters and digits become `#`; quoted text becomes `'…'`;
-    mail addresses, and parts of a path with a digit, become `…`. At most 200 characters.
+    mail addresses, and parts of a path with a digit, become `…`. The result has at most 200
+    characters.
     """
     lines = text.strip().splitlines() or [""]
     line = " ".join(lines[0].split())
-    # A replacement can make another one possible, such as that of a quote after a number.
+    # A replacement can make another one possible: after that of a number, a quote can be replaced.
     for _ in range(PASSES_MAX):
         before, line = line, _replaced(line)
         if line == before:
@@ -168,7 +170,7 @@ def _common(patterns: list[str]) -> str:
 
 
 def _without_words(patterns: dict[str, list[Failures]]) -> dict[str, list[Failures]]:
-    """Merge a pattern with a word of letters into one that has ids of this length in its place."""
+    """Merge a pattern with a word into one that has ids of the same length in place of the word."""
     largest = sorted(
         (each for each in patterns if NUMBER in each), key=lambda each: -len(patterns[each])
     )

@@ -94,15 +94,15 @@ class Facts(msgspec.Struct, frozen=True):
         task_app: the app that has published its task. `task_module`: the module of this app.
         schedule: the schedule that enqueued it, or None. `tick`: the tick for which it was
             enqueued.
-        deadline: no attempt starts after it; None: it has none.
+        deadline: the time after which no attempt starts; None: it has none.
         args_version: the version of its arguments.
         task_args_version: the published task's version; None: the task is not published.
         key_holder: for a failed or cancelled job, the id of the job that holds its unique key now,
-            also if it holds the key only by `for_s` or as a newer version.
+            also if that job holds the key only by `for_s` or as a newer version.
         task_paused_at: since when its task is paused, None if it is not; the other fields of the
             pause are as for the queue.
         paused_at: since when its queue is paused, None if it is not.
-        paused_until: None: until someone resumes it.
+        paused_until: when the pause of its queue ends; None: when someone resumes the queue.
         limit_name: its limit, or None. `limit_concurrency`, `limit_in_all`, `limit_rate` and
             `limit_burst` are the bounds of the limit.
         limit_known: a worker has published the limit, or an operator has set it.
@@ -111,7 +111,8 @@ class Facts(msgspec.Struct, frozen=True):
         parked: whether it is parked: its task was paused, or no worker of its queue could run it.
         limit_holders: while it is blocked, some of the jobs that have the slots of its key.
         limit_queued: admitted jobs of its key that have not started, if the key has a rate.
-        limit_opens_s: seconds until its limit checks the key again, if that is scheduled.
+        limit_opens_s: seconds until a worker checks its key of the limit again, if that is
+            scheduled.
         queue_max_running, queue_rate: the limits of its queue; None: no limit.
         queue_running: running jobs of its queue, if it is queued and the queue is limited.
         slots: number of jobs of its queue that the live workers can run at a time; None: unknown.
@@ -123,8 +124,8 @@ class Facts(msgspec.Struct, frozen=True):
         living: number of live workers of any queue.
         serving: number of live workers that serve its queue.
         knowing: number of live workers that serve its queue and know its task.
-        ahead: number of jobs of its queue that are claimed before it, counted up to AHEAD_MAX + 1;
-            for a suspect, the number of suspects before it; None if it is neither queued nor a
+        ahead: number of jobs of its queue that will be claimed before it, counted up to AHEAD_MAX +
+            1; for a suspect, the number of suspects before it; None if it is neither queued nor a
             suspect.
         servers: some of the workers that serve or have served the queue, live ones first.
         parents: some of the jobs that it waits for.
@@ -252,7 +253,7 @@ class Why(StrEnum):
 
 
 class Reason(NamedTuple):
-    """One reason; `needs_action`: a person must act, because it does not pass by itself."""
+    """One reason; `needs_action`: a person must act, because the reason does not pass by itself."""
 
     why: Why
     needs_action: bool = False

@@ -168,9 +168,9 @@ def _args_newer(facts: Facts) -> Words:
 
 def _args_unfit(facts: Facts) -> Words:
     text = (
-        "Its arguments do not fit the code that has claimed it last: "
+        "Its arguments do not fit the code of the worker that claimed it last: "
         f"{first_line(facts.error_message)}. No attempt counts. It is tried again at intervals of "
-        "up to five minutes, until a worker has other code, or its arguments are changed."
+        "up to five minutes, until a worker has other code, or the arguments are changed."
     )
     return text, [f"taskd jobs show {facts.id}", f"taskd jobs set {facts.id} --arg NAME=VALUE"]
 
@@ -385,7 +385,7 @@ def _queue_limited(facts: Facts) -> Words:
             f"{count(facts.queue_max_running, 'job')} to run at a time, and {running} now"
         )
     if facts.queue_rate is not None:
-        limits.append(f"{rate_text(facts.queue_rate)} to start")
+        limits.append(f"jobs to start at {rate_text(facts.queue_rate)}")
     text = f"The queue {facts.queue} is limited: it allows {'; and '.join(limits)}."
     return text, [f"taskd queues set {facts.queue} --help"]
 

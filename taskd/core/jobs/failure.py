@@ -19,8 +19,8 @@ FRAMES_MAX = 30
 # The type of the error of a job whose arguments the code of its task cannot read.
 ARGS_UNFIT = "ArgsDoNotFit"
 CHAIN_MAX = 5
-# The folders of taskd, whose frames precede those of a handler, and of the built-in tasks, which
-# are handlers. Each ends with a slash.
+# The frames of taskd's folder precede those of a handler. But the folder of the built-in tasks
+# contains handlers. Both paths end with a slash.
 PACKAGE = str(Path(__file__).parents[2] / "_")[:-1]
 BUILT_INS = str(Path(__file__).parents[2] / "tasks" / "_")[:-1]
 

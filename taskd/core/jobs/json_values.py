@@ -25,7 +25,7 @@ class NoJsonForm(TypeError):
     """A value has no JSON form. The message names its type, and does not quote the value.
 
     Attributes:
-        kind: its type.
+        kind: the type of the value.
     """
 
     def __init__(self, kind: type) -> None:
@@ -34,7 +34,7 @@ class NoJsonForm(TypeError):
 
 
 def to_json_type(value: Any) -> Any:
-    """Return an equivalent value that msgspec can encode: the `enc_hook` of all values of users.
+    """Return an equivalent value that msgspec can encode: the `enc_hook` for values of the app.
 
     msgspec calls this only for types that it does not know, which include all subclasses of `str`,
     `int`, `float` and the types of `datetime`.
@@ -67,7 +67,7 @@ def to_json_type(value: Any) -> Any:
 
 
 def to_argument_type(value: Any) -> Any:
-    """Return a value as to_json_type() does, for an argument: the same model can read it again.
+    """Return an argument as to_json_type() does, in a form that the same model can read again.
 
     Raises:
         NoJsonForm: there is no such value.

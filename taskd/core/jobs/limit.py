@@ -18,7 +18,8 @@ BURST_MAX = 10_000
 # The lowest rate is one job in 31 years.
 RATE_MIN, RATE_MAX = 1e-9, 1_000_000.0
 PER_S_MAX = 30 * 86400.0
-# How often per second the promoter hands out tokens, at most: see PROMOTE_AT_MOST_EVERY_S.
+# The worker's promoter hands out tokens at most this often per second: every
+# PROMOTE_AT_MOST_EVERY_S.
 HANDED_OUT_PER_S = 20
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
@@ -112,9 +113,8 @@ def check_burst(rate: float | None, burst: int | None) -> None:
     """Check that a rate, in jobs per second, can be reached with this burst.
 
     Raises:
-        InvalidJob: a burst is given without a rate; or the burst is smaller than the number of
-            tokens that the rate adds from one time at which the promoter hands out tokens to the
-            next.
+        InvalidJob: a burst is given without a rate; or the rate adds more tokens between two
+            hand-outs of the promoter than the burst allows.
     """
     if burst is None:
         return

@@ -1,4 +1,4 @@
-"""What a handler reports about its progress."""
+"""The progress that a handler reports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ NOTE_BYTES_MAX = 500
 
 
 class Report(msgspec.Struct, frozen=True, gc=False):
-    """How far an attempt is.
+    """The progress of an attempt.
 
     Attributes:
-        done: how much is done, in any unit.
+        done: the amount that is done, in any unit.
         total: the total in the same unit; None: unknown.
         note: a few words for people.
     """

@@ -49,8 +49,8 @@ class OnConflict(StrEnum):
 
     # The new job is not enqueued; the holder stays as it is.
     SKIP = "skip"
-    # A waiting holder gets the new job's arguments, priority, limits and due time; a running holder
-    # stays as it is.
+    # A waiting holder gets the queue, arguments, options and due time of the new job, but a retry
+    # is not brought forward. A running holder stays as it is.
     REPLACE = "replace"
     # Like REPLACE, but the due time moves to no later than debounce_max_s after the holder was
     # enqueued.
@@ -66,7 +66,7 @@ class ReadsResults(Protocol):
         """Return the result of the job's handler.
 
         Args:
-            job_id: an int, or an Enqueued, which names one job even if its id was given twice.
+            job_id: an int, or an Enqueued, which names one job even if two jobs had this id.
         """
 
     def result_sync(self, job_id: int, timeout_s: float | None) -> Any:
@@ -87,10 +87,10 @@ class Enqueued(int, Generic[R_co]):
             `ignored` (the version is not newer).
         enqueued_us: when the transaction that enqueued the job began, in microseconds since 1970,
             by the database's clock; None for a job that holds the key. The id and `enqueued_us`
-            name one job, even if an id is used twice, because a switch-over by logical replication
-            has set the sequence of ids back.
+            together name one job. A switch-over by logical replication can set the sequence of ids
+            back, so that two jobs have the same id.
         client: the client that enqueued the job and can wait for its result; None in a copy.
-        decode: decodes the JSON text of the result to R_co; None: the result is what JSON has.
+        decode: decodes the JSON text of the result to R_co; None: to JSON's types.
     """
 
     outcome: str = "enqueued"

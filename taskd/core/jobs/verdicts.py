@@ -21,7 +21,7 @@ class Retry(Verdict):
 
 
 class Snooze(Verdict):
-    """Run the job again after `delay_s` seconds; this attempt does not count towards the limit."""
+    """Run the job again after `delay_s` seconds; the attempt does not count in `max_attempts`."""
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"snoozed for {delay_s} s")

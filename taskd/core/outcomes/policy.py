@@ -79,15 +79,15 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):
             # The handler possibly still runs in this process. So the attempt counts, and the job is
-            # delayed: by then this process has probably ended.
+            # delayed: this process has probably ended when the job is due.
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
         case CancelRequested(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=reason)
         case StillRuns():
-            # The attempt counts: otherwise workers would claim the job of a handler that never ends
-            # without limit.
+            # The attempt counts: otherwise workers would claim the job again and again while its
+            # handler never ends.
             text = "an abandoned attempt of this job still runs in this worker"
             delay_s = max(
                 ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
@@ -188,8 +188,8 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
 def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:
     """Return the verdict of the task's `on_error` for the exception's most specific class, if any.
 
-    A backoff becomes a Retry with its delay. Without a rule, a job that needs a result that was not
-    stored fails: no retry can store the result.
+    A backoff becomes a Retry with its delay. Without a rule for ResultNotStored, this error fails
+    the job: no retry can store the missing result.
     """
     rules: Mapping[type[BaseException], Rule] = {ResultNotStored: Fail}
     if task is not None:

@@ -1,4 +1,4 @@
-"""What the process of a handler with process=True reports to its worker, and how it can fail."""
+"""Reports from the process of a handler with process=True to its worker, and its failures."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from taskd.core.outcomes.attempt_ends import DecidedElsewhere
 
 
 class MustEnd(BaseException):
-    """Raised in a handler with process=True to end it; a few seconds later its process is killed.
+    """Raised in a handler with process=True to end it.
 
-    It is a BaseException, so that `except Exception` does not catch it.
+    If the handler goes on, the worker kills the process a few seconds later. MustEnd is a
+    BaseException, so that `except Exception` does not catch it.
 
     Attributes:
         why: `timeout`; or `stop`: the worker stops or has lost its lease, or a cancellation was

@@ -29,8 +29,8 @@ class Unstored:
         self.why = why
 
 
-# The JSON of a result, or None if there is none; and why it was not stored, for the `reason` of the
-# job, or None if it was. A plain tuple is the cheapest type, and one is made for most results.
+# The JSON of a result, or None; and the `reason` of the job if the result was not stored, or None.
+# A tuple is the cheapest type to make, and most attempts make one.
 Result = tuple[str | None, str | None]
 
 

@@ -1,7 +1,8 @@
 """Types of arguments that msgspec does not know: models of Pydantic, and types that taskd refuses.
 
-A model is recognized by its methods, so Pydantic is not imported. Its JSON Schema becomes part of
-the published schema; the worker and every typed enqueue validate the argument with the model.
+taskd recognizes a model by its methods, and does not import Pydantic. The JSON Schema of a model
+becomes part of the published schema; the worker and every typed enqueue validate the argument with
+the model.
 """
 
 from __future__ import annotations
@@ -116,10 +117,12 @@ def _has_secret(schema: Any) -> bool:
 
 
 def check_constraints(task: str, fields: Iterable[tuple[str, Any, Any]]) -> None:
-    """Check that no annotation contains a rule of Pydantic outside of a model: none would hold.
+    """Check that no annotation contains a rule of Pydantic outside of a model.
+
+    msgspec would not apply such a rule.
 
     Raises:
-        TypeError: an annotation contains one.
+        TypeError: an annotation contains such a rule.
     """
     for name, hint, _ in fields:
         for rule in filter(_is_rule, _parts(hint)):
@@ -148,10 +151,11 @@ def _is_rule(part: Any) -> bool:
 
 
 def refusal(task: str, fields: Iterable[tuple[str, Any, Any]], error: TypeError) -> TypeError:
-    """Return the error for arguments of which msgspec or schema_of() has refused one.
+    """Return the error that names the first argument that msgspec or schema_of() refuses.
 
     Args:
-        error: what they raised for all arguments together.
+        error: the exception for all arguments together; its text is used if no argument is refused
+            alone.
     """
     for name, hint, _ in fields:
         try:

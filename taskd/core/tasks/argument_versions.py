@@ -50,9 +50,9 @@ class ArgsVersions:
         steps = sorted(upgrade)
         if steps != list(range(args_version - len(steps), args_version)) or 0 in steps:
             raise ValueError(
-                f"task {task}: upgrade has steps from the versions {steps}. It must have a step "
-                "from each version, from the oldest one that jobs in the database can have to "
-                f"{args_version - 1}"
+                f"task {task}: upgrade has steps from the versions {steps}. It must have one step "
+                "from each older version that jobs in the database can have, without a gap, up to "
+                f"version {args_version - 1}"
             )
         if not all(callable(step) for step in upgrade.values()):
             raise TypeError(f"task {task}: each step of upgrade must be a function of a dict")

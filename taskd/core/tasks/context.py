@@ -48,10 +48,12 @@ class ProcessContext(Protocol):
         """Return the seconds until `deadline`; None: no limit."""
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Report the progress of the attempt; the worker writes the latest report once a second.
+        """Report the progress of the attempt.
+
+        The worker writes the latest report at most once a second.
 
         Args:
-            done: how much is done, in any unit.
+            done: the amount that is done, in any unit.
             total: the total in the same unit; None: unknown.
             note: a few words for people, at most 500 bytes.
 

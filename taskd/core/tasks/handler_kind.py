@@ -84,7 +84,7 @@ def isolation_of(task: str, transaction: bool | str) -> Isolation:
     except ValueError:
         levels = ", ".join(repr(str(each)) for each in Isolation)
         raise ValueError(
-            f"task {task}: transaction {transaction!r} is not True, {levels}"
+            f"task {task}: transaction {transaction!r} is none of True, {levels}"
         ) from None
 
 

@@ -27,11 +27,12 @@ class ThreadHook(NamedTuple):
 def call_inside(hooks: Sequence[Hook], call: Callable[[], Any]) -> Any:
     """Call a handler inside hooks, the first of which is the outermost; return its result.
 
-    The code after the `yield` of each hook runs in any case, and the `yield` returns the exception
-    of the handler or None. The exception of the handler has precedence over those of hooks.
+    The code after the `yield` of each hook that has begun runs in any case. The `yield` returns the
+    exception of the handler or of an inner hook, or None.
 
     Raises:
-        BaseException: what the handler has raised; otherwise what a hook has raised first.
+        BaseException: the exception of the handler; otherwise the first exception of a hook. Notes
+            name the exceptions of other hooks.
     """
     begun: list[tuple[Hook, Generator[Any, Any, Any]]] = []
     error: BaseException | None = None

@@ -111,11 +111,11 @@ class Registry:
         self._add("middleware", self.middleware, middleware)
 
     def add_hook(self, hook: ThreadHook) -> None:
-        """Register a hook like middleware."""
+        """Register a hook, by the rules of add_middleware()."""
         self._add("hook", self.hooks, hook)
 
     def add_reporter(self, reporter: Reporter) -> None:
-        """Register a reporter like middleware."""
+        """Register a reporter, by the rules of add_middleware()."""
         self._add("reporter", self.reporters, reporter)
 
     def _add(self, noun: str, those: list[Any], new: tuple[Callable[..., Any], Any]) -> None:
@@ -129,7 +129,7 @@ class Registry:
     def with_tasks(self, tasks: Iterable[Task[..., Any]]) -> Registry:
         """Return a copy of this registry that has these tasks in place of its own."""
         made = copy.copy(self)
-        made._tasks = {  # noqa: SLF001 - one of ours
+        made._tasks = {  # noqa: SLF001 - a copy of this object
             name: task for task in tasks for name in (task.name, *task.aliases)
         }
         return made
@@ -157,12 +157,12 @@ class Registry:
 
 
 class _Place(NamedTuple):
-    """Where a handler is defined.
+    """The place at which a handler or another function of the app is defined.
 
     Attributes:
         name: the module and the qualified name.
-        file, line: of the source; an empty file: unknown.
-        load: the namespace of the module and its spec, which a reload of the module replaces.
+        file, line: the file and the line of the source; an empty file: unknown.
+        load: the namespace and the spec of the module; a reload replaces one or both.
     """
 
     name: str
@@ -181,8 +181,8 @@ class _Place(NamedTuple):
     def replaces(self, other: _Place) -> bool:
         """Return whether this handler is the other one, defined again.
 
-        A module defines its handlers again when it is reloaded, and a user can do so at a prompt,
-        whose file is called `<stdin>`, or in the cells of a notebook, which are files of their own.
+        A reload of a module defines its handlers again. A user can define a handler again at a
+        prompt, whose file is called `<stdin>`, or in a notebook, where each cell is a file.
         """
         if self.name != other.name:
             return False

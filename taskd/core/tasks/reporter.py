@@ -18,13 +18,13 @@ class ErrorReport:
         type: the type of the error, as it is stored with the job; for HandlerRaised, that of the
             original exception.
         message: the message of the exception, without the values of redacted arguments.
-        final: whether the job has failed; False: there will be another attempt. True if the error
-            is of no job.
-        task: the name of the job's task; None: the error is of no job.
+        final: whether the job has failed; False: there will be another attempt. True also for an
+            error that belongs to no job.
+        task: the name of the job's task; None: the error belongs to no job.
         queue: the queue of the job, or None.
         job_id: the id of the job, or None.
         attempt: the number of the attempt, from 1, or None.
-        service: the name of the service of the worker that has failed; None: it is another error.
+        service: the name of the service of the worker that has failed; None: no service has failed.
     """
 
     exception: BaseException

@@ -40,7 +40,7 @@ def resource(maker: Maker | None = None, *, registry: Registry = DEFAULT) -> Any
 
 
 def opened(maker: Maker) -> AbstractAsyncContextManager[Any] | AbstractContextManager[Any]:
-    """Return a context manager that makes the resource, and closes it at its end."""
+    """Return a context manager that makes the resource, and closes the resource at the end."""
     if inspect.isasyncgenfunction(maker):
         return asynccontextmanager(maker)()
     return contextmanager(maker)()  # type: ignore[arg-type]

@@ -17,10 +17,10 @@ from taskd.core.tasks.argument_types import from_json_type, schema_of
 from taskd.core.tasks.context import ProcessContext
 from taskd.core.tasks.handler_kind import HandlerKind
 
-# A parameter with the first name always receives the context, one with the second name unless its
-# annotation makes it an argument, such as `context: dict[str, str]` of a template.
+# A parameter named `ctx` always receives the context. A parameter named `context` receives it, too,
+# unless its annotation makes it an argument, such as the `context: dict[str, str]` of a template.
 CONTEXT_NAME, CONTEXT_NAME_UNTYPED = "ctx", "context"
-# An annotation that names what is imported only for type checkers.
+# The annotation of a context whose class is imported only for type checkers.
 CONTEXT_TEXT = re.compile(r"(?:\w+\.)*(?:Process|Transaction)?Context")
 RESERVED_PARAMETERS = frozenset({"conn"})
 
@@ -61,10 +61,10 @@ def _receives_context(handler: Callable[..., Any], name: str) -> bool:
 
 
 def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
-    """Check whether a handler of this kind takes `ctx`.
+    """Check that a handler with transaction= takes `ctx`, and that a batch handler does not.
 
     Raises:
-        TypeError: the kind needs `ctx`, and the handler does not take it; or the reverse.
+        TypeError: `ctx` is missing, or must not be taken.
     """
     if kind is HandlerKind.BATCH and takes_context:
         raise TypeError(
@@ -121,10 +121,11 @@ def args_fields(
 
 
 def result_decoder(handler: Callable[..., Any], *, batch: bool) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of results to the annotated type, or to any type if it cannot be decoded.
+    """Return a decoder of results to the annotated type, or else to JSON's types.
 
-    The annotation of a batch handler describes the results of all jobs together, and that of a
-    handler that returns None often a result that it stored by `ctx.complete(conn, result)`.
+    JSON's types are used if taskd cannot decode the annotated type. They are used for a batch
+    handler, whose annotation describes the results of all jobs together, and for a handler
+    annotated to return None, which can store a result by `ctx.complete(conn, result)`.
     """
     try:
         hint = typing.get_type_hints(inspect.unwrap(handler), include_extras=True).get("return")

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# In messages that begin like this, and in no others, msgspec quotes a value.
+# Only in messages that begin like this does msgspec quote a value.
 QUOTED_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?(?= - at `|$)")
 MAX_ATTEMPTS_DEFAULT = 20
 TIMEOUT_S_DEFAULT = 3600.0
@@ -64,8 +64,8 @@ class Task(Generic[P, R]):
 
     Args:
         handler: `async def`, or plain `def` (run in the worker's thread pool). A parameter that is
-            named `ctx`, or is annotated as a Context, receives the attempt's context and is no
-            argument of the job.
+            named `ctx`, is annotated as a Context, or is named `context` and has no annotation,
+            receives the attempt's context and is no argument of the job.
         name: the task's name in the job's row; by default the function's name.
         queue: the default queue of the task's jobs.
         max_attempts: the most attempts of a job, 1 to 1000.
@@ -272,7 +272,7 @@ class Task(Generic[P, R]):
     def decode_result(self, text: str) -> R:
         """Decode the JSON text of a job's result to the type that the handler returns.
 
-        If taskd cannot decode this type, the value is what JSON has.
+        If taskd cannot decode this type, decode the text to JSON's types.
 
         Raises:
             InvalidResult: the result is not of this type.

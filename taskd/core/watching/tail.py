@@ -111,8 +111,8 @@ class Watch:
     def compare(self, poll: Poll) -> tuple[Changes, Watch]:
         """Return the changes since the last poll, and the Watch for the next poll.
 
-        This object does not change, so that a caller who fails to read the changed rows can compare
-        the next poll with the same one.
+        This object does not change, so that a caller that fails to read the changed rows can
+        compare the next poll with the same last poll.
         """
         last, following = self._last, Watch()
         born = _minus(poll.live, last.live) if last else set()

@@ -183,7 +183,7 @@ class Top:
         return self._state.last_id if self._state else None
 
     def seen_running(self) -> list[int]:
-        """Return the ids in `running` of the last poll; the next poll reads which have ended."""
+        """Return the ids in `running` of the last poll; the next poll reads which jobs ended."""
         return [job.id for job in self._state.running] if self._state else []
 
     def add(self, state: State, ended: Iterable[Ended]) -> None:

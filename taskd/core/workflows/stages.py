@@ -20,9 +20,9 @@ class Stage(msgspec.Struct, frozen=True):
     """A stage in the plan of a pipeline.
 
     Attributes:
-        takes: the parameter that receives the result of the previous stage if the result is neither
-            a dict nor None: the only required parameter, or else the only accepted one; None: there
-            is no such parameter.
+        takes: the parameter that receives a result of the previous stage that is neither a dict nor
+            None. It is the only required parameter, or else the only accepted one; None: there is
+            no such parameter.
         required: the required arguments.
         accepted: all accepted arguments.
     """
@@ -47,7 +47,7 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
 
     Raises:
         InvalidWorkflow: there is no stage, or there are too many; two stages have the same name; or
-            a stage needs several arguments, and the stage before it returns a single value.
+            a stage returns a single value, and the next stage has no single parameter for it.
     """
     if not 1 <= len(stages) <= STAGES_MAX:
         raise InvalidWorkflow(

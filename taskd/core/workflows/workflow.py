@@ -137,7 +137,7 @@ def _ordered(name: str, nodes: Sequence[Node]) -> list[Node]:
         {node.name: [one for one in node.after if isinstance(one, str)] for node in nodes}
     )
     try:
-        # The order is that in which the nodes were added, as far as possible. Ids get this order.
+        # As far as possible, nodes stay in the order in which they were added. Ids get this order.
         return [by_name[each] for each in sorter.static_order()]
     except graphlib.CycleError as error:
         circle = " -> ".join(reversed(error.args[1]))

@@ -99,7 +99,7 @@ async def test_a_job_says_why_it_has_no_result_and_why_its_arguments_do_not_fit(
     assert "its result was not stored: NaN" in await ok(anybody, "/jobs")
     assert "But its result was not stored: NaN." in await ok(anybody, f"/jobs/{done}")
     text = await ok(anybody, f"/jobs/{unfit}")
-    assert "Its arguments do not fit the code that has claimed it last: odd." in text
+    assert "Its arguments do not fit the code of the worker that claimed it last: odd." in text
     assert "its arguments did not fit, so no attempt began" in text
     assert "attempt 1 failed" not in text
 
