@@ -202,12 +202,14 @@ KEEPS_A_THREAD = (
 
 
 @pytest.mark.parametrize("app", [SLEEPS, SWALLOWS, COMPUTES, KEEPS_A_THREAD + SLEEPS])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
-def test_a_stop_ends_an_import(runs, app, number):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGQUIT, 0), (signal.SIGINT, 130)]
+)
+def test_a_stop_ends_an_import(runs, app, number, code):
     process = runs(app)
     appeared("there")
     process.send_signal(number)
-    assert process.wait(WITHIN_S) == 0
+    assert process.wait(WITHIN_S) == code
 
 
 def test_signals_that_are_no_stop_leave_an_import_alone(runs):

@@ -185,6 +185,8 @@ def run(
         # prevents the exit.
         _say_stopped(session, signals)
         code = 0
+    except KeyboardInterrupt:
+        raise  # and do not end the watch thread here either
     except BaseException:
         signals.end_watch()
         raise
