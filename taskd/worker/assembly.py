@@ -36,8 +36,8 @@ from taskd.worker.observing.progress import ProgressWriter
 from taskd.worker.operator_settings import Calls, Controls
 from taskd.worker.running.calls import Executors
 from taskd.worker.running.handler_tasks import HandlerTasks
+from taskd.worker.running.job_processes.pool import JobProcesses
 from taskd.worker.running.preparation import Shared
-from taskd.worker.running.process_pool import JobProcesses
 from taskd.worker.running.runner import Runner
 from taskd.worker.running.threads import ThreadSlots
 from taskd.worker.sd_notify import Notifier, Notify

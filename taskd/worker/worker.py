@@ -34,8 +34,8 @@ from taskd.worker.observing.counters import Counters
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.observing.timer_slack import exact_timers
 from taskd.worker.running import traces
+from taskd.worker.running.job_processes.lookup import check_found
 from taskd.worker.running.middleware import with_middleware
-from taskd.worker.running.process_pool import check_found
 from taskd.worker.sd_notify import Notify
 from taskd.worker.services.own_tasks import OwnTask, own_task, uncancel, undisturbed
 from taskd.worker.services.service import Service

@@ -15,8 +15,8 @@ from taskd import task
 from taskd.config import Settings
 from taskd.core.tasks.registry import Registry
 from taskd.errors import ConfigError
-from taskd.worker.running import process_pool
-from taskd.worker.running.process_pool import JobProcesses
+from taskd.worker.running.job_processes import job_process
+from taskd.worker.running.job_processes.pool import JobProcesses
 from tests.processes import children, lives
 from tests.worker import process_app as app
 from tests.worker.conftest import Desk, until
@@ -125,7 +125,7 @@ async def test_a_process_that_dies_is_one_failed_attempt_and_is_replaced(
 async def test_a_process_that_hangs_up_and_stays_is_killed_and_that_is_reported(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_pool, "CLOSED_S", 0.1)
+    monkeypatch.setattr(job_process, "CLOSED_S", 0.1)
     (job,) = await desk.enqueue(app.dies.job("stays"))
     await desk.start(app.REGISTRY, process_slots=1)
     (row,) = await desk.settled(job)

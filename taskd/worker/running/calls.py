@@ -19,7 +19,7 @@ from taskd.core.tasks.task import Task
 from taskd.store.connections.transactions import Transactions
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.running.batches import Batches, Member
-from taskd.worker.running.process_pool import JobProcesses, ProcessCall
+from taskd.worker.running.job_processes.pool import JobProcesses, ProcessCall
 from taskd.worker.running.threads import ThreadCall, ThreadSlots
 from taskd.worker.running.transactions import TransactionAttemptContext, TransactionCall
 

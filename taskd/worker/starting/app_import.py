@@ -27,7 +27,7 @@ from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError, ConfigError, InvalidJob
-from taskd.worker.running.process_pool import process_slots
+from taskd.worker.running.job_processes.pool import process_slots
 
 # An import that takes longer than this time is logged, with the line that it executes.
 SLOW_S = 10.0

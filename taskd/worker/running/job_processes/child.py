@@ -1,6 +1,6 @@
 """The program of a process that runs handlers with process=True, one attempt at a time.
 
-process_pool.py starts the program with one end of a socket; each message is a line. The process
+job_process.py starts the program with one end of a socket; each message is a line. The process
 first reads a Boot and answers `ready`, or a Failure. Then it reads Requests. For each Request, it
 writes `begun` when the handler starts, `progress` and a ProgressLine when the handler has reported
 progress, and an Answer when the attempt has ended.
@@ -22,13 +22,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from taskd.config import Settings
 from taskd.core.jobs.failure import describe
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.log_lines import Lines, LogEvent, line_of
@@ -43,72 +42,17 @@ from taskd.worker.attempt_variables import copier
 from taskd.worker.finishing.tracebacks import forget_locals
 from taskd.worker.observing.log_buffer import hider
 from taskd.worker.observing.log_capture import LogCapture
-from taskd.worker.running.process_context import (
-    ContextFields,
-    ProcessAttemptContext,
-    ProgressLine,
-)
+from taskd.worker.running.job_processes.context import ProcessAttemptContext, ProgressLine
+from taskd.worker.running.job_processes.lookup import find, find_task
+from taskd.worker.running.job_processes.messages import BEGUN, PROGRESS, READY, Boot, Request
 from taskd.worker.running.returned_awaitables import refuse_unfinished
 from taskd.worker.running.traces import restore_trace_context
 
 PR_SET_PDEATHSIG = 1
 PARENT_CHECK_S = 1.0
-READY, BEGUN, PROGRESS = b"ready\n", b"begun\n", b"progress "
 
 
-class Boot(msgspec.Struct):
-    """The data that a process needs before its first attempt.
-
-    Attributes:
-        path: Python's search path for modules.
-        app: the module to import at the start; None: import only the modules of handlers.
-        settings: the settings of the worker, for the log and for clients that handlers use.
-    """
-
-    path: list[str]
-    app: str | None
-    settings: Settings
-
-
-class Request(msgspec.Struct, gc=False):
-    """An attempt to run.
-
-    Attributes:
-        module: the module in which the handler is defined.
-        name: the qualified name of the handler in this module.
-        hooks: the module and the qualified name of each hook around the handler.
-        keep: whether the answer must include the log lines of the handler.
-        context: the fields of the handler's context; None: the handler takes no context.
-    """
-
-    module: str
-    name: str
-    job: Job
-    hooks: list[tuple[str, str]]
-    keep: bool = False
-    context: ContextFields | None = None
-
-
-def to_builtins(value: Any) -> str:
-    """Return a path in the settings as text; the `enc_hook` of `msgspec.json.encode`."""
-    return str(value)
-
-
-def find(module: str, name: str) -> Any:
-    """Return the object with this qualified name in an imported module; None if there is none."""
-    try:
-        return reduce(getattr, name.split("."), sys.modules[module])
-    except (AttributeError, KeyError):
-        return None
-
-
-def find_task(module: str, name: str) -> Task[..., Any] | None:
-    """Return the task with this qualified name in an imported module; None if there is none."""
-    found = find(module, name)
-    return found if isinstance(found, Task) else None
-
-
-class JobProcess:
+class Program:
     """The process: receives requests, and runs handlers and signal handlers in its main thread."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -297,4 +241,4 @@ def main() -> None:
     _end_with(worker)
     faulthandler.enable()  # print the stack if the interpreter crashes
     os.set_inheritable(fd, False)
-    JobProcess(socket.socket(fileno=fd)).serve()
+    Program(socket.socket(fileno=fd)).serve()

@@ -2,7 +2,7 @@
 
 The process pool of concurrent.futures is not used: if one process dies, all running calls of that
 pool fail, and the pool cannot ask a process to end a call. In the pool of this module, a process
-runs one attempt at a time, and each message is a line.
+runs one attempt at a time.
 
 Processes are started when they are needed, and end with their worker.
 """
@@ -11,174 +11,34 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from taskd import events
 from taskd.config import Settings
-from taskd.core.jobs.failure import Failure
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.log_lines import KeepLogs
 from taskd.core.outcomes.attempt_ends import DecidedElsewhere
-from taskd.core.outcomes.process_reports import (
-    Answer,
-    ProcessDied,
-    ProcessNotStarted,
-    ended,
-    value_of,
-)
-from taskd.core.tasks.handler_kind import HandlerKind
-from taskd.core.tasks.registry import Registry
+from taskd.core.outcomes.process_reports import ProcessDied, ProcessNotStarted, value_of
 from taskd.core.tasks.task import Task
-from taskd.errors import ConfigError
 from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.observing.log_writer import LogWriter
 from taskd.worker.running.handler_call import HandlerCall
-from taskd.worker.running.process_child import (
-    BEGUN,
-    PROGRESS,
-    READY,
-    Boot,
-    Request,
-    find,
-    find_task,
-    to_builtins,
-)
-from taskd.worker.running.process_context import ContextFields, ProgressLine
+from taskd.worker.running.job_processes.context import ContextFields, ProgressLine
+from taskd.worker.running.job_processes.job_process import JobProcess, start_process
+from taskd.worker.running.job_processes.messages import Boot, Request, to_builtins
 from taskd.worker.running.traces import with_trace_context
 from taskd.worker.services.own_tasks import OwnTask, own_task
 
-# Not `python -m`, which would load the module twice and warn about that.
-PROGRAM = "from taskd.worker.running.process_child import main; main()"
-# How long a process can take to start: a large app takes a while to import.
-BOOT_S_MAX = 60.0
-# Enough for arguments or a result of 256 KiB, in which JSON can escape every character, and for the
-# log lines of an attempt.
-LINE_BYTES_MAX = 4 * 1024 * 1024
 # If a process dies before the handler has started, the attempt is given to another process. At most
 # this many processes are tried.
 STARTS_MAX = 3
-# How long a process that has closed the socket can take to end: a large core dump takes seconds.
-CLOSED_S = 5.0
 # The name of asyncio tasks that start a process.
 START = "process-start"
-# How long a process can take to end after the worker has closed the socket: exit handlers of the
-# app run then.
-END_S = 2.0
-
-
-class JobProcess:
-    """The worker's view of one process.
-
-    Attributes:
-        jobs: number of attempts whose handlers this process has started.
-        ending: whether the process was asked to end its attempt, or was killed. It gets no further
-            attempt then.
-    """
-
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self.pid = process.pid
-        self.jobs = 0
-        self.ending = False
-        self._process, self._reader, self._writer = process, reader, writer
-        self._exit = own_task(process.wait(), "process-exit")
-
-    async def boot(self, boot: bytes) -> None:
-        """Send the Boot, as JSON, and wait until the process is ready.
-
-        Raises:
-            ProcessNotStarted: the process ended, could not import the app, or was not ready within
-                BOOT_S_MAX.
-        """
-        self._writer.write(boot + b"\n")
-        try:
-            async with asyncio.timeout(BOOT_S_MAX):
-                line = await self._line()
-        except TimeoutError:
-            raise ProcessNotStarted(f"it was not ready within {BOOT_S_MAX:g} s") from None
-        except ProcessDied as error:
-            raise ProcessNotStarted(f"it ended with {ended(error.code)}") from None
-        if line != READY:
-            failure = msgspec.json.decode(line, type=Failure)
-            raise ProcessNotStarted(f"{failure.type}: {failure.message}")
-
-    async def run(self, request: bytes, call: ProcessCall) -> Answer:
-        """Run an attempt; pass the start of the handler and its progress reports to `call`.
-
-        Raises:
-            ProcessDied: the process ended before it sent its answer.
-        """
-        self._writer.write(request + b"\n")
-        line = await self._line()
-        while not line.startswith(b"{"):
-            if line == BEGUN:
-                self.jobs += 1
-                call.begin()
-            else:
-                call.report(msgspec.json.decode(line.removeprefix(PROGRESS), type=ProgressLine))
-            line = await self._line()
-        return msgspec.json.decode(line, type=Answer)
-
-    async def _line(self) -> bytes:
-        # Wait for the exit too: a process that a handler has forked can keep the socket open after
-        # the death of this process.
-        reading = own_task(self._reader.readline(), "process-line")
-        try:
-            either: set[OwnTask[Any]] = {reading, self._exit}
-            await asyncio.wait(either, return_when="FIRST_COMPLETED")
-            if not reading.done():
-                # The process has ended. Read the line that it may have sent before.
-                await asyncio.wait({reading}, timeout=0.1)
-            with suppress(OSError, ValueError):
-                if reading.done() and (line := reading.result()).endswith(b"\n"):
-                    return line
-        finally:
-            reading.end()
-        # If the process has closed the socket, let it end by itself: its exit code says why.
-        dead, _ = await asyncio.wait({self._exit}, timeout=CLOSED_S)
-        self.kill()
-        code = await asyncio.shield(self._exit)
-        raise ProcessDied(self.pid, code, hung_up=not dead)
-
-    @property
-    def alive(self) -> bool:
-        """Return whether the process runs, as far as the worker knows."""
-        return not self._exit.done()
-
-    def request_end(self, why: str) -> None:
-        """Ask the process to end its attempt.
-
-        Args:
-            why: `timeout`, or any other reason, which the process treats as a stop.
-        """
-        self.ending = True
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1 if why == "timeout" else signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill the process group: the process, and programs that its handlers have started."""
-        self.ending = True
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    async def end(self) -> None:
-        """Close the socket, let the process end within END_S, and kill its process group."""
-        self._writer.close()
-        await asyncio.wait({self._exit}, timeout=END_S)
-        self.kill()
-        await asyncio.wait({self._exit}, timeout=END_S)
 
 
 class JobProcesses:
@@ -323,7 +183,7 @@ class JobProcesses:
     async def _start(self) -> None:
         process: JobProcess | None = None
         try:
-            process = await self._spawned()
+            process = await start_process()
             self._all.add(process)
             boot = Boot(sys.path, self._app, self._settings)
             await process.boot(msgspec.json.encode(boot, enc_hook=to_builtins))
@@ -345,31 +205,6 @@ class JobProcesses:
                 waiter.set_exception(error)
                 break
         asyncio.get_running_loop().call_soon(self._start_more)
-
-    async def _spawned(self) -> JobProcess:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            program = ("-c", PROGRAM, str(theirs.fileno()), str(os.getpid()))
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *program,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    # So the process does not receive Ctrl-C, and its process group can be killed.
-                    start_new_session=True,
-                )
-            except BaseException:
-                ours.close()
-                raise
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES_MAX)
-        except BaseException:
-            ours.close()
-            process.kill()
-            await process.wait()
-            raise
-        return JobProcess(process, reader, writer)
 
 
 class ProcessCall(HandlerCall):
@@ -451,32 +286,3 @@ def process_slots(settings: Settings) -> int:
     # Without an affinity, as on macOS, a process can use all cores.
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def check_found(registry: Registry) -> None:
-    """Check that other processes will find the handlers with process=True, and their hooks.
-
-    Raises:
-        ConfigError: the module of such a handler does not have the task under the handler's name,
-            or the module of a hook does not have the hook.
-    """
-    for task in registry:
-        if task.kind is not HandlerKind.PROCESS:
-            continue
-        module, name = task.handler.__module__, task.handler.__qualname__
-        found = None if module == "__main__" else find_task(module, name)
-        if found is None or found.name != task.name:
-            raise ConfigError(
-                f"task {task.name}: with process=True, other processes must find the task as "
-                f"{name} in the module {module}, but cannot. Decorate the function where it is "
-                "defined, in a module that can be imported"
-            )
-        for hook in task.hooks:
-            module, name = hook.__module__, hook.__qualname__
-            if module == "__main__" or find(module, name) is not hook:
-                raise ConfigError(
-                    f"hook {name}: the process of task {task.name} must find the hook in the "
-                    f"module {module}, but cannot. Define the function at the top level of a "
-                    "module that can be imported, or limit the hook to other tasks with "
-                    "@in_thread(tasks=[...])"
-                )
