@@ -41,13 +41,23 @@ def check_dsn(dsn: str) -> str:
     if not separator or "=" in scheme:
         return _uri(_keywords(dsn))
     if not DSN_SCHEME.fullmatch(scheme):
-        hint = ": remove `jdbc:`" if scheme.lower() == "jdbc:postgresql" else ""
-        raise ValueError(f"its scheme is {scheme!r}; taskd supports only postgresql://{hint}")
+        raise ValueError(_other_scheme(scheme))
+    if re.search(r"\s", rest):
+        raise ValueError("it contains a space: write it as %20")
     place, mark, query = rest.partition("?")
     kept = "&".join(_kept(query)) if mark else ""
     checked = f"postgresql://{place}{'?' if kept else ''}{kept}"
     check_words(dsn_words(checked))
     return checked
+
+
+def _other_scheme(scheme: str) -> str:
+    only = "taskd supports only postgresql://"
+    if scheme.lower() == "jdbc:postgresql":
+        return f"its scheme is {scheme!r}; {only}: remove `jdbc:`"
+    # Do not show what is no scheme: it can be a part of a password that contains `://`.
+    shown = f"its scheme is {scheme!r}" if scheme.replace("+", "").isalnum() else "it has no scheme"
+    return f"{shown}; {only}"
 
 
 def _kept(query: str) -> Iterator[str]:
@@ -56,7 +66,7 @@ def _kept(query: str) -> Iterator[str]:
         name, separator, value = field.partition("=")
         if not separator:
             # Do not name the parameter: it can be a part of a password that contains `?`.
-            raise ValueError("a parameter after its `?` has no value: write name=value")
+            raise ValueError("a parameter after the `?` has no value: write name=value")
         if name == "ssl":  # of JDBC and SQLAlchemy
             yield f"sslmode={SSL_WORDS.get(value, value)}"
         elif name not in OF_OTHER_CLIENTS:
@@ -109,19 +119,20 @@ def _keywords(dsn: str) -> dict[str, str]:
     if ADO_NET.match(dsn):
         raise ValueError(f"it is a connection string of ADO.NET; {AS_URI}")
     found: dict[str, str] = {}
-    position = 0
+    name, position = "", 0
     while position < len(dsn):
         match = KEYWORD.match(dsn, position)
         if match is None:
             break
         value = match[3] if match[2] is None else match[2]
-        found[match[1]] = re.sub(r"\\(.)", r"\1", value)
+        name = match[1]
+        found[name] = re.sub(r"\\(.)", r"\1", value)
         position = match.end()
     if not found:
         raise ValueError(f"it has no scheme; {AS_URI}")
     if position < len(dsn):
         raise ValueError(
-            f"it cannot be read after word {len(found)}: separate words by spaces, write a value "
+            f"it cannot be read after `{name}=...`: separate parameters by spaces, write a value "
             f"with spaces in quotes ('), or {AS_URI}"
         )
     return found
@@ -153,7 +164,7 @@ def hide_password(dsn: str) -> str:
     """Return a DSN, or a text that contains one, with the password masked."""
     # Mask up to the last @: a password can contain @, and masking too much does no harm.
     masked = re.sub(r"(://[^:/@\s]*):\S*@", r"\1:***@", dsn)
-    return re.sub(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^&\s]+)", r"\1***", masked)
+    return re.sub(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|(?:[^&\s\\]|\\.)+)", r"\1***", masked)
 
 
 def has_password(dsn: str) -> bool:

@@ -219,7 +219,8 @@ def listen(address: str) -> list[socket.socket]:
             problem = error
     # `localhost` can include ::1 on a machine without IPv6: skip that address. A port in use is an
     # error.
-    if problem is not None and (not made or problem.errno != errno.EADDRNOTAVAIL):
+    no_such_address = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+    if problem is not None and (not made or problem.errno not in no_such_address):
         for each in made:
             each.close()
         raise _refused(address, _reason(problem)) from None

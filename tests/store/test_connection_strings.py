@@ -149,12 +149,21 @@ def test_the_keyword_form_becomes_a_uri(dsn: str, uri: str) -> None:
     assert PASSWORD not in hide_password(uri)
 
 
+def test_an_escaped_space_in_a_password_hides_no_part_of_it_less() -> None:
+    assert (
+        hide_password(rf"host=h password=a\ {PASSWORD} dbname=d") == "host=h password=*** dbname=d"
+    )
+
+
 @pytest.mark.parametrize(
     ("dsn", "message"),
     [
-        ("host=h dbname", "cannot be read after word 1"),
+        ("host=h dbname", "cannot be read after `host=...`"),
         ("host='h dbname=d", "no scheme"),
-        ("user=u host='h dbname=d", "cannot be read after word 1"),
+        ("user=u host='h dbname=d", "cannot be read after `user=...`"),
+        ("host=h host=i dbname", "cannot be read after `host=...`"),
+        ("postgresql://u:a b@h/d", "write it as %20"),
+        ("user:secr://et@h/d", "it has no scheme"),
         ("jdbc:postgresql://h/d?user=a", "remove `jdbc:`"),
         ("postgresql://u:p@x@h/d", "in a password write @"),
         ("postgresql://h/d?sslmode", "has no value"),
@@ -176,10 +185,16 @@ def test_what_cannot_be_honoured_is_named(dsn: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "dsn", [f"postgresql://u:1?{PASSWORD}&x=y@h/d", f"host=h password=a {PASSWORD}"]
+    "dsn",
+    [
+        f"postgresql://u:1?{PASSWORD}&x=y@h/d",
+        f"host=h password=a {PASSWORD}",
+        f"postgresql://u:a {PASSWORD}@h/d",
+        f"u:{PASSWORD}://x@h/d",
+    ],
 )
 def test_no_part_of_a_wrongly_written_password_is_told(dsn: str) -> None:
-    with pytest.raises(ValueError, match=r"has no value|cannot be read") as raised:
+    with pytest.raises(ValueError, match=r"has no value|cannot be read|%20|no scheme") as raised:
         check_dsn(dsn)
     assert PASSWORD not in str(raised.value)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -21,7 +22,7 @@ from taskd.web import app as web_app
 from taskd.web import check_installed
 from taskd.web import server as web_server
 from taskd.web.app import make_app
-from taskd.web.server import Server
+from taskd.web.server import Server, listen
 from taskd.worker.services.supervisor import Supervisor
 
 
@@ -259,6 +260,27 @@ async def test_one_that_crashes_is_started_again_on_the_same_port(
     await crashed.wait()
     assert (await get(server)).text == "hello\n"
     await supervisor.stop_tier(5.0)
+
+
+def test_localhost_is_served_on_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux without IPv6 refuses to create the socket."""
+    make = socket.socket
+
+    def without_ipv6(family: int = -1, *args: Any, **kwargs: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return make(family, *args, **kwargs)
+
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    [made] = listen("localhost:0")
+    monkeypatch.undo()
+    assert made.getsockname()[0] == "127.0.0.1"
+    made.close()
 
 
 def test_a_port_in_use_is_an_error_of_its_own() -> None:
