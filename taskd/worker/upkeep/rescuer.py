@@ -113,7 +113,7 @@ class Rescuer(Loop):
             self._neighbours.close()
 
     async def tick(self) -> float | None:
-        """Check once; return the seconds until the next check; None: `every_s`, jittered."""
+        """Check once; return the seconds until the next check, or None for jittered `every_s`."""
         await self._store_failures()
         seen = await self.check()
         self._neighbours.watch(self._me().id, seen.others)
