@@ -164,7 +164,7 @@ def socket_directory(home: Path) -> Path:
     """Return the directory of the socket: the home, or a directory in /tmp.
 
     The home cannot be used if its path is too long for the address of a socket, or contains a
-    comma: clients would read such a host in a DSN as a list of hosts.
+    comma: clients read a host with a comma in a DSN as a list of hosts.
 
     Raises:
         EmbeddedError: the path in /tmp is not a private directory of the owner of the home.

@@ -47,7 +47,7 @@ async def run(
     Raises:
         OSError: the guard could not be started.
     """
-    # The kernel closes this pipe when the worker ends, in whatever way.
+    # The kernel closes this pipe when the worker ends, even if it was killed.
     worker_pipe, writing = os.pipe()
     with os.fdopen(writing, "wb") as held:
         # asyncio waits for ever for a process whose start is cancelled, so another task starts it.

@@ -47,7 +47,8 @@ class Status:
         queues: the names of the queues, as text.
         running: the number of running attempts.
         jobs: the number of attempts by how they ended.
-        silent_s: the seconds since PostgreSQL accepted a lease renewal; 0 while they are in time.
+        silent_s: the seconds since PostgreSQL accepted a lease renewal; 0 while the renewals are in
+            time.
         stuck, unready: the same as in health.Condition.
         missing: the same as in health.Health.
     """

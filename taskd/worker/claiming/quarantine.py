@@ -5,8 +5,9 @@ that kill their worker do so within `OUTLIVED_S` of their start. So a group is o
 jobs has ended or has run for `OUTLIVED_S`. The next group can be twice as large. If the worker
 crashes, the crash is charged to the suspects of the last group, and not to those of earlier groups
 (rescue_jobs in sql/queries/lease.sql). The suspects of the last group are then isolated: each
-starts as a group of its own, after all other suspects. If the worker crashes during such a group,
-the crash is charged to no other suspect. An isolated suspect fails at its third charged crash.
+starts as a group of its own, after all other suspects. If the worker crashes while an isolated
+suspect is the last group, the crash is charged to no other suspect, and the isolated suspect fails
+if this is at least its third charged crash.
 
 The worker's row in taskd.worker names the last group. When the group is over and no suspect is left
 to claim, the row names no group any more. But a group of a single suspect stays named until the

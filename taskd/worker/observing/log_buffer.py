@@ -3,8 +3,8 @@
 Each attempt that logs has an entry. The entry is open from the first line to the end of the
 attempt, and holds its lines even after a write, because each write replaces the stored row. When
 the attempt has ended, the log writer stores all lines, or, if `keep_logs` does not apply to the
-attempt, deletes those that are stored already. If it has neither to store nor to delete lines, the
-entry is dropped immediately.
+attempt, deletes those that are stored already. If there is nothing to store or delete, the entry is
+dropped immediately.
 """
 
 from __future__ import annotations

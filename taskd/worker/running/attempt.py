@@ -66,7 +66,7 @@ class Attempt(msgspec.Struct, eq=False):
         abandoned: whether the outcome was recorded before the handler ended.
         waits_for_slot: whether the attempt waits for a thread, a process, a connection or its
             batch. The handler has then not started, as far as the worker knows.
-        kill: kills the process that runs the handler; None if the handler runs in the worker.
+        kill: kills the process that runs the handler; None while no process of its own runs it.
         leave_slot: called instead of freeing a slot, because the jobs of a batch share one slot;
             None if the attempt has a slot of its own.
     """

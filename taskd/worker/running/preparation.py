@@ -112,8 +112,8 @@ class Preparation:
     def _leaves(self, job: Job, newest: int) -> bool:
         """Return whether another live worker can run the job.
 
-        If so, the claims of this worker leave out jobs with this task and this or a newer version
-        of the arguments from now on.
+        If so, the claims of this worker leave out the jobs of this task that this worker cannot run
+        from now on.
         """
         elsewhere = self._shared.elsewhere
         if not elsewhere.runs(self._queue, job.task, job.args_version or 1):

@@ -66,8 +66,8 @@ class Declarations:
     async def follow(self, seen: workers.Surroundings) -> None:
         """Publish or settle again if the rescuer has found this necessary.
 
-        Publishing is necessary when no live worker has the version that was published last.
-        Settling is necessary when a schedule must be withdrawn or resumed.
+        Publishing is necessary if a task is not published, or no live worker has the version that
+        was published last. Settling is necessary if a schedule must be withdrawn or resumed.
         """
         if seen.unpublished or self._incomplete:
             await self._publish_again()

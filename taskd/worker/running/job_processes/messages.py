@@ -1,4 +1,4 @@
-"""The messages that the worker sends to a process, and the words that a process replies with."""
+"""The messages that the worker sends to a process, and the words of its replies."""
 
 from __future__ import annotations
 
