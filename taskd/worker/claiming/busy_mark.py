@@ -245,8 +245,8 @@ class BusyMark:
     async def end(self) -> None:
         """Clear the mark of a consumer that stops.
 
-        If jobs without a notification may be committed after that, wake the other workers until
-        this is no longer possible, for END_S at most.
+        Open transactions may commit jobs without a notification after that. Until they have ended,
+        but for END_S at most, wake the other workers.
         """
         if self.marked:
             await self._clear()

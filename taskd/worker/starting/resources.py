@@ -30,7 +30,7 @@ class Resources:
     cancel scope. During a stop, close() cancels this task if a resource is still being opened.
 
     Args:
-        cancelled: called if other code than close() has cancelled the task, such as a task group of
+        cancelled: called if code other than close() has cancelled the task, such as a task group of
             a resource. The resources stay open until close() is called.
 
     Attributes:
