@@ -50,8 +50,8 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
 
     Args:
         settings: only `pg_bin` and `pg_major` are read.
-        major: the major version to find; None: `pg_major`, or if that is not set, the newest
-            version in the first of these places that contains version 15 or later.
+        major: the major version to find. With None, it is `pg_major`. If that is not set either, it
+            is the newest version in the first of these places that contains version 15 or later.
 
     Raises:
         EmbeddedError: no installation of that version can be executed; the message says what to do.

@@ -27,8 +27,8 @@ class Runner:
     """The user that runs initdb and postgres, which refuse to run as root.
 
     Attributes:
-        prefix: words before the command, which run it in a user namespace; empty: no namespace.
-        uid, gid: the ids that root changes to; None: no change.
+        prefix: words before the command, which run it in a user namespace; empty without one.
+        uid, gid: the ids that root changes to; None if this user runs the server itself.
     """
 
     prefix: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ def check_reach(runner: Runner, *paths: Path) -> None:
 
 
 def closed_directory(path: Path, uid: int, gid: int | None) -> Path | None:
-    """Return the first directory above the path that this user cannot enter; None: there is none.
+    """Return the first directory above the path that this user cannot enter, or None.
 
     Directories that do not exist yet do not count.
     """
@@ -164,7 +164,7 @@ def socket_directory(home: Path) -> Path:
     """Return the directory of the socket: the home, or a directory in /tmp.
 
     The home cannot be used if its path is too long for the address of a socket, or contains a
-    comma: clients would read such a host in a DSN as a list of hosts.
+    comma: clients read a host with a comma in a DSN as a list of hosts.
 
     Raises:
         EmbeddedError: the path in /tmp is not a private directory of the owner of the home.

@@ -63,7 +63,7 @@ def run_postgres(server_fd: int, uid: int, gid: int, argv: list[str]) -> None:
 
     Args:
         server_fd: the descriptor of server.lock.
-        uid, gid: the ids to change to; below zero: no change.
+        uid, gid: the ids to change to; an id below zero stands for no change.
         argv: the command that starts postgres.
     """
     try:

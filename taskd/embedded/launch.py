@@ -47,7 +47,7 @@ NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": 
 
 
 def data_major(home: Path) -> int | None:
-    """Return the major version of the data; None: there is no data yet."""
+    """Return the major version of the data; None if there is no data yet."""
     try:
         return int((home / "data/PG_VERSION").read_text())
     except FileNotFoundError:
@@ -191,8 +191,8 @@ def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = 
         file = str(Path(last_user.__file__).resolve())
         command = [what[0], str(home), *what[1:], *numbers, *(rest or ())]
         keep_ld = {k: v for k, v in os.environ.items() if k.startswith("LD_")}
-        # last_user.py forks, and the parent exits, so this call returns soon. This process then has
-        # no child that code of the app, waiting for any child, could reap.
+        # last_user.py forks, and the parent exits, so this call returns soon, and leaves no child.
+        # Code of the app that waits for any child could reap such a child.
         done = subprocess.run(  # noqa: S603 - no shell, the programs that were looked up
             [sys.executable, "-I", "-S", file, *command],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds, check=False,
@@ -274,7 +274,7 @@ def log_reason(home: Path, offset: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the first message of the worst kind of error in a text; without one, its last line."""
+    """Return the first of the worst errors in a text; without an error, the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in ("PANIC:", "FATAL:", "ERROR:", "error:"):
         for line in lines:

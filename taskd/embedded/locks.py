@@ -55,7 +55,7 @@ class Patience:
 
 
 def log_size(log: Path) -> int:
-    """Return the size of the log in bytes; 0: there is no log."""
+    """Return the size of the log in bytes; 0 if there is no log."""
     try:
         return log.stat().st_size
     except FileNotFoundError:

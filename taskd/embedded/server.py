@@ -71,7 +71,7 @@ class Server:
         host: the directory of its unix socket; the server does not listen on TCP.
         port: a part of the name of the socket.
         major: the major version of PostgreSQL.
-        started: whether start() started the server; False: the server was running already.
+        started: whether start() started the server; if not, it was running already.
     """
 
     home: Path
@@ -122,8 +122,8 @@ class Status:
     Attributes:
         running: whether a server runs in this home.
         kept: whether the server has a holder, so that it runs until stop().
-        major: the major version of its data; None: there is no data.
-        data_bytes: the size of the data; 0: there is no data.
+        major: the major version of its data; None if there is no data.
+        data_bytes: the size of the data; 0 if there is no data.
     """
 
     home: Path
@@ -149,9 +149,9 @@ def start(
     In an event loop, call start() in a thread.
 
     Args:
-        home: the directory of the server; None: default_home().
-        settings: they choose the default home and the programs; None: the settings that
-            config.load() returns.
+        home: the directory of the server; by default that of default_home().
+        settings: the settings, which choose the default home and the programs; by default those
+            that config.load() returns.
         deadline_s: seconds to wait while the log of the server does not grow. Recovery after a
             crash writes to the log.
         durable: False turns fsync off, for tests; ignored if the server runs already.
@@ -348,7 +348,7 @@ def _stop_now(home: Path, host: Path, patience: Patience) -> None:
                 raise EmbeddedError(
                     f"the server in {home} runs in another container: run `taskd db stop` there"
                 )
-            if pid is not None:  # None: the server does not listen yet, or does not listen any more
+            if pid is not None:  # with None, the server does not listen yet, or not any more
                 os.kill(pid, signal.SIGINT)
                 signalled = True
         patience.wait(f"the embedded PostgreSQL in {home} has not ended")

@@ -34,7 +34,7 @@ class AllowedHost:
 
     Attributes:
         host: the host; `*` at its start matches any text.
-        port: the port; None: the default port of the scheme.
+        port: the port, or None for the default port of the scheme.
         any_port: whether all ports are allowed.
     """
 

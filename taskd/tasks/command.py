@@ -42,15 +42,15 @@ async def run(
     out_bytes_max: int,
     err_bytes_max: int,
 ) -> Ended:
-    """Run a command under a guard process of its own; if cancelled, end the command first.
+    """Run a command under a guard process of its own. A cancellation also ends the command.
 
     Raises:
         OSError: the guard could not be started.
     """
-    # The kernel closes this pipe when the worker ends, in whatever way.
+    # The kernel closes this pipe when the worker ends, even if it was killed.
     worker_pipe, writing = os.pipe()
     with os.fdopen(writing, "wb") as held:
-        # asyncio waits for ever for a process whose start is cancelled, so the start has a task.
+        # asyncio waits for ever for a process whose start is cancelled, so another task starts it.
         running = asyncio.create_task(
             _run(argv, worker_pipe, stdin, env, cwd, grace_s, out_bytes_max, err_bytes_max),
             name="command",

@@ -353,7 +353,7 @@ def retry_after_s(header: str | None, now: float) -> float | None:
         now: the time in seconds since 1970.
 
     Returns:
-        Seconds; None: the header is missing or cannot be read.
+        Seconds; None if the header is missing or cannot be read.
     """
     text = (header or "").strip()
     if text.isascii() and text.isdigit() and len(text) < 12:

@@ -181,7 +181,7 @@ def task(
 
 
 def environment(command: Command, ctx: Context) -> dict[str, str]:
-    """Return the environment of a command, without the variables of the worker, such as the DSN."""
+    """Return the environment of a command, without other variables of the worker (the DSN)."""
     passed = {name: os.environ[name] for name in command.pass_env if name in os.environ}
     return {
         "PATH": os.environ.get("PATH", PATH_DEFAULT),
@@ -222,7 +222,7 @@ def result_of(name: str, command: Command, ended: commands.Ended) -> Any:
 
 
 def _result(ended: commands.Ended) -> Any:
-    """Return stdout, decoded from JSON: Unstored if stdout is too long, None if it is not JSON."""
+    """Return stdout decoded from JSON; Unstored if stdout is too long, None if it is not JSON."""
     if ended.out_bytes > len(ended.out):
         return Unstored(f"stdout has {ended.out_bytes:,} bytes; the limit is {RESULT_BYTES_MAX:,}")
     try:

@@ -5,15 +5,16 @@ job; 4xx, a broken connection or no reply is retried by the task's backoff. Repl
 connection (greeting, STARTTLS, login) are always retried: the settings can be corrected before the
 last attempt.
 
-A mail for several recipients is sent to all of them at once. If the server defers one recipient
-(4xx), no recipient gets the mail: the attempt ends before the content is sent, and the whole mail
-is retried, so that no recipient gets the mail twice. In the job's last attempt, the mail is sent to
-the recipients that the server accepts, and the result names the refused recipients. To treat
+A mail for several recipients is sent to all of them at once. If the server refuses some of them
+(5xx), the others get the mail, and the result names the refused recipients. If the server defers
+one recipient (4xx), no recipient gets the mail: the attempt ends before the content is sent, and
+the whole mail is retried, so that no recipient gets the mail twice. In the job's last attempt, the
+mail is sent to the recipients that the server accepts, and the result names all others. To treat
 recipients separately, enqueue one job for each recipient.
 
 Delivery is at least once: if the connection breaks after the content was sent, it is unknown
-whether the server accepted it. The Message-ID is the same in all attempts of a job, so that mail
-servers and readers can recognise duplicates.
+whether the server accepted the mail. The Message-ID is the same in all attempts of a job, so that
+mail servers and readers can recognise duplicates.
 """
 
 from __future__ import annotations

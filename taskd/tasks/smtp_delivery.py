@@ -24,13 +24,15 @@ class Delivery:
         self._pool = Pool(settings)
 
     async def send(self, mail: Mail, *, last: bool) -> dict[str, str]:
-        """Send a mail; return the refused recipients, with the replies.
+        """Send a mail; return the recipients that the server did not accept, with its replies.
 
         Args:
             last: whether this is the last attempt of the job.
 
         Raises:
-            Fail, MailDeferred, aiosmtplib.SMTPException, OSError: the mail was not accepted.
+            Fail, MailDeferred: the server did not accept the mail.
+            aiosmtplib.SMTPException, OSError: it is unknown whether the server accepted the mail,
+                or the server cannot be reached or used.
         """
         async with self._pool.connection() as connection:
             refused = await _deliver(connection, mail, last=last)
@@ -48,11 +50,14 @@ async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[st
     """Send a mail over a connection.
 
     Returns:
-        The refused recipients, with the replies. None if an idle connection turned out to be broken
-        at its first command: nothing was sent, so the caller tries again within the same attempt.
+        The recipients that the server did not accept, with its replies. None if the first command
+        failed on a reused connection, which is often broken: the content was not sent, so the
+        caller tries again over a new connection, within the same attempt.
 
     Raises:
-        Fail, MailDeferred, aiosmtplib.SMTPException: the mail was not accepted.
+        Fail, MailDeferred: the server did not accept the mail.
+        aiosmtplib.SMTPException: the connection failed. If this happened after the content was
+            sent, it is unknown whether the server accepted the mail.
     """
     connection.clean = False
     smtp = connection.smtp
@@ -80,7 +85,7 @@ async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[st
 
 
 def _heed_cancellation() -> None:
-    """Raise a cancellation that asyncio.wait_for() has dropped, before the content is sent.
+    """Before the content is sent, raise a cancellation that asyncio.wait_for() has dropped.
 
     Before Python 3.12, wait_for() drops a cancellation that arrives while its future ends, and
     aiosmtplib calls it at every step.
@@ -91,12 +96,12 @@ def _heed_cancellation() -> None:
 
 
 async def _name_recipients(smtp: aiosmtplib.SMTP, mail: Mail, *, last: bool) -> dict[str, str]:
-    """Name the recipients to the server; return the refused recipients, with the replies.
+    """Name the recipients to the server; return those that it did not accept, with its replies.
 
     Raises:
-        Fail: the server refused all recipients.
-        MailDeferred: the server deferred a recipient, and this is not the last attempt; or it
-            accepted no recipient.
+        Fail: the server refused every recipient permanently.
+        MailDeferred: the server deferred a recipient. In the last attempt, this is raised only if
+            the server accepted no recipient.
     """
     failed: dict[str, str] = {}
     deferred: dict[str, str] = {}

@@ -187,9 +187,9 @@ class TaskdDB:
     def travel(self, seconds: float) -> None:
         """Move all future times in the database `seconds` closer to now.
 
-        Afterwards all jobs, ticks of schedules, ends of pauses and ends of unique keys within that
-        time are due. The clocks of the database and of this process do not change, so handlers see
-        the real time.
+        Afterwards, jobs and ticks of schedules within that time are due, and pauses and unique keys
+        that end within that time have ended. The clocks of the database and of this process do not
+        change, so handlers see the real time.
 
         First, the schedules of the imported modules are declared, as by a worker that starts: the
         first tick of a new schedule is computed from now. The `catch_up` of a schedule decides

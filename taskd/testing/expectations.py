@@ -78,7 +78,7 @@ class Expectation:
     # Messages.
 
     def missing(self, rows: Sequence[JobRow]) -> str:
-        """Return a message: no waiting job matches; these jobs were enqueued instead."""
+        """Return the message that no waiting job matches, with the jobs that were enqueued."""
         waiting = [row for row in rows if row.waits]
         return "\n".join(self._missing(waiting, [row for row in rows if not row.waits]))
 

@@ -1,8 +1,8 @@
 """The pytest plugin: a real database for each test, into which tasks enqueue.
 
 The server is given by TASKD_TEST_DSN, or by `taskd_test_dsn` in pytest's configuration. Without
-them, the session starts an embedded server. No other setting is read: databases are created and
-dropped on this server.
+them, the session starts an embedded server. No other setting names the server, because the plugin
+creates and drops databases on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _made: set[str] = set()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the option of this plugin."""
+    """Declare the options of this plugin."""
     parser.addini(
         INI,
         f"The PostgreSQL server for tests with taskd; {VARIABLE} overrides it. Databases named "

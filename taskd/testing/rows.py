@@ -23,7 +23,7 @@ class JobRow:
         due_in_s: seconds until its due time; negative after it.
         attempt: number of started attempts that count for max_attempts.
         crashes: number of worker crashes that were counted against the job.
-        error: type and message of the error of its last failed attempt; empty: no attempt failed.
+        error: type and message of the error of its last failed attempt; empty if none has failed.
         traceback: the traceback of that error.
         reason: why it was cancelled or failed, or why its result was not stored.
         result: the value that its handler returned.

@@ -51,7 +51,7 @@ class Endpoint(Server):
                 await self._dashboard.close()
 
     def stop(self) -> None:
-        """Stop like a Server, and end the streams of the dashboard, which have no end."""
+        """Stop like a Server, and end the streams of the dashboard, which otherwise never end."""
         super().stop()
         if self._dashboard is not None:
             self._dashboard.live.end()

@@ -33,7 +33,7 @@ Page = Callable[[Dashboard, Request], Awaitable[Response]]
 STATIC_FILES = ("taskd.css", "taskd.js", "icon.svg")
 RETRY_MS = 5000
 # The most requests that are answered at a time, live streams included. The server accepts more
-# connections than this, so that probes and scrapes always get one.
+# connections than this, so that probes and scrapes always get a connection.
 PAGES_MAX = 96
 
 

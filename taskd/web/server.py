@@ -2,8 +2,9 @@
 
 The server shares the loop with handlers, so everything that an unauthenticated client can send has
 a limit. A connection that does not send a whole request in time is closed. If there are too many
-connections, the one that has been idle for the longest time is closed. Slow routes have lower
-limits (app.py), so a probe is answered even if many sockets are open and many requests wait.
+connections, the one that has been idle for the longest time is closed. Slow routes answer fewer
+requests at a time than there can be connections (app.py), so a probe is answered even if many
+sockets are open and many requests wait.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from taskd import events
 from taskd.errors import ConfigError
 
-# More than the requests that are answered at a time (routes.PAGES_MAX, exposition.SCRAPES_MAX) plus
-# the connections that can arrive in one iteration of the loop (BACKLOG), so that a new connection
-# is read before it can be closed as idle.
+# More than the sum of three numbers: the pages (routes.PAGES_MAX) and scrapes
+# (exposition.SCRAPES_MAX) that are answered at a time, and the connections that can arrive in one
+# iteration of the loop (BACKLOG). So a new connection is read before it can be closed as idle.
 CONNECTIONS_MAX = 256
 BACKLOG = 128
 # The most bytes of the request line and all headers together.
 HEAD_BYTES_MAX = 16 * 1024
 # Longest time in which a whole request, with its body, must arrive.
 REQUEST_S_MAX = 10.0
-# A client that reads nothing of its response for this time is disconnected.
+# A client is disconnected if it does not drain the write buffer of its connection in this time.
 WRITE_S_MAX = 20.0
 KEEP_ALIVE_S = 15
 # Longest time for running requests after stop().
@@ -43,7 +44,7 @@ class Server:
 
     Args:
         app: an ASGI app, for example from app.make_app().
-        address: `host:port`, as in the setting `http`; port 0: any free port.
+        address: `host:port`, as in the setting `http`; port 0 stands for any free port.
 
     Attributes:
         address: the address on which the server listens, with the actual port.
@@ -164,12 +165,12 @@ class _Connection(H11Protocol):
         self._time_request()
 
     def pause_writing(self) -> None:
-        """Start a timer that disconnects the client unless the client reads again before."""
+        """Start a timer that disconnects the client unless it drains the write buffer in time."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_S_MAX, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the timer: the client reads again."""
+        """Stop the timer, because the client has drained the write buffer."""
         super().resume_writing()
         self._stop_write_timer()
 

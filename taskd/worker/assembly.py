@@ -72,7 +72,8 @@ class Assembly:
     Args:
         limits: the concurrency of each queue, by name.
         registration: registers this process in the database.
-        notify: sends to the supervisor of this process, if there is one.
+        notify: sends messages to the supervisor of this process (systemd, or the parent of
+            `--processes`), if there is one.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class Assembly:
         """Return the status for this worker's row, as JSON; called on the lease thread.
 
         Args:
-            loop: the recent blockages of the main loop; None: there were none.
+            loop: the recent blockages of the main loop, or None if there were none.
         """
         slots = {runner.queue: runner.limit for runner in self.runners}
         status = WorkerStatus(slots, loop, self._thread_slots.taken(), self._streaks.published())
@@ -227,7 +228,7 @@ class Assembly:
         return self._runs(job) or self.acker.awaits_reply(job.id)
 
     def _works_for(self) -> Job | None:
-        """Return the job that the main loop runs now, if this is its thread; otherwise None."""
+        """Return the job that the main loop runs now; None in any other thread than the loop's."""
         here = threading.get_ident() == self._thread
         return self._pulse.running(self._loop) if here else None
 
@@ -286,7 +287,8 @@ class Assembly:
                 {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
             )
         self.listener: Listener | None = None
-        # A pooler does not forward notifications, so the worker then has no listener, and polls.
+        # A pooler does not forward notifications. A worker that connects through a pooler therefore
+        # has no listener, and polls.
         if not listening.pooled:
             calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
             self.listener = Listener(

@@ -32,9 +32,11 @@ class AttemptContext:
     """The context that a handler receives as `ctx`; taskd.Context documents it for users.
 
     Attributes:
-        completed: a transaction has written the completion of the job, and may have committed.
-        committed: this transaction is known to have committed.
-        unstored: why this transaction contains no result although the handler gave one, or None.
+        completed: whether a transaction has written the completion of the job. The transaction need
+            not have committed yet.
+        committed: whether this transaction is known to have committed.
+        unstored: why this transaction does not store the handler's result; None if the transaction
+            stores it, or the handler gave none.
     """
 
     NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"

@@ -10,11 +10,11 @@ from decimal import DefaultContext
 
 
 def copier() -> Callable[[], ContextVars]:
-    """Return a function that makes the variables of one attempt, as copies of the present ones.
+    """Return a function that copies the present context variables for one attempt.
 
-    The values are not copied, as in every asyncio program. Only decimal contexts are copied,
-    because programs change them in place: an attempt that sets the precision of decimals would
-    otherwise set the precision of all other attempts.
+    All attempts share the values of the variables, as the tasks of every asyncio program do. Only
+    decimal contexts are copied, because programs change them in place: an attempt that sets the
+    precision of decimals would otherwise set the precision of all other attempts.
     """
     base = ContextVars()
     changed = []
@@ -22,7 +22,7 @@ def copier() -> Callable[[], ContextVars]:
         if not isinstance(value, DecimalContext):
             base.run(variable.set, value)
         # A copy takes 1 us, so only decimal contexts that the app has changed are copied. If an
-        # attempt has none, its first calculation with decimals creates the default one.
+        # attempt has no decimal context, its first calculation with decimals creates the default.
         elif _options(value) != _options(DefaultContext):
             changed.append((variable, value))
     if not changed:

@@ -21,8 +21,8 @@ from taskd.worker.observing.loop_monitor import Pulse
 # The worker is stuck if its loop has not ticked for this long. An idle loop ticks about 4 times a
 # second, a busy one more often.
 BLOCKED_S = 5.0
-# During an outage, a service retries more often than this, although it may have to connect to each
-# host of the DSN, to wait for a reply, and to wait before the next try.
+# During an outage, a service retries more often than this. Before the next try, it may have to
+# connect to each host of the DSN, wait for a reply, and pause.
 STUCK_S = 60.0
 
 
@@ -31,8 +31,8 @@ class Condition:
     """The condition of a worker, as one text for each probe.
 
     Attributes:
-        stuck: why the worker should be restarted; empty: it makes progress.
-        unready: why the worker claims nothing; empty: it claims.
+        stuck: why the worker should be restarted; empty if it makes progress.
+        unready: why the worker claims nothing; empty if it claims.
     """
 
     stuck: str = ""
@@ -43,8 +43,8 @@ class Health:
     """Checks the services of one process.
 
     Attributes:
-        begun: the worker has started: its services run.
-        quiet: SIGTSTP has switched claiming off.
+        begun: whether the worker has started its services.
+        quiet: whether SIGTSTP has switched claiming off.
     """
 
     def __init__(
@@ -109,5 +109,5 @@ class Health:
 
     @property
     def missing(self) -> str:
-        """Return what the worker needs and the database lacks or refuses; empty: nothing."""
+        """Return what the worker needs, but the database lacks or refuses; empty if nothing."""
         return str(self._database.trouble or "")

@@ -50,8 +50,8 @@ class Controls:
         Args:
             paused: the paused tasks.
             limits: the concurrencies that operators have set, by queue.
-            elsewhere: by queue, the tasks that another live worker can run and this worker cannot,
-                and the newest version of the task's arguments that the other worker accepts.
+            elsewhere: by queue and task, the newest version of the arguments that any other live
+                worker reads; only tasks and versions that this worker cannot run.
         """
         self._shared.elsewhere.update(elsewhere)
         if paused != self._shared.paused:
@@ -77,8 +77,8 @@ class Calls:
     """Receives the notifications on the channel of all workers.
 
     A notification without a payload tells all workers to read the settings: an operator has changed
-    one, or a worker with other tasks has started. A notification with a worker's id tells this
-    worker that a user has requested the cancellation of one of its jobs.
+    one, or a worker with other tasks has started. A notification with a worker's id tells the
+    worker with this id that a user has requested the cancellation of one of its jobs.
 
     Args:
         look: the wake-up of the rescuer, which reads the settings.

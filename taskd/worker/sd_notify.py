@@ -33,7 +33,7 @@ REPORT_TRY_EVERY_S = 0.05
 # Larger than any message of a child.
 DATAGRAM_BYTES_MAX = 65536
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
-# The kind of control message with the sender's credentials; None: not on Linux.
+# The kind of control message with the sender's credentials; only Linux has it.
 CREDENTIALS_KIND: int | None = getattr(socket, "SCM_CREDENTIALS", None)
 # The sender's pid in a message without such a control message.
 PID = "X_TASKD_PID"
@@ -47,7 +47,8 @@ class Status:
         queues: the names of the queues, as text.
         running: the number of running attempts.
         jobs: the number of attempts by how they ended.
-        silent_s: the seconds since PostgreSQL accepted a lease renewal; 0: renewals are in time.
+        silent_s: the seconds since PostgreSQL accepted a lease renewal; 0 while the renewals are in
+            time.
         stuck, unready: the same as in health.Condition.
         missing: the same as in health.Health.
     """
@@ -91,11 +92,12 @@ class Notify:
     the event loop.
 
     Args:
-        address: the supervisor's socket: a path, or an abstract name that begins with @; empty: no
-            supervisor.
+        address: the supervisor's socket: a path, or an abstract name that begins with @; empty
+            without a supervisor.
         watchdog_s: the supervisor ends this process after this many seconds without a watchdog
-            message; None: the supervisor expects no such messages.
-        to_parent: the supervisor is the parent of `--processes`, which also receives reports.
+            message; None if the supervisor expects no watchdog messages.
+        to_parent: whether the supervisor is the parent of `--processes`, which also receives
+            reports.
 
     Attributes:
         every_s: the longest time between two calls of tick(), in seconds.

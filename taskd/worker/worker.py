@@ -71,12 +71,13 @@ class Worker:
         database: the database with the jobs.
         app: the name of the app that defines the tasks.
         until_empty: stop when the queues hold no job that this worker could run soon.
-        reload: called on SIGHUP; returns the new settings. None: SIGHUP does nothing.
-        on_close: each is awaited after the app's resources are closed, and closes connections of
-            built-in tasks.
-        notify: sends to the supervisor of this process: systemd, or the parent of `--processes`.
+        reload: called on SIGHUP; returns the new settings. With None, SIGHUP does nothing.
+        on_close: functions that close connections of built-in tasks; awaited after the app's
+            resources are closed.
+        notify: sends messages to the supervisor of this process: systemd, or the parent of
+            `--processes`.
         process_index: the index of this process among the processes of its parent.
-        last: the process ends with this worker. Stop signals that arrive later are then ignored.
+        last: whether the process ends with this worker. If so, later stop signals are ignored.
 
     Attributes:
         beside: services that start before everything else and stop last, such as the HTTP server.

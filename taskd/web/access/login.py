@@ -68,7 +68,7 @@ def _is_right(password: str, stored: str) -> bool:
 
 
 def read_passwords(settings: Settings) -> dict[str, str]:
-    """Return passwords or hashes by user name (`admin` without names); empty: no password is set.
+    """Return passwords or hashes by user name (`admin` without names); empty without passwords.
 
     Raises:
         ConfigError: the file cannot be read, or a password is too short.
@@ -132,7 +132,7 @@ class Logins:
         return set(self._passwords) != {SOMEBODY}
 
     async def check(self, name: str, password: str, address: str) -> str | None:
-        """Return the user's name; None: the password is wrong.
+        """Return the user's name; None if the password is wrong.
 
         Raises:
             TooMany: too many logins from this address, or from all addresses together, have failed.

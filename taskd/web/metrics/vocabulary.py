@@ -78,7 +78,8 @@ OF_PROCESSES = (
         "counter",
         ("why",),
         "Attempts that their worker interrupted, and that will be repeated: stop (they took longer "
-        "than the drain), fence (the worker lost its lease, or could not renew it).",
+        "than the drain), fence (the worker lost its lease, or could not renew it), foreign (code "
+        "other than taskd and the handler cancelled them).",
     ),
     Metric(
         "taskd_rescued_jobs_total",
@@ -187,7 +188,7 @@ OF_DATABASE = (
         "taskd_queue_paused_seconds",
         "gauge",
         ("queue",),
-        "Seconds since the queue was paused; 0: it is not paused.",
+        "Seconds since the queue was paused; 0 if it is not paused.",
     ),
     Metric(
         "taskd_task_paused_seconds",

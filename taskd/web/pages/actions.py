@@ -87,7 +87,7 @@ class Bulk(NamedTuple):
 
 
 async def preview(board: Dashboard, request: Request) -> Response:
-    """Show how many jobs a bulk action would change, and some of them, before it runs."""
+    """Before a bulk action, show how many jobs it would change, and some of these jobs."""
     if board.looking(request) is None:
         raise Refused("no one can act here, as no password is set: see TASKD_WEB_PASSWORD")
     action = request.query_params.get("action", "")

@@ -196,7 +196,7 @@ class Live:
     async def follow(
         self, job_id: int | None, stage: str | None = None
     ) -> AsyncIterator[_Viewer | None]:
-        """Yield the viewer after each read until end(); yield None after KEEP_ALIVE_S without one.
+        """Yield the viewer after each read, until end(). Yield None if KEEP_ALIVE_S pass before.
 
         Args:
             job_id: a job to watch for changes.

@@ -8,9 +8,9 @@ producer that reads the mark does not notify. A consumer is in one of three stat
 - marked: this worker renews its mark every second, and the consumer claims every few milliseconds.
   The consumer enters this state when it no longer finds time to sleep, or when producers wait for
   each other's NOTIFY.
-- must poll: the mark was cleared, but producers with open transactions may have read the mark, and
-  will not notify. The consumer polls until those transactions have ended, claims once more, and can
-  then sleep.
+- must poll: the mark was cleared, but producers with open transactions may have read the mark
+  before, and will not notify. The consumer polls until those transactions have ended, claims once
+  more, and can then sleep.
 
 How the consumer knows that those transactions have ended: each transaction draws its transaction id
 (xid) when it inserts a job, and reads the mark afterwards. The mark is a sequence, so every
@@ -22,15 +22,16 @@ Producers also do not notify a queue that no live worker serves. So a consumer m
 way after the worker has begun to listen, and after it has registered under a new id because it was
 declared dead.
 
-The mark belongs to the worker that set it last. Other workers do not clear it before it expires,
-unless they declare that worker dead. One polling worker per queue is enough: while its claims are
-full, it wakes the other workers. A worker whose claims are not full leaves the mark of another
-worker in place, and its consumer sleeps.
+The mark belongs to the worker that set it last. Other workers do not clear the mark before it
+expires, unless they declare its worker dead. One polling worker per queue is enough: while its
+claims are full (they return as many jobs as they asked for), it wakes the other workers. A worker
+whose claims are not full leaves the mark of another worker in place, and its own consumer sleeps.
 
-A worker that cannot claim (all slots have slow jobs, a signal has switched claiming off, or the
+A worker that cannot claim (slow jobs use all slots, a signal has switched claiming off, or the
 worker stops) clears its mark, and wakes the other workers instead of polling. The mark of a worker
 that crashed expires after two seconds, or is cleared when the worker is declared dead. Jobs that
-were enqueued meanwhile are found by idle pollers, and by the worker that declares the other dead.
+were enqueued meanwhile are found by idle pollers, and by the worker that declares the crashed
+worker dead.
 
 The mark is only an optimization: if PostgreSQL refuses the statement that sets it, producers
 notify.
@@ -50,13 +51,14 @@ from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease.state import Lease
 
 # A consumer that has not slept for this long, and whose claims have all found jobs, sets the mark.
-# A claim that found none is no sign of load, even if notifications leave no time to sleep: any user
-# who can connect can send them.
+# A claim that found none is no sign of load: any user who can connect can send enough notifications
+# to keep the consumer awake.
 MARK_AFTER_S = 0.1
-# A consumer that still finds time to sleep sets the mark if producers wait for the lock of NOTIFY:
-# ten clients that wait for each other's commits reach only some 1,000 notifications per second. The
-# consumer counts its claims and jobs every COUNT_EVERY_S. If it claims often, it counts the waiting
-# producers every CHECK_PRODUCERS_EVERY_S; if it also gets many jobs, every COUNT_EVERY_S.
+# A consumer that still finds time to sleep also sets the mark if producers wait for the lock of
+# NOTIFY. Ten clients that wait for each other's commits send only some 1,000 notifications per
+# second. The consumer counts its claims and jobs every COUNT_EVERY_S. If it claims often, it counts
+# the waiting producers every CHECK_PRODUCERS_EVERY_S; if it also gets many jobs, every
+# COUNT_EVERY_S.
 OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
 COUNT_EVERY_S, CHECK_PRODUCERS_EVERY_S = 0.05, 0.2
 WAITING_PRODUCERS_MIN = 3
@@ -80,9 +82,9 @@ MARK_AT_MOST_EVERY_S = 1.0
 # How long the consumer sets no mark after PostgreSQL has refused to set it. This is also the least
 # time between two log lines about refused statements.
 REFUSED_EVERY_S = 60.0
-# A consumer that cannot keep up, or leaves jobs for other workers, wakes them repeatedly. The
-# interval is CALL_EVERY_S times the number of the other workers. If none of them has marked the
-# queue, the interval is CALL_ALONE_EVERY_S_MAX at most.
+# A consumer that cannot keep up, or leaves jobs for other workers, wakes the other workers
+# repeatedly. The interval is CALL_EVERY_S times the number of the other workers. If no other worker
+# has marked the queue, the interval is CALL_ALONE_EVERY_S_MAX at most.
 CALL_EVERY_S, CALL_ALONE_EVERY_S_MAX = 0.025, 0.1
 # The first and the longest wait between two polls after the mark was cleared, and the factor by
 # which the wait grows. With a factor of 2, the jobs of long transactions would be found later.
@@ -109,21 +111,19 @@ class BusyMark:
         self.must_poll = False
         self._lane, self._queue, self._lease = lane, queue, lease
         self._on_change = on_change
-        # The worker id under which the mark may be set; None: the mark was cleared.
+        # The worker id under which the mark may be set; None after the mark was cleared.
         self._marked_by: int | None = None
         # The worker id under which the mark was last set, even if the mark was cleared since.
         self._marked_last_by: int | None = None
         self._renew_at = 0.0
         # When the last mark expires if it is not cleared.
         self._expires_at = 0.0
-        # Until when a cleared mark can be set again, by a statement that was sent before and got no
-        # reply.
+        # Until this time, a statement that got no reply can set the cleared mark again.
         self._written_until = 0.0
         self._reported_at = -REFUSED_EVERY_S
         self._others, self._alone = 0, False
         self._call_at = 0.0
-        # When the first claim of the present series returned. A series consists of claims that have
-        # found jobs.
+        # When the first claim of the present series returned. In a series, every claim finds jobs.
         self._awake_since: float | None = None
         self._claimed_at = self._counted_since = time.monotonic()
         self._claims = self._jobs = 0
@@ -245,8 +245,8 @@ class BusyMark:
     async def end(self) -> None:
         """Clear the mark of a consumer that stops.
 
-        If jobs without a notification may be committed after that, wake the other workers until
-        this is no longer possible, for END_S at most.
+        Open transactions may commit jobs without a notification after that. Until they have ended,
+        but for END_S at most, wake the other workers.
         """
         if self.marked:
             await self._clear()
@@ -285,8 +285,8 @@ class BusyMark:
             yields: leave the mark of another worker in place.
 
         Returns:
-            Whether the mark of this worker is set. If the reply was lost, it may be set, and the
-            result is True.
+            Whether the mark of this worker is set; True also if the reply was lost, because the
+            mark may be set then.
         """
         self._marked_by = self._marked_last_by = self._lease.worker_id
         self._must_notify = True
@@ -339,7 +339,7 @@ class BusyMark:
             self._xid, self._ended = xid, ended
 
     async def _cleared(self, worker_id: int) -> bool:
-        """Clear the mark; return whether no mark under this worker id is set from now on.
+        """Clear the mark; return whether it is certain to stay cleared under this worker id.
 
         Raises:
             TaskdError: the database does not answer. Other errors are logged.

@@ -27,19 +27,20 @@ from taskd.worker.services.service import Backoff, Wakeup
 
 # 2,000: with 1,000 jobs per claim and per ack, a fifth of two cores stayed idle.
 BATCH_MAX = 2000
-# If attempts take less than this time, claim ahead as many jobs as attempts end in this time.
-# Slow jobs are not claimed ahead, so that no worker holds jobs while another worker is idle.
+# If an attempt takes less than PREFETCH_S on average, the consumer claims ahead the number of jobs
+# that end within PREFETCH_S. It does not claim slow jobs ahead, so that no worker holds jobs while
+# another worker is idle.
 PREFETCH_S = 0.05
-# If CLAIMS_AHEAD claims take longer than PREFETCH_S, claim ahead for that longer time, up to
-# PREFETCH_S_MAX. The next claim is sent when half of these jobs are left, and this half must last
-# until the reply.
+# If CLAIMS_AHEAD claims take longer than PREFETCH_S, the consumer claims ahead for this longer
+# time, up to PREFETCH_S_MAX. It sends the next claim when half of the jobs claimed ahead are left,
+# and this half must last until the reply.
 CLAIMS_AHEAD = 4
 PREFETCH_S_MAX = 0.2
 # The rate of attempts is measured over at least this time.
 RATE_WINDOW_S = 0.005
 # The first interval of the idle poller after a claim that found jobs, or after a notification. The
-# interval doubles with each poll that finds nothing. The first one is short, because a claim skips
-# rows that other transactions have locked, and so can miss jobs.
+# interval doubles with each poll that finds nothing. The first interval is short, because a claim
+# skips rows that other transactions have locked, and so can miss jobs.
 POLL_UNSURE_S = 1.0
 # The least time between two claims without a busy mark, after a claim that found fewer jobs than it
 # asked for. So notifications cause at most 1,000 claims per second.
@@ -47,10 +48,10 @@ CLAIM_EVERY_S = 0.001
 # The least time between two claims grows with their size: PER_JOB_S for each job of an average
 # recent claim, up to GAP_S. So above 1,400 jobs per second, claims become fewer and larger.
 PER_JOB_S = 0.0007
-# Every worker of a queue receives each notification, and only one finds the job. Any user who can
-# connect can also send notifications without end. So after EMPTY_CLAIMS_MAX claims in a row that
-# followed a notification and found nothing, the consumer pauses before the next claim, each time
-# twice as long.
+# Every worker of a queue receives each notification, and only one worker finds the job. Any user
+# who can connect can also send notifications without end. So after EMPTY_CLAIMS_MAX claims in a row
+# that followed a notification and found nothing, the consumer pauses before the next claim, each
+# time twice as long.
 EMPTY_CLAIMS_MAX = 2
 EMPTY_PAUSE_S, EMPTY_PAUSE_S_MAX = 0.002, 0.04
 
@@ -197,7 +198,7 @@ class Consumer:
         Returns:
             True if a notification or a service other than the idle poller woke the consumer; the
             caller then resets the interval between polls. False if the idle poller woke the
-            consumer, or the time was over; the interval then continues to grow.
+            consumer, or the wait timed out; the interval then continues to grow.
         """
         if not self.busy_mark.marked:
             await self._space_claims()
@@ -238,11 +239,11 @@ class Consumer:
         """Return how many jobs to claim now."""
         self._measure()
         waiting = self.runner.waiting
-        # If a hundred slow jobs end together, the measured rate alone is that of fast jobs.
+        # If a hundred slow jobs end together, the measured rate alone looks like that of fast jobs.
         rate = min(self._rate, self.runner.limit / max(self._mean_slot_s, 1e-6))
         ahead_s = min(max(PREFETCH_S, CLAIMS_AHEAD * self._claim_s), PREFETCH_S_MAX)
         ahead = int(rate * ahead_s) if self._mean_slot_s < PREFETCH_S else 0
-        # Claim when half is left: a claim for each job that ends would cost a round trip per job.
+        # Claim when half of them are left: a claim after each job would cost a round trip per job.
         self.runner.low = ahead // 2
         if waiting > self.runner.low:
             ahead = 0

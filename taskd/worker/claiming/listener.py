@@ -23,9 +23,9 @@ class Listener:
     """Service: listens on the channels of the worker's queues.
 
     Args:
-        consumers: the consumers by queue. A notification wakes the consumer of its queue. After a
-            new connection all consumers poll, because the listener did not receive notifications
-            before its LISTEN.
+        consumers: the consumers by queue. A notification wakes the consumer of its queue. After
+            each new connection, all consumers poll, because the listener did not receive the
+            notifications before its LISTEN.
         on_notification: called at each notification of a queue, and at each new connection.
         on_call: called with the payload of each notification on the channel of all workers
             (operator_settings.py).

@@ -2,17 +2,18 @@
 
 A suspect was running when its worker crashed, so the suspect may have killed the worker. Most jobs
 that kill their worker do so within `OUTLIVED_S` of their start. So a group is over when each of its
-jobs has ended or has run for that long, and the next group can be twice as large. If the worker
+jobs has ended or has run for `OUTLIVED_S`. The next group can be twice as large. If the worker
 crashes, the crash is charged to the suspects of the last group, and not to those of earlier groups
-(rescue_jobs in sql/queries/lease.sql). The suspects of that group are then isolated: each starts as
-a group of its own, after all others. If the worker crashes then, the crash is charged to no other
-suspect, and the isolated suspect fails at its third crash.
+(rescue_jobs in sql/queries/lease.sql). The suspects of the last group are then isolated: each
+starts as a group of its own, after all other suspects. If the worker crashes while an isolated
+suspect is the last group, the crash is charged to no other suspect, and the isolated suspect fails
+if this is at least its third charged crash.
 
 The worker's row in taskd.worker names the last group. When the group is over and no suspect is left
-to claim, the row names no group any more. Only a group of a single suspect stays named until the
+to claim, the row names no group any more. But a group of a single suspect stays named until the
 suspect has ended or has run for `PROVEN_S`. If the worker crashes while its row names no group, the
-crash is charged to all jobs of the worker. After three charged crashes, a suspect is isolated. Such
-a suspect delays other isolated suspects until it has ended or has run for `PROVEN_S`.
+crash is charged to all jobs of the worker. A suspect with three charged crashes is isolated, too.
+It delays other isolated suspects until it has ended or has run for `PROVEN_S`.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ GROUP_MAX = 32
 # An isolated suspect starts only when every running suspect that is not isolated has run for this
 # long, so that none of them is a likely cause of the next crash.
 SETTLED_S = 2.0
-# A suspect with this many crashes is a likely cause. Its start delays isolated suspects by PROVEN_S
-# and other groups by DISPLACED_S.
+# A suspect that was charged with this many crashes is a likely cause of the next crash. Its start
+# delays isolated suspects by PROVEN_S, and other groups by DISPLACED_S.
 UNPROVEN_CRASHES = 3
 PROVEN_S = 30.0
 DISPLACED_S = 2.0
@@ -163,8 +164,8 @@ class Quarantine(Loop):
         claimed: list[Job] = []
 
         async def claim(among: Among) -> None:
-            # After a refused claim this is called for several ranges of ids. Only one of them can
-            # be claimed from, because the row of the worker names one group.
+            # After a refused claim, this function is called for several ranges of ids. The group
+            # must come from one range only, because the row of the worker names one group.
             if not claimed:
                 claimed.extend(
                     await jobs.claim_suspects(

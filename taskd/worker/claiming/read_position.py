@@ -5,11 +5,10 @@ snapshot (a dump, a report, a forgotten session), PostgreSQL cannot remove the i
 that were claimed since then, and each claim reads through all of these entries again. So while
 claims are slow, a claim begins to read after the last job that this consumer has claimed.
 
-A job that is inserted before that position waits for one of two kinds of scans: an urgent scan
-reads the more urgent priorities from the start of the index, a full scan reads the whole index.
-Such a job is more urgent, was released, or was enqueued by a transaction that began earlier. The
-pause between two scans of a kind is 50 ms, or 20 times the duration of a scan if that is longer,
-but ten seconds at most.
+A job can be inserted before this position: the job is more urgent, was released, or was enqueued by
+a transaction that began earlier. One of two kinds of scans finds it. An urgent scan reads the more
+urgent priorities from the start of the index; a full scan reads the whole index. The pause between
+two scans of a kind is 20 times the duration of a scan, but at least 50 ms and at most ten seconds.
 """
 
 from __future__ import annotations

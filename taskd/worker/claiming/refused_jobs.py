@@ -1,4 +1,4 @@
-"""Change all jobs but those that PostgreSQL refuses, for example because of a user's trigger.
+"""Change all jobs except those that PostgreSQL refuses, for example because of a user's trigger.
 
 A statement that changes many jobs fails as a whole if PostgreSQL refuses to change one of them. The
 error does not name this job. So the range of ids is divided into halves, again and again, until a

@@ -55,7 +55,8 @@ BACKLOG_MAX = 2 * BATCH_MAX
 # A batch that got no reply this many times is sent in halves.
 SILENCES_MAX = 2
 
-# These statements write nothing. They are repeated where other statements raise HeldUp.
+# These statements write nothing. Where _persist() raises HeldUp for other statements, it repeats
+# these.
 READS = (store.locked, store.check_acks)
 _BY_ID = attrgetter("id")
 
@@ -65,8 +66,9 @@ class Acker:
 
     Attributes:
         on_written: functions to call after each batch, even if all its outcomes were set aside.
-        on_lost: functions to call with each lost outcome: the job was rescued, claimed again or
-            deleted. If the outcome was added with a callback, only that callback is called.
+        on_lost: functions to call with each lost outcome. An outcome is lost if its job was
+            rescued, claimed again or deleted. If the outcome was added with a callback, only this
+            callback is called.
         on_refused_result: functions to call with each success that PostgreSQL has stored as a
             failure, because the next stage of the pipeline does not accept the result.
         tried_at: when the acker last sent a statement (time.monotonic).
@@ -219,9 +221,9 @@ class Acker:
     async def _write_what_can_be(self, write: Any, worker_id: int, group: list[Any]) -> None:
         """Write a group in halves if necessary, and set aside outcomes that cannot be written now.
 
-        Such outcomes are those with locked rows, and those that PostgreSQL refuses. They must not
-        prevent the others from being written. Halves also help if the group is too large for one
-        statement.
+        The outcomes set aside are those whose rows are locked, and those that PostgreSQL refuses.
+        They must not prevent other outcomes from being written. Halves also help if the group is
+        too large for one statement.
         """
         try:
             await write(worker_id, group)

@@ -30,7 +30,7 @@ class ErrorQueue:
         reporters: if there are none, reports are dropped.
 
     Attributes:
-        begun: whether there are reporters, and they are called.
+        begun: whether add() accepts reports: there are reporters, and begin() was called.
     """
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:

@@ -80,8 +80,8 @@ class OutcomeRecorder:
     ) -> None:
         """Record that a handler returned. The hot path is a handler that returns None.
 
-        Jobs of workflows are not on the hot path: they can be stages of a pipeline, and only the
-        statement for other outcomes starts the next stage.
+        Jobs of workflows are not on the hot path: they can be stages of a pipeline, and the
+        statement of the hot path does not start the next stage.
         """
         if value is None and job.workflow_id is None and (context is None or not context.completed):
             self.counts["done"] += 1

@@ -10,7 +10,8 @@ from taskd.store import workers
 from taskd.worker.lease.process_identity import is_gone
 
 # Each worker watches the next two workers in the order of ids; the lowest id follows the highest.
-# So two workers watch each process, and its end wakes only two, however many the host has.
+# So two workers watch each process, and the end of a process wakes only these two workers, however
+# many workers the host has.
 WATCHED_MAX = 2
 
 
@@ -52,7 +53,7 @@ class Neighbours:
             descriptor: int = getattr(os, "pidfd_open")(other.pid)  # noqa: B009 - not on macOS
         except (AttributeError, OSError):
             return
-        # The worker may have ended before: then the descriptor is that of a later process.
+        # If the worker ended before this call, the descriptor is that of a later process.
         if is_gone(other):
             os.close(descriptor)
             return

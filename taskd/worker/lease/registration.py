@@ -27,7 +27,7 @@ class Registration:
     Args:
         limits: the concurrency of each queue that the worker serves, by name.
         registry: the tasks and schedules of the worker.
-        environment_name: the environment of the worker, which the database must have, too.
+        environment_name: the environment of the worker; that of the database must be the same.
 
     Attributes:
         me: the identity under which the process is registered, or registers now.

@@ -40,7 +40,7 @@ class LeaseThread:
         declared_dead: called on the main loop if this worker was declared dead, with the id under
             which it was registered.
         works_with: called on the main loop with the version of the oldest code that works with the
-            applied and announced migrations, when this version has changed.
+            applied and announced migrations; called again only if this version has changed.
         published: called on the lease thread before each renewal, with the recent blockages of the
             main loop; returns the status to store in the worker's row, as JSON.
         died: called on the main loop if the thread has ended without stop(), for whatever reason.

@@ -22,8 +22,8 @@ class Lease:
     All times are those of boottime_s().
 
     Attributes:
-        trusted_until: until this time, no other worker can run the jobs of this one: two thirds of
-            the lease after the worker *sent* the last renewal that PostgreSQL accepted.
+        trusted_until: until this time, no other worker can run the jobs of this one. It is two
+            thirds of the lease after the worker *sent* the last renewal that PostgreSQL accepted.
         steady_since: when the worker sent the first renewal of the present series. A series ends
             if a renewal is sent after `trusted_until`. None before the registration.
         outage: the last renewal failed because the database server was down, so that no other

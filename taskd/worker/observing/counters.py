@@ -19,8 +19,9 @@ WAIT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
 RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 STATEMENT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
-# The most pairs of a queue and a task that have counters of their own. The others share the name
-# `other`, because producers can enqueue jobs of any number of unknown tasks.
+# The most pairs of a queue and a task that have counters of their own. Further tasks of a queue are
+# counted together as the task `other`, because producers can enqueue jobs of any number of unknown
+# tasks.
 TASKS_MAX = 100
 OTHER = "other"
 
@@ -165,7 +166,7 @@ class Counters:
         of.wait[-1] += sum(waits)
 
     def on_event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Count any event but job.done, in any thread."""
+        """Count any event except job.done; called in any thread."""
         with self._lock:
             counted = self.counted
             if name not in UNCOUNTED:

@@ -1,9 +1,10 @@
 """The buffer of log lines: handlers append in any thread, and the log writer stores the lines.
 
 Each attempt that logs has an entry. The entry is open from the first line to the end of the
-attempt, and keeps its lines after a write, because each write replaces the stored row. At the end
-of the attempt, the entry is dropped if its lines are neither kept nor stored. Otherwise it waits
-until the log writer has stored all lines, or has deleted the stored ones.
+attempt, and holds its lines even after a write, because each write replaces the stored row. When
+the attempt has ended, the log writer stores all lines, or, if `keep_logs` does not apply to the
+attempt, deletes those that are stored already. If there is nothing to store or delete, the entry is
+dropped immediately.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class AttemptLog:
         ended: the attempt has ended.
         failed: the attempt counts as failed (log_writer.ENDS), or its end will not be reported.
         hide: redacts the job's arguments in a line.
-        hide_batch: redacts the arguments of all jobs of the attempt's batch; None: not made yet.
+        hide_batch: redacts the arguments of all jobs of the attempt's batch; None before the first
+            line of the batch.
         keep: which attempts of the task keep their lines.
         news: the entry has lines that were not written yet.
         seen: the log writer has found the entry before the end of the attempt. If not, a thread may
@@ -104,7 +106,7 @@ class LogBuffer:
         # A thread that holds the lock can start a garbage collection, and a destructor can log: the
         # thread must be able to take the lock a second time.
         self._lock = threading.RLock()
-        # By job id, in the order in which entries are written: a written one moves to the end.
+        # By job id. Entries are written in this order; a written entry moves to the end.
         self._open: dict[int, AttemptLog] = {}
         self._ended: list[AttemptLog] = []
 
@@ -122,7 +124,7 @@ class LogBuffer:
         return KeepLogs.OFF if known is None else known.keep_logs or self._keep
 
     def of(self, job: Job) -> AttemptLog | None:
-        """Return the entry of this attempt, and open one if needed; None: lines are not kept."""
+        """Return the entry of this attempt, and open one if needed; None if no lines are kept."""
         found = self._open.get(job.id)
         if found is not None and found.job.fence >= job.fence:
             # A thread of an abandoned attempt can still log after the job was claimed again.
@@ -229,7 +231,7 @@ class LogBuffer:
 
         Args:
             now: time.monotonic().
-            since_s: leave out entries that were opened fewer seconds ago.
+            since_s: leave out entries that were opened less than this many seconds ago.
         """
         taken, size = list[AttemptLog](), 0
         with self._lock:
@@ -252,7 +254,7 @@ class LogBuffer:
         return taken
 
     def written_running(self, batch: list[AttemptLog]) -> None:
-        """Move written entries behind all other open entries, which are then written next."""
+        """Move written entries to the end, so that the other open entries are written next."""
         with self._lock:
             for each in batch:
                 if self._open.get(each.job.id) is each:

@@ -4,8 +4,8 @@ The job is looked up when a line is logged; binding the job when an attempt star
 handlers that never log. In the thread of the event loop, the loop monitor knows the job whose
 handler runs; a thread of a pool is given its job with each call. So lines of structlog and of the
 standard library have `job_id`, `task`, `queue` and `attempt`, however the app has configured
-logging. If the app has not configured structlog, taskd writes the lines of structlog in the format
-of its own log, if taskd writes a log. The same applies to the root logger.
+logging. If taskd writes a log and the app has not configured structlog, taskd writes the lines of
+structlog in the format of its own log. The same applies to a root logger without handlers.
 
 Lines from threads that a handler starts itself, and from callbacks such as those of
 loop.call_later(), have no job.
@@ -70,7 +70,7 @@ class JobThreads(ThreadPoolExecutor):
 
     Args:
         whose: returns the job for which the thread that calls submit() works.
-        threads: the most threads; None: the default of ThreadPoolExecutor.
+        threads: the most threads, or None for the default of ThreadPoolExecutor.
         name: the prefix of the threads' names.
     """
 
@@ -88,7 +88,7 @@ class LogCapture:
 
     Args:
         whose: returns the job for which the calling thread works, if it is no thread of a pool.
-        keeps: receives the lines that have a job; None: no lines are stored.
+        keeps: receives the lines that have a job; with None, no lines are stored.
         hides: returns the function that redacts a job's arguments in lines that taskd writes, or
             None if the task redacts nothing.
         together: the jobs of each running batch, by the id of the first job, which is the job of
@@ -111,7 +111,7 @@ class LogCapture:
         self._root_level = logging.root.level
 
     def job(self) -> Job | None:
-        """Return the job for which this thread works now; None: it works for none."""
+        """Return the job for which this thread works now, or None."""
         return getattr(_here, "job", None) or self._whose()
 
     def install(self) -> None:

@@ -42,7 +42,7 @@ ENDS = {
 
 
 class LogWriter(Loop):
-    """Service: writes the lines that `line`, called in any thread, has put into the buffer.
+    """Service: writes the lines of the buffer to the database. Any thread adds lines with line().
 
     Args:
         keep: the attempts whose lines are kept, for tasks without the option `keep_logs`.
@@ -66,7 +66,8 @@ class LogWriter(Loop):
     ) -> None:
         super().__init__(ASLEEP_S)
         self._lane, self._together, self._lease_until = lane, together, lease_until
-        # What `lease_until` returned when PostgreSQL first refused lines; None: it accepts them.
+        # What `lease_until` returned when PostgreSQL first refused lines; None while PostgreSQL
+        # accepts lines.
         self._refused_at: float | None = None
         self.buffer = LogBuffer(registry, keep, ends_later)
         self._wrote_at = self._wrote_running_at = -math.inf

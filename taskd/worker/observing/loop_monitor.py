@@ -23,7 +23,7 @@ from taskd.core.worker_status import LoopBlocked
 # While attempts run, the timer ticks every 40 to 60 ms and the lease thread checks ten times a
 # second, so a job that blocks the loop is named within 0.45 s. These 30 wake-ups per second would
 # be most of the cost of an idle worker. While no attempt runs, only asyncio tasks that handlers
-# have left can block the loop, and 1.05 s is soon enough.
+# have left can block the loop, and naming their jobs within 1.05 s is enough.
 TICK_S, REST_TICK_S = 0.05, 0.25
 CHECK_EVERY_S, REST_CHECK_EVERY_S = 0.1, 0.5
 # A tick this late means that the loop is blocked.
@@ -44,11 +44,11 @@ RECENT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """A time in which the loop did not run, so that handlers could not use it.
+    """A period in which the loop did not run, and by which deadlines of attempts are extended.
 
     Attributes:
-        lasted_s: how long the tick at its end was late.
-        process: the whole process was stopped, and not only the loop.
+        lasted_s: how long the tick at the end of the period was late.
+        process: whether the whole process was suspended, and not only the loop blocked.
         by: the ids of the jobs that blocked the loop; empty if they are unknown, or if `process` is
             True.
     """
@@ -97,8 +97,8 @@ class Pulse:
             now: time.monotonic().
 
         Returns:
-            The standstill that ends with this tick; None: there was none, or a handler may have
-            caused it that the monitor could not identify.
+            The standstill that ends with this tick; None if there was none, or if a handler that
+            the monitor could not identify may have caused it.
         """
         lag_s = max(0.0, now - self.ticked - 1.2 * self.tick_s)
         self.lags[bisect_left(LAG_BOUNDS_S, lag_s)] += 1
@@ -113,7 +113,7 @@ class Pulse:
             jobs = [] if job is None else self.together.get(job.id, [job])
             return Standstill(lag_s, process=False, by=frozenset(each.id for each in jobs))
         if used_s > lag_s / 2:
-            # The process used the CPU: code that held the GIL has stopped the monitor, too.
+            # The process used the CPU, so code that held the GIL has blocked the monitor, too.
             return None
         return Standstill(lag_s, process=True, by=frozenset())
 
@@ -190,7 +190,7 @@ class LoopMonitor:
         late_s, self._checked = now - self._checked, now
         if self._since is not None and ticked != self._since:
             self._ended(ticked - self._since)
-        # If this check is late, too, the whole process was stopped, and no job blocks the loop.
+        # If this check is late, too, the whole process was suspended, and no job blocks the loop.
         if now - ticked < tick_s + LATE_S or late_s > 1.0:
             return
         if self._since is None:
@@ -223,7 +223,7 @@ class LoopMonitor:
         return "".join(traceback.format_stack(frame, limit=STACK_FRAMES))[-STACK_CHARS:]
 
     def blocker(self) -> Job | None:
-        """Return the job that the loop runs at this moment; None: it runs no job."""
+        """Return the job that the loop runs at this moment, or None."""
         return self._pulse.running(self._loop)
 
     def _log(self, now: float, blocked_s: float) -> None:

@@ -1,8 +1,8 @@
 """Exact timers for the worker's own thread.
 
 Linux can wake a sleeping thread up to 50 us late, so that one wake-up of a processor serves several
-threads. The event loop sleeps until its next timer each time: with exact timers, a worker runs 1 to
-2 % more jobs whose handlers wait for 5 ms.
+threads. The event loop sleeps again and again until its next timer. With exact timers, a worker
+runs 1 to 2 % more jobs whose handlers wait for 5 ms.
 
 proc(5) describes the file `timerslack_ns`; prctl(2) describes its meaning (PR_SET_TIMERSLACK).
 """

@@ -48,8 +48,8 @@ FORWARDED = (*STOPPING, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SI
 # Exit codes for errors that a restart does not fix: a wrong command line (2), a login or statement
 # that PostgreSQL refuses (77), wrong settings or a wrong schema (78).
 HOPELESS = (2, 77, 78)
-# The exit code of the parent is that code of its children which is last in this list. A code that
-# is not in the list counts as 1.
+# Of the exit codes of its children, the parent exits with the one that comes last in this list. A
+# code that is not in the list counts as 1.
 WORST_LAST = (0, 1, 69, EXIT_ABANDONED, *HOPELESS)
 
 
@@ -65,11 +65,11 @@ class Child:
             one after it has installed its signal handlers.
         ready: whether the child claims jobs, and is not reading its settings again.
         begun: whether the child was ready once.
-        ticked: whether the child has sent WATCHDOG since the parent last did so; None: the child
-            has not sent WATCHDOG yet.
-        report: the drain report of the child, which shows that the child has not crashed; None:
-            not received.
-        stats_client: requests the counters of the child; None: the parent serves no HTTP.
+        ticked: whether the child has sent WATCHDOG since the parent last did so; None until the
+            child has sent its first WATCHDOG.
+        report: the drain report of the child, which shows that the child has not crashed; None
+            until it is received.
+        stats_client: requests the counters of the child; None if the parent serves no HTTP.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Processes:
     Args:
         settings: the settings of the parent; `processes` is the number of children.
         command: the command line of a child. The parent adds variables to its environment.
-        notify: the supervisor of the parent.
+        notify: sends messages to the supervisor of the parent.
         reload: called on SIGHUP; reads the settings again and returns them, or raises ConfigError.
 
     Attributes:
@@ -299,8 +299,8 @@ class Processes:
         theirs = -1 if stats_client is None else stats_client.theirs
         index = ProcessIndex(number, self._settings.processes, self._parent_pipe, theirs)
         environment = os.environ | {"NOTIFY_SOCKET": self._inbox.address} | index.environment()
-        # Without a watchdog of the parent, its HTTP probes still need to know whether the event
-        # loop of the child runs.
+        # Even if the supervisor expects no watchdog messages from the parent, the parent's HTTP
+        # probes must know whether the event loop of the child runs.
         watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._stats else None)
         if watchdog_s is not None:
             environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))

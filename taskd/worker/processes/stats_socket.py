@@ -95,7 +95,7 @@ class StatsClient:
         self._theirs.close()
 
     async def ask(self) -> WorkerStatus | None:
-        """Return the status of the child; None: the child gave no valid answer within ANSWER_S."""
+        """Return the status of the child; None if no valid answer arrives within ANSWER_S."""
         try:
             async with asyncio.timeout(ANSWER_S), self._lock:
                 return await self._ask()

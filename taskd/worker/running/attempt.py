@@ -59,16 +59,16 @@ class Attempt(msgspec.Struct, eq=False):
         stood_still_s: how many of the seconds since `began` do not count, because the process or
             its event loop stood still.
         why: why taskd has cancelled the attempt (`timeout`, `stop`, `cancel`, `fence`, `no slot`);
-            None: taskd has not cancelled it. A CancelledError does not show this, because a handler
-            can raise or swallow one itself.
+            None if taskd has not cancelled it. A CancelledError does not show whether taskd has,
+            because a handler can raise or swallow a CancelledError itself.
         cancel_reason: the reason that was given with a requested cancellation.
         cancelled_at: when taskd cancelled the attempt (time.monotonic).
         abandoned: whether the outcome was recorded before the handler ended.
         waits_for_slot: whether the attempt waits for a thread, a process, a connection or its
             batch. The handler has then not started, as far as the worker knows.
-        kill: kills the process that runs the handler; None: no process of its own runs it.
-        leave_slot: called instead of freeing a slot, because the jobs of a batch share one; None:
-            the attempt has a slot of its own.
+        kill: kills the process that runs the handler; None while no process of its own runs it.
+        leave_slot: called instead of freeing a slot, because the jobs of a batch share one slot;
+            None if the attempt has a slot of its own.
     """
 
     job: Job

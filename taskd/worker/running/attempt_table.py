@@ -45,7 +45,7 @@ class AttemptTable:
         """Decide what happens to a claimed job whose id is in this table already.
 
         Returns:
-            The end to record for the claimed job; None: the attempt in the table continues, under
+            The end to record for the claimed job; None if the attempt in the table continues under
             the new claim.
         """
         attempt = self.running.get(job.id)

@@ -6,7 +6,7 @@ other jobs. So remaining asyncio tasks are logged, and up to LEFT_MAX of them co
 number, the newest ones are cancelled, so that a leaking handler cannot fill the memory.
 
 Handlers that create no asyncio tasks pay nothing. For the others, recording the job costs about 1
-us per asyncio task, and once a second the recorded ones are compared with the running attempts.
+us per asyncio task, and once a second the recorded tasks are compared with the running attempts.
 
 The module also protects the worker from handlers that cancel asyncio tasks of the worker, or stop
 the event loop: these calls raise an error in the handler.

@@ -70,8 +70,8 @@ class Shared:
     new_variables: Callable[[], ContextVars] = ContextVars
 
 
-# A coroutine before its first step, and its parts. A plain tuple is the cheapest type, and one is
-# made for every job.
+# The task, the coroutine before its first step, the context and the call of an attempt. Every job
+# needs such a tuple, and a plain tuple is the cheapest type.
 Prepared = tuple[Task[..., Any], Coroutine[Any, Any, Any], AttemptContext | None, Call | None]
 
 
@@ -112,7 +112,8 @@ class Preparation:
     def _leaves(self, job: Job, newest: int) -> bool:
         """Return whether another live worker can run the job.
 
-        If so, the claims of this worker leave out such jobs from now on.
+        If so, the claims of this worker leave out the jobs of this task that this worker cannot run
+        from now on.
         """
         elsewhere = self._shared.elsewhere
         if not elsewhere.runs(self._queue, job.task, job.args_version or 1):
@@ -173,5 +174,5 @@ class Preparation:
 
 
 def timeout_s_of(job: Job, task: Task[..., Any]) -> float | None:
-    """Return the timeout of an attempt; None: no limit. A batch has the timeout of its task."""
+    """Return the timeout of an attempt, or None without one. A batch has that of its task."""
     return task.timeout_s if task.kind is HandlerKind.BATCH else job.timeout_s or task.timeout_s

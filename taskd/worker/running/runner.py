@@ -167,8 +167,8 @@ class Runner:
                 # before another job starts, because other workers may own these jobs by now.
                 if began > turn_ends:
                     pulse.job = None
-                    # The end of an asyncio task sets `freed`, but none ends while handlers never
-                    # wait.
+                    # The end of an asyncio task sets `freed`, but no asyncio task ends while
+                    # handlers never wait.
                     if len(self._buffer) <= self.low:
                         self.freed.set()
                     await asyncio.sleep(0)
@@ -260,7 +260,7 @@ class Runner:
 
         Args:
             attempt: the attempt that used the slot. If it was abandoned, its slot is free already.
-                None: the asyncio task was taking jobs from the buffer.
+                None if the asyncio task was taking jobs from the buffer.
         """
         self._shared.pulse.job = None
         if attempt is None:

@@ -175,7 +175,7 @@ def _context_of(metadata: str, propagators: Sequence[Any]) -> Any:
 
 
 def begin() -> Traces | None:
-    """Return the traces of a worker that starts; None: the app has set no tracer provider."""
+    """Return the traces of a worker that starts; None if the app has set no tracer provider."""
     found = tracer()
     return None if found is None else Traces(found)
 
@@ -201,7 +201,7 @@ class Firing:
     """The span of one tick of a schedule: the root of the trace of the jobs that it enqueues.
 
     Args:
-        schedule: the name of the schedule; None: make no span.
+        schedule: the name of the schedule; with None, no span is made.
 
     Attributes:
         metadata: the metadata for the jobs, as JSON text; None if there is no span.

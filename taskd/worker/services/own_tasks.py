@@ -1,7 +1,7 @@
 """Asyncio tasks of the worker, which the code of handlers must not cancel.
 
 asyncio.all_tasks() also returns the tasks of the worker and those of other jobs. A handler that
-cancels all that it finds there would end the worker. The guards of a loop (handler_tasks.py) raise
+cancels all of them would end the worker. The guards of a loop (handler_tasks.py) raise
 an error in such a handler instead.
 """
 
@@ -60,7 +60,7 @@ def own_task(
 
 
 async def undisturbed(run: Callable[[], Awaitable[T]]) -> T:
-    """Await `run()`; start it again if other code than OwnTask.end() cancels the current task."""
+    """Await `run()`; start it again if code other than OwnTask.end() cancels the current task."""
     me = asyncio.current_task()
     assert isinstance(me, OwnTask)
     while True:

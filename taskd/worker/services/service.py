@@ -78,8 +78,9 @@ class Loop:
     Attributes:
         wakeup: setting it starts the next tick without further waiting.
         turned_at: when the last tick began (time.monotonic).
-        failures: counts failed ticks; the supervisor replaces it by the object of the worker.
-        again_s: the seconds to wait after a tick that raised TaskdError; None: `every_s`, jittered.
+        failures: counts failed ticks; the supervisor sets the object that all services share.
+        again_s: the seconds to wait after a tick that raised TaskdError; with None, `every_s`,
+            jittered.
     """
 
     name: str
@@ -96,7 +97,7 @@ class Loop:
         """Do the work of the service once.
 
         Returns:
-            The seconds until the next tick; None: `every_s`, jittered.
+            The seconds until the next tick; None for `every_s`, jittered.
 
         Raises:
             TaskdError: the database does not answer, or refuses a statement; run() ticks again.

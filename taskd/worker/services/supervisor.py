@@ -13,7 +13,7 @@ from taskd.worker.services.service import Backoff, Loop, Service
 
 # A service that crashes this often in a row will not recover.
 CRASHES_MAX = 20
-# If a service ran for longer than this before it crashed, the crashes in a row are counted anew.
+# If a service ran for longer than this before it crashed, its earlier crashes do not count.
 STEADY_S = 60.0
 
 
@@ -50,7 +50,7 @@ class Supervisor:
         self._late.extend(task for task in tasks if task in late)
 
     def closing(self) -> None:
-        """From now on, let a cancelled service end. Before this call, it is restarted."""
+        """From now on, let a cancelled service end. Until then, it is restarted."""
         self._closing = True
 
     def kill(self) -> list[OwnTask[None]]:

@@ -59,7 +59,7 @@ def load_app(name: str) -> Registry:
     if library is not None:
         raise AppError(
             f"app {name!r} has let {library} replace Python's threads or sockets (monkey patching) "
-            "while it was imported, and a worker needs those of Python: it runs an event loop of "
+            "while it was imported. A worker needs the original ones: it runs an event loop of "
             f"asyncio, and renews its lease in a thread. Patch only where {library} runs the "
             "program, such as in the start script of your web server, and not in modules that "
             "the app imports"

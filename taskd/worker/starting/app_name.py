@@ -43,7 +43,7 @@ def default_name(module: str) -> str:
 
 
 def project_of(root: Path, package: str) -> str | None:
-    """Return the name of the project whose sources are in a directory; None: it is unknown.
+    """Return the name of the project whose sources are in a directory; None if it is unknown.
 
     The name is that of the installed distribution, or of the pyproject.toml, or of the nearest
     directory whose name tells projects apart.
@@ -60,7 +60,7 @@ def project_of(root: Path, package: str) -> str | None:
 
 
 def _root(module: str) -> Path | None:
-    """Return the directory that contains the top-level package or module; None: there is none."""
+    """Return the directory that contains the top-level package or module, or None."""
     top = sys.modules[module.partition(".")[0]]
     path = next(iter(getattr(top, "__path__", ())), None) or getattr(top, "__file__", None)
     return None if path is None else Path(path).resolve().parent
@@ -90,6 +90,6 @@ def _directory(directory: Path) -> str | None:
 
 
 def _normalised(name: str) -> str:
-    # The Python package index compares names in this form. So an editable and an ordinary install
-    # agree.
+    # The Python package index compares names in this form, so an editable and an ordinary install
+    # give the same name.
     return re.sub(r"[-_.\s]+", "-", name.strip()).lower()

@@ -6,8 +6,8 @@ broken connection until the worker ends. A hook closes such connections before a
 function.
 
 The ORM calls of all async handlers share one thread. When a handler ends, other handlers can be
-using the connection of this thread. So the connection is closed only if it is broken, after a
-handler has failed.
+using the connection of this thread. So the connection is closed only after a handler has failed,
+and only if the connection is broken.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Resources:
     cancel scope. During a stop, close() cancels this task if a resource is still being opened.
 
     Args:
-        cancelled: called if other code than close() has cancelled the task, such as a task group of
+        cancelled: called if code other than close() has cancelled the task, such as a task group of
             a resource. The resources stay open until close() is called.
 
     Attributes:
@@ -53,7 +53,7 @@ class Resources:
             variables: the context variables in which the resources are opened and closed.
 
         Raises:
-            ResourceError: a resource could not be opened; close() closes the earlier ones.
+            ResourceError: a resource could not be opened; close() closes those opened before it.
         """
         if not self._makers:
             return
@@ -86,7 +86,7 @@ class Resources:
                 try:
                     await self._open_all(stack)
                 except asyncio.CancelledError:
-                    return  # by close(); the earlier resources are closed as after any start
+                    return  # by close(); the resources that are open are closed as after any start
                 except ResourceError as error:
                     if not self._opened.done():
                         self._opened.set_exception(error)

@@ -2,10 +2,11 @@
 
 The thread writes unwritten outcomes, releases claimed jobs that have not started, abandons running
 attempts, and closes the worker's row, as far as PostgreSQL answers in time. If the loop runs again
-meanwhile, it can write the same outcomes: every statement is guarded, so only one of the two writes
-changes a row. The job of an abandoned handler is due again after five seconds, and this process
-ends within three, so the two attempts do not overlap. They can overlap if the first attempt had
-timed out: then the backoff of the task applies, which can be shorter.
+meanwhile, it can write the same outcomes. Every statement is guarded, so only one of the two writes
+changes a row. The job of an abandoned handler is due again five seconds later, and this process
+ends within three seconds from the start of the thread, so the two attempts do not overlap. They can
+overlap if the first attempt had timed out: then the backoff of the task applies, which can be
+shorter than five seconds.
 """
 
 from __future__ import annotations

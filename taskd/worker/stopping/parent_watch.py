@@ -30,9 +30,9 @@ class ProcessIndex:
         number: the index, from 1.
         of: the number of processes.
         parent_pipe: the file descriptor of the reading end of a pipe whose writing end the parent
-            keeps open; -1: there is no parent.
+            keeps open; -1 without a parent.
         stats_socket: the file descriptor of a socket over which the parent requests metrics
-            (stats_socket.py); -1: the parent requests none.
+            (stats_socket.py); -1 if the parent requests none.
     """
 
     number: int = 1
@@ -59,8 +59,8 @@ class ProcessIndex:
 class ParentWatch:
     """Stops this process when its parent has ended: the kernel then closes the parent's pipe.
 
-    A thread reads the pipe `fd`. When the pipe is closed, the thread sends SIGTERM to this process,
-    which also works while a handler blocks the event loop (signals.py).
+    A thread reads the pipe `fd`. When the pipe is closed, the thread sends SIGTERM to this process.
+    SIGTERM works even while a handler blocks the event loop (signals.py).
     """
 
     def __init__(self, fd: int) -> None:

@@ -48,7 +48,7 @@ _installed: list[Signals] = []
 
 
 class StopPhase(IntEnum):
-    """The phases of a stop, in their order; NONE: no stop was requested."""
+    """The phases of a stop, in their order; NONE until a stop is requested."""
 
     NONE = 0
     DRAIN = 1
@@ -56,7 +56,7 @@ class StopPhase(IntEnum):
     ABANDON = 3
 
     def next(self, *, at_once: bool) -> StopPhase:
-        """Return the phase that one more request starts; `at_once` (SIGQUIT): the last phase."""
+        """Return the phase that one more request starts; with `at_once` (SIGQUIT), the last."""
         return StopPhase.ABANDON if at_once else StopPhase(min(self + 1, StopPhase.ABANDON))
 
     def patience_s(self, settings: Settings) -> float:
@@ -81,7 +81,7 @@ class StopRequests:
         self._changed = asyncio.Event()
 
     def add(self, *, at_once: bool) -> None:
-        """Request the next phase; `at_once`: the last phase."""
+        """Request the next phase; with `at_once`, the last phase."""
         self.phase = self.phase.next(at_once=at_once)
         self.requested.set()
         self._changed.set()
@@ -229,7 +229,7 @@ class Signals:
             self._loop.call_soon_threadsafe(answered.set)
         except RuntimeError:
             return True
-        # Small steps: if the whole process is stopped meanwhile, only one step runs out.
+        # Small steps: if the whole process is suspended meanwhile, only one step times out.
         return any(answered.wait(0.1) for _ in range(int(ANSWER_S / 0.1)))
 
     def _end(self) -> None:

@@ -66,7 +66,8 @@ class Declarations:
     async def follow(self, seen: workers.Surroundings) -> None:
         """Publish or settle again if the rescuer has found this necessary.
 
-        It is necessary when the other workers that have published or declared something have ended.
+        Publishing is necessary if a task is not published, or no live worker has the version that
+        was published last. Settling is necessary if a schedule must be withdrawn or resumed.
         """
         if seen.unpublished or self._incomplete:
             await self._publish_again()

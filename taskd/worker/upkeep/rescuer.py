@@ -29,8 +29,8 @@ from taskd.worker.services.service import Loop
 from taskd.worker.upkeep.declarations import Declarations
 
 # An isolated suspect (quarantine.py) that was alone in its group when its worker crashed has caused
-# the crash, and fails at its third crash. Any other job that ran during crashes runs again, and
-# fails only at its tenth crash, which ends endless loops.
+# the crash, and fails if this is at least its third crash. Any other job that ran during crashes
+# runs again, and fails only at its tenth crash, which ends endless loops.
 MAX_CRASHES = 3
 MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
@@ -113,7 +113,7 @@ class Rescuer(Loop):
             self._neighbours.close()
 
     async def tick(self) -> float | None:
-        """Check once; return the seconds until the next check; None: `every_s`, jittered."""
+        """Check once; return the seconds until the next check, or None for jittered `every_s`."""
         await self._store_failures()
         seen = await self.check()
         self._neighbours.watch(self._me().id, seen.others)

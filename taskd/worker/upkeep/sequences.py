@@ -1,6 +1,7 @@
 """Advance sequences whose last value is below the newest id of their rows.
 
-Logical replication copies rows but not sequences, so after a switch-over the sequences are behind.
+Logical replication copies rows but not sequences, so after a switch-over, the sequences have old
+values.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Timer(Loop):
         pulse.on_wake.append(self.wakeup.set)
 
     async def tick(self) -> float | None:
-        """Tick once; return the seconds until the next tick; None: `every_s`, jittered."""
+        """Tick once; return the seconds until the next tick, or None for jittered `every_s`."""
         now = time.monotonic()
         standstill = self._pulse.turn(now)
         # Before the timeouts: after a long standstill, other workers may own the jobs.

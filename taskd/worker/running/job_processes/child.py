@@ -1,9 +1,9 @@
 """The program of a process that runs handlers with process=True, one attempt at a time.
 
 job_process.py starts the program with one end of a socket; each message is a line. The process
-first reads a Boot and answers `ready`, or a Failure. Then it reads Requests. For each Request, it
-writes `begun` when the handler starts, `progress` and a ProgressLine when the handler has reported
-progress, and an Answer when the attempt has ended.
+first reads a Boot, and answers with `ready` or with a Failure. Then it reads Requests. For each
+Request, it writes `begun` when the handler starts, `progress` and a ProgressLine when the handler
+has reported progress, and an Answer when the attempt has ended.
 
 The process ends when the worker closes the socket. If the worker dies without closing the socket,
 the kernel kills the process. Where the kernel cannot do this, as on macOS, a thread of the process
@@ -153,7 +153,7 @@ class Kept:
         """Start an attempt.
 
         Args:
-            hide: removes the values of redacted arguments from a line; None: keep no lines.
+            hide: removes the values of redacted arguments from a line; None keeps no lines.
         """
         self._hide, self._kept = hide, Lines()
 

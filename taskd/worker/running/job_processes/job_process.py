@@ -33,7 +33,7 @@ END_S = 2.0
 
 
 class Observer(Protocol):
-    """The call that a process runs: it learns of the start of the handler and of its progress."""
+    """Receives the start of the handler that a process runs, and its progress reports."""
 
     def begin(self) -> None:
         """Record that the handler starts now."""

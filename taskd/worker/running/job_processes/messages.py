@@ -1,4 +1,4 @@
-"""The messages between the worker and a process: what a process receives, and its single words."""
+"""The messages that the worker sends to a process, and the words of its replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Boot(msgspec.Struct):
 
     Attributes:
         path: Python's search path for modules.
-        app: the module to import at the start; None: import only the modules of handlers.
+        app: the module to import at the start; with None, only modules of handlers are imported.
         settings: the settings of the worker, for the log and for clients that handlers use.
     """
 
@@ -35,7 +35,7 @@ class Request(msgspec.Struct, gc=False):
         name: the qualified name of the handler in this module.
         hooks: the module and the qualified name of each hook around the handler.
         keep: whether the answer must include the log lines of the handler.
-        context: the fields of the handler's context; None: the handler takes no context.
+        context: the fields of the handler's context; None if the handler takes no context.
     """
 
     module: str

@@ -45,9 +45,9 @@ class JobProcesses:
     """The pool.
 
     Args:
-        app: the module that each process imports at its start; None: no module.
-        log_writer: gets the log lines of handlers at the end of each attempt; None: processes do
-            not send log lines.
+        app: the module that each process imports at its start, or None.
+        log_writer: gets the log lines of handlers at the end of each attempt; with None, processes
+            do not send log lines.
 
     Attributes:
         slots: the largest number of processes.
@@ -131,7 +131,7 @@ class JobProcesses:
         """Return an idle process; if there is none, wait for one.
 
         Raises:
-            ProcessNotStarted: the process that was started for this attempt did not start.
+            ProcessNotStarted: no process could be started for this attempt.
         """
         while self._idle:
             process = self._idle.pop()
@@ -222,20 +222,20 @@ class ProcessCall(HandlerCall):
         self._process: JobProcess | None = None
 
     def fields(self) -> ContextFields | None:
-        """Return the fields of the handler's context; None: the handler takes no context."""
+        """Return the fields of the handler's context; None if the handler takes no context."""
         context, timeout_s = self._context, self._job.timeout_s or self._task.timeout_s
         if context is None or self._task.context_name is None:
             return None
         return ContextFields(context.idempotency_key, context.max_attempts, timeout_s)
 
     def report(self, line: ProgressLine) -> None:
-        """Pass on a report of the handler; drop one that an earlier attempt sent at its end."""
+        """Pass on a report of the handler; drop late reports of an earlier attempt."""
         own = (line.job_id, line.fence) == (self._job.id, self._job.fence)
         if own and self._context is not None:
             self._context.progress(line.report.done, line.report.total, line.report.note)
 
     def set_process(self, process: JobProcess | None) -> None:
-        """Set the process that runs the attempt; None: no process runs it."""
+        """Set the process that runs the attempt, or None if no process runs it."""
         assert self.attempt is not None
         self._process = process
         self.attempt.kill = None if process is None else self._kill
