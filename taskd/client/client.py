@@ -196,10 +196,10 @@ class Client(ClientControl):
 
         Args:
             job_id: id of the job. The id that enqueue() returned for a new job identifies this job
-                even if the sequence of ids goes back. If several jobs have any other id, the live
-                job is read, or the newest job if none is live. If a method of the task returned
-                the id, the result is decoded to the type that the handler is annotated to return;
-                otherwise it has the types of JSON.
+                even if the sequence of ids goes back. Any other id can then belong to several jobs:
+                the live job is read, or the newest job if none is live. If a method of the task
+                returned the id, the result is decoded to the type that the handler is annotated to
+                return; otherwise it has the types of JSON.
             timeout_s: seconds to wait, outages of the database included; None: wait without a
                 limit.
 

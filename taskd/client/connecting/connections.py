@@ -115,7 +115,7 @@ class ClientConnections:
     async def using(
         self, work: Callable[[Fetches, BuiltIns], Awaitable[T]], conn: object = None
     ) -> T:
-        """Run `work` over `conn`, or over a connection of this client; return its result."""
+        """Run `work` over `conn`, or over a connection of this client; return the result."""
         return await work(await self._on(conn), self._built_ins)
 
     def using_sync(

@@ -70,15 +70,16 @@ OF_PROCESSES = (
         "taskd_wakeups_total",
         "counter",
         ("queue", "source"),
-        "Ends of a pause in the claims of a queue, by what ended it: notify (a notification), "
-        "idle_poll (the idle poller found a job), time (the next claim was due).",
+        "How often the claims of a queue continued after a pause, by cause: notify (a "
+        "notification), idle_poll (the idle poller found a job), time (the next claim was due).",
     ),
     Metric(
         "taskd_interrupted_attempts_total",
         "counter",
         ("why",),
-        "Attempts that their worker interrupted, and that will be repeated: stop (they took longer "
-        "than the drain), fence (the worker lost its lease, or could not renew it).",
+        "Attempts that were interrupted and will be repeated: stop (they took longer than the "
+        "drain), fence (the worker lost its lease, or could not renew it), foreign (other code "
+        "cancelled them).",
     ),
     Metric(
         "taskd_rescued_jobs_total",
