@@ -19,7 +19,7 @@ TaskdError                       1
 ├── EnqueueError                 2
 │   ├── UnknownTask                 no worker has published the task, and the job names no queue
 │   ├── InvalidArgs                 arguments do not fit the signature, or are too large
-│   ├── InvalidJob                  queue, priority, time or attempts are outside their limits
+│   ├── InvalidJob                  queue, priority, time or attempts have an invalid value
 │   ├── InvalidSchedule             name, cron, time zone, period or another part is wrong
 │   ├── InvalidWorkflow             the workflow has a cycle, a wrong name, or unfit stages
 │   ├── KeyHeld                     another job holds the unique key, and on_conflict is `raise`
@@ -68,7 +68,7 @@ class EmbeddedError(TaskdError):
 
 
 class StoreUnavailable(TaskdError):
-    """PostgreSQL cannot be reached now; the same call can succeed later."""
+    """PostgreSQL cannot be reached or undid the statement: repeat the call, or your transaction."""
 
     exit_code = 69
 
@@ -109,7 +109,7 @@ class SchemaEdited(SchemaError):
 
 
 class SequenceBehind(SchemaError):
-    """A sequence gives ids that older jobs or workflows have; nothing was written."""
+    """The next id of a sequence belongs to an older job or workflow; nothing was written."""
 
 
 class MigrationFailed(SchemaError):
@@ -119,7 +119,7 @@ class MigrationFailed(SchemaError):
 
 
 class AppError(TaskdError):
-    """The module named by --app cannot be used.
+    """The module of the app (--app, TASKD_APP) cannot be used.
 
     Attributes:
         traceback: the traceback of the error that the app raised, as lines; empty: there is none.
@@ -151,11 +151,11 @@ class InvalidArgs(EnqueueError):
 
 
 class InvalidJob(EnqueueError):
-    """An option of the job (queue, priority, time, attempts, timeout) is outside its limits."""
+    """An option of the job (queue, priority, time, attempts, timeout) has an invalid value."""
 
 
 class InvalidSchedule(EnqueueError):
-    """A part of a schedule (name, cron, time zone, period, a limit) is wrong."""
+    """A part of a schedule (name, cron expression, time zone, period, ...) is not valid."""
 
 
 class InvalidWorkflow(EnqueueError):
@@ -177,7 +177,7 @@ class BufferFull(TaskdError):
 
 
 class NotEnqueued(TaskdError):
-    """A buffer could not write some of its jobs; all others were written.
+    """A buffer could not write some of its jobs; all other jobs were written.
 
     Attributes:
         jobs: NewJobs that were not written; the caller can enqueue them later.

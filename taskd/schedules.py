@@ -63,7 +63,7 @@ def every(period: float | str | timedelta, starts_at: datetime | None = None) ->
 
 
 def cron(expression: str, timezone: str = "UTC") -> Cron:
-    """Return the ticks of a cron expression: minute, hour, day of the month, month, weekday.
+    """Return ticks by a cron expression of minute, hour, day of the month, month and weekday.
 
     Args:
         expression: five fields, such as `0 3 * * MON-FRI`.

@@ -32,8 +32,8 @@ def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: b
     With --worker, the command checks no queue: a worker of this host (in a container: of this
     container) must run, hold its lease and not drain.
 
-    A service of a worker, such as the pruner, that fails repeatedly does not fail the check.
-    Without --worker, stderr and the key `failing` of --json name such services.
+    If a service of a worker, such as the pruner, fails repeatedly, the check does not fail. Without
+    --worker, stderr and the key `failing` of --json name the services that fail repeatedly.
 
     Exit 4: the check failed; 69: the database cannot be reached, so the state of the workers is
     unknown; 78: this taskd does not work with the schema.

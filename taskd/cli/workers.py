@@ -38,7 +38,7 @@ COLUMNS = {
     type=DURATION,
     default="1h",
     show_default=True,
-    help="List workers that ended within this time.",
+    help="Also list workers that ended within this time.",
 )
 @json_option
 @pass_session

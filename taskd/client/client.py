@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class Client(ClientControl):
-    """Access to the database for producers; opened at first use, or by `async with`.
+    """A producer's access to the database. It connects at its first use, or by `async with`.
 
     Each event loop that uses the client gets its own connections, which are closed with the loop.
 
@@ -42,8 +42,8 @@ class Client(ClientControl):
         settings: all settings. If neither `dsn` nor `settings` is given, `config.load()` reads the
             settings from files and the environment.
         pool_max: the most connections per event loop.
-        built_ins: returns built-in tasks, which a job without a queue can name even if no worker
-            has published them.
+        built_ins: returns the built-in tasks. A job of such a task needs no queue, even if no
+            worker has published the task.
     """
 
     async def enqueue(self, job: NewJob, *, conn: object = None) -> Enqueued:
@@ -196,10 +196,10 @@ class Client(ClientControl):
 
         Args:
             job_id: id of the job. The id that enqueue() returned for a new job identifies this job
-                even if the sequence of ids goes back. If several jobs have any other id, the live
-                job is read, or the newest job if none is live. If a method of the task returned
-                the id, the result is decoded to the type that the handler is annotated to return;
-                otherwise it has the types of JSON.
+                even if the sequence of ids goes back. Any other id can then belong to several jobs:
+                the live job is read, or the newest job if none is live. If a method of the task
+                returned the id, the result is decoded to the type that the handler is annotated to
+                return; otherwise it has the types of JSON.
             timeout_s: seconds to wait, outages of the database included; None: wait without a
                 limit.
 

@@ -43,9 +43,9 @@ class ClientControl(ClientConnections):
     ) -> list[int]:
         """Retry failed and cancelled jobs; return the ids of the retried jobs, sorted.
 
-        If a retried job has dependants in a workflow that were cancelled because it failed or was
-        cancelled, these are retried, too, and wait for it again. Jobs that cannot be retried are
-        not in the result, such as a job whose unique key another job holds.
+        Jobs of a workflow that were cancelled because of a retried job are retried, too, and wait
+        for that job again. Jobs that cannot be retried are not in the result, such as a job whose
+        unique key another job holds.
 
         Args:
             ids: ids of the jobs.

@@ -46,9 +46,9 @@ def set_default_client(client: Client) -> Client:
 
 
 def configure(dsn: str | None = None, *, settings: Settings | None = None) -> Client:
-    """Make a client for this DSN or these settings the default of all tasks; return the client.
+    """Create a client for this DSN or these settings; make it the default, and return it.
 
-    The former default client is not closed.
+    All tasks use the default client. The former default client is not closed.
     """
     client = _new(dsn, settings)
     set_default_client(client)

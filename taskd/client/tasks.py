@@ -56,8 +56,8 @@ class Enqueues(Generic[P, R]):
         The job becomes part of the transaction of `conn`: it exists when the caller commits.
 
         Args:
-            conn: as Client takes it: a connection of asyncpg, psycopg, psycopg2 or Django, or a
-                connection or session of SQLAlchemy.
+            conn: a connection of asyncpg, psycopg, psycopg2 or Django, or a connection or session
+                of SQLAlchemy.
 
         Raises:
             TypeError: `conn` is None. The methods of the returned object raise TypeError if taskd
@@ -144,7 +144,7 @@ def _typed(enqueued: Enqueued, decode: Callable[[str], R]) -> Enqueued[R]:
 
 
 class Task(core.Task[P, R], Enqueues[P, R]):
-    """A handler with a stable name; a call runs the handler, `enqueue` enqueues a job."""
+    """A handler with a stable name. A call runs the handler; `enqueue` enqueues a job."""
 
     def options(self, **options: Unpack[JobOptions]) -> WithOptions[P, R]:
         """Return the task with options for its jobs: `send.options(delay_s=60).enqueue(...)`.
@@ -400,7 +400,7 @@ def task(
     Args:
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A parameter
             named `ctx`, or annotated as Context, receives the attempt's context and is no argument
-            of the job. Type checkers know this only of the first parameter.
+            of the job. Type checkers recognize the context only as the first parameter.
         registry: where the task is registered.
         options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit,
             args_version, upgrade, aliases, redact, keep_logs, and one of process, batch (with

@@ -57,7 +57,7 @@ class Settings:
     dsn_file: Path | None = setting(None, "A file that contains only the DSN.", Path)
     listen_dsn: str | None = setting(
         None,
-        "A DSN for LISTEN that leads to PostgreSQL itself, for a `dsn` that leads to a pooler.",
+        "A DSN for LISTEN that leads to PostgreSQL itself, if `dsn` leads to a pooler.",
         dsn_text,
         secret=True,
     )
@@ -231,8 +231,8 @@ class Settings:
     )
     commands: dict[str, Any] | None = setting(
         None,
-        "Commands that run_command can run: by name, a table with argv; enables the task. "
-        "In the environment: JSON.",
+        "Commands that run_command can run, by name; each is a table with argv. Enables the task. "
+        "In the environment, write JSON.",
         table,
     )
     http_hosts: tuple[str, ...] = setting(
@@ -248,8 +248,8 @@ class Settings:
     )
     http_secrets: dict[str, Any] | None = setting(
         None,
-        "Secrets with which http_request signs requests, by name: `whsec_` and base64. In the "
-        "environment: JSON.",
+        "Secrets with which http_request signs requests, by name; each is `whsec_`, followed by "
+        "base64. In the environment, write JSON.",
         table,
         secret=True,
     )

@@ -11,7 +11,7 @@ from taskd.events.stream import emit, job_fields
 
 
 def job_started(job: Job) -> None:
-    """An attempt has started. Attempts that end without waiting for anything log only their end."""
+    """An attempt has started. An attempt that ends without ever waiting logs only its end."""
     if stream.is_subscribed("debug"):
         emit("job.started", "debug", **job_fields(job))
 
@@ -61,7 +61,7 @@ def job_released(job: Job) -> None:
 
 
 def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
-    """An attempt was cut short; `why`: `stop`, `fence` (lease lost) or `foreign`.
+    """An attempt was cut short; `why`: `stop`, `fence` (lease lost), `foreign` (by other code).
 
     `foreign`: code outside of taskd has cancelled the asyncio task of the attempt.
     """
@@ -109,7 +109,7 @@ def job_change_refused(job_id: int, action: str, error: str) -> None:
 
 
 def task_unknown(task: str, queue: str, count: int, *, elsewhere: bool) -> None:
-    """This worker does not know the task of claimed jobs; `elsewhere`: another live worker does."""
+    """This worker does not know the task of claimed jobs; `elsewhere`: whether another one does."""
     emit("task.unknown", "warning", task=task, queue=queue, count=count, elsewhere=elsewhere)
 
 

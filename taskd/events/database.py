@@ -177,7 +177,7 @@ def app_published(app: str) -> None:
 
 
 def app_not_published(app: str, error: str) -> None:
-    """The app was not published again; `error` says why: another app took a name, for example."""
+    """The app was not published again; `error` says why, such as a name that another app took."""
     emit("app.not_published", "warning", app=app, error=error)
 
 
@@ -187,7 +187,7 @@ def clock_set_back(ahead_s: float, schedules: Sequence[str]) -> None:
 
 
 def schedule_missed(schedule: str, since: datetime | None, caught_up: int) -> None:
-    """Due ticks of a schedule are left out, as `catch_up` says; `caught_up` ticks are fired now."""
+    """Missed ticks of a schedule are skipped, as `catch_up` says; `caught_up` ticks are fired."""
     since_text = since and since.isoformat()
     emit("schedule.missed", "warning", schedule=schedule, since=since_text, caught_up=caught_up)
 

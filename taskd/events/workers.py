@@ -30,7 +30,7 @@ def worker_stopped(**report: Any) -> None:
 
 
 def worker_crashed(process: int, pid: int, code: int, delay_s: float) -> None:
-    """A worker process ended unexpectedly; a new one starts after `delay_s`, unless that is 0."""
+    """A worker process ended unexpectedly; a new one starts after `delay_s` (if 0, none starts)."""
     ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
     emit("worker.crashed", "error", process=process, pid=pid, ended=ended, delay_s=delay_s)
 
@@ -42,7 +42,7 @@ def worker_not_started(process: int, error: OSError, delay_s: float) -> None:
 
 
 def worker_quiet(quiet: bool) -> None:
-    """A signal has paused (`quiet`) or resumed claiming."""
+    """A signal has paused claiming (`quiet` is true) or resumed it."""
     emit("worker.quiet", "info", quiet=quiet)
 
 

@@ -37,10 +37,10 @@ ENDS = FAILED | {"job.done", "job.retried", "job.cancelled", "job.snoozed"}
 
 
 class Crash(BaseException):
-    """Raised inside a handler: the worker dies at this line.
+    """Raise this in a handler to let the worker die at this line.
 
-    A test raises it in a replacement of a function that the handler calls. It ends the attempt like
-    a kill, without an outcome, except that `finally` blocks run.
+    A test raises it in a replacement of a function that the handler calls. The attempt ends as if
+    the worker was killed, without an outcome, except that `finally` blocks run.
     """
 
 

@@ -184,6 +184,13 @@ PLAIN = {
 
 # Python.
 
+# Types without a docstring of their own.
+ALIASES = {
+    "taskd.middleware.CallNext": "The type of `call_next`, a function without arguments. "
+    "`await call_next()` runs the next middleware, or the handler, and returns the handler's "
+    "result or raises its error.",
+}
+
 
 class Doc(NamedTuple):
     """A docstring in its parts."""
@@ -226,6 +233,9 @@ def _is_error(thing: object) -> bool:
 def _name(path: str, thing: Any) -> Iterator[str]:
     name = path.rpartition(".")[2]
     yield f"### `{path}`"
+    if path in ALIASES:
+        yield ALIASES[path]
+        return
     if not inspect.isclass(thing):
         yield from _callable(name, thing) if callable(thing) else [f"A name for {code(thing)}."]
         return

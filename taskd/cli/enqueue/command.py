@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @click.option(
     "--deadline",
     type=MOMENT_OR_DURATION,
-    help="Expire the job if no attempt has started by this time, or within this duration: 2h.",
+    help="Expire the job if no attempt has started by this time, or after this duration: 2h.",
 )
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task holds this key.")
 @click.option("--no-key", is_flag=True, default=None, help="Enqueue without the task's unique key.")
@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     "--debounce-max",
     "debounce_max_s",
     type=DURATION,
-    help="With --on-conflict debounce: the latest due time, as a time since the enqueue of the job "
-    "that holds the key.",
+    help="With --on-conflict debounce: the latest due time, as a duration after the enqueue of the "
+    "job that holds the key.",
 )
 @click.option(
     "--version",

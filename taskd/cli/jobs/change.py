@@ -186,7 +186,7 @@ def cancel(
 @click.option(
     "--deadline",
     type=MOMENT_OR_DURATION,
-    help="Expire the job if no attempt has started by this time, or within this duration: 2h.",
+    help="Expire the job if no attempt has started by this time, or after this duration: 2h.",
 )
 @click.option("--no-deadline", is_flag=True, help="Remove the deadline.")
 @json_option

@@ -115,7 +115,7 @@ class ClientConnections:
     async def using(
         self, work: Callable[[Fetches, BuiltIns], Awaitable[T]], conn: object = None
     ) -> T:
-        """Run `work` over `conn`, or over a connection of this client; return its result."""
+        """Run `work` over `conn`, or over a connection of this client; return the result."""
         return await work(await self._on(conn), self._built_ins)
 
     def using_sync(
@@ -124,8 +124,8 @@ class ClientConnections:
         """Run `work` like using(), in code without an event loop; `conn` is a blocking connection.
 
         Raises:
-            RuntimeError: called in an event loop without `conn`: the call would block the loop. Or
-                gevent or eventlet has replaced Python's threads, and there is no `conn`.
+            RuntimeError: without `conn`: an event loop runs in this thread, and the call would
+                block it; or gevent or eventlet has replaced Python's threads.
         """
         if conn is not None:
             return finished(work(fetches_sync(conn), self._built_ins))

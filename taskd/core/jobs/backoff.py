@@ -14,10 +14,10 @@ EXPONENT_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """`base_s` after the first attempt, `factor` times as long after each further one.
+    """A delay of `base_s`, times `factor` after each further attempt, at most `cap_s`.
 
-    A delay is at most `cap_s`. It is multiplied by a random number between 1 - `jitter` and 1, so
-    that jobs that failed together are not retried together.
+    Each delay is multiplied by a random number between 1 - `jitter` and 1, so that jobs that failed
+    together are not retried together.
     """
 
     base_s: float = 10.0
@@ -33,7 +33,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`step_s` times the number of the attempt, at most `cap_s`, with jitter as in Exponential."""
+    """A delay of `step_s` times the attempt number, at most `cap_s`; jitter as in Exponential."""
 
     step_s: float = 300.0
     cap_s: float = 86400.0
@@ -58,7 +58,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """The delay in seconds that `function(attempt)` returns; the first attempt has number 1."""
+    """A delay in seconds that `function(attempt)` returns; the first attempt has number 1."""
 
     function: Callable[[int], float]
 

@@ -44,16 +44,17 @@ class Limit:
 
     Attributes:
         concurrency: the most running jobs per key, 1 to 10,000.
-        by: the argument whose value is the key, or several arguments; none: all jobs share one key.
+        by: the argument whose value is the key, or several arguments; by default all jobs share one
+            key.
         concurrency_in_all: the most running jobs of all keys together, 1 to 10,000.
         rate: how many jobs per key can start within `per_s` seconds, on average.
         per_s: the period of the rate in seconds, up to 30 days.
         burst: the most jobs per key that can start together after a pause, 1 to 10,000; by default
-            the rate per second, rounded up.
+            the rate in jobs per second, rounded up.
         name: by default the task's name; tasks whose limits have the same name share one limit.
 
     Raises:
-        InvalidJob: a value is outside its limits, or no bound is given.
+        InvalidJob: a value is out of range, or no bound is given.
     """
 
     concurrency: int | None = None

@@ -16,7 +16,7 @@ from taskd.errors import InvalidArgs, InvalidJob
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """The next stage, and its arguments: a return value of the handler of a stage.
+    """Returned by the handler of a stage: run this stage next, with these arguments.
 
     Attributes:
         stage: the name of any stage of the pipeline, also of one that has already run.
@@ -48,7 +48,7 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The end of the pipeline's run, as a success: a return value of the handler of a stage.
+    """Returned by the handler of a stage: end this run of the pipeline successfully.
 
     Attributes:
         result: the result of the job.

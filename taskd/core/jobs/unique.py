@@ -35,7 +35,7 @@ NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class KeyScope(StrEnum):
-    """How long a job holds its key."""
+    """How long a job holds its key: until its first claim (`waiting`) or its end (`live`)."""
 
     # Until a worker claims the job for the first time. After that, a new job with this key can be
     # enqueued.
@@ -90,7 +90,7 @@ class Enqueued(int, Generic[R_co]):
             together name one job. A switch-over by logical replication can set the sequence of ids
             back, so that two jobs have the same id.
         client: the client that enqueued the job and can wait for its result; None in a copy.
-        decode: decodes the JSON text of the result to R_co; None: to JSON's types.
+        decode: decodes the JSON text of the result to R_co; None: the result keeps JSON's types.
     """
 
     outcome: str = "enqueued"

@@ -28,7 +28,7 @@ class TimedOut(ReportedError):
 
 
 class WorkerLost(ReportedError):
-    """A worker died, or lost its lease, with or without jobs that it ran."""
+    """A worker died or lost its lease; it may have been running jobs."""
 
 
 class ServiceFailing(ReportedError):

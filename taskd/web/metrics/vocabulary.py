@@ -70,8 +70,8 @@ OF_PROCESSES = (
         "taskd_wakeups_total",
         "counter",
         ("queue", "source"),
-        "Ends of a pause in the claims of a queue, by what ended it: notify (a notification), "
-        "idle_poll (the idle poller found a job), time (the next claim was due).",
+        "How often the claims of a queue continued after a pause, by cause: notify (a "
+        "notification), idle_poll (the idle poller found a job), time (the next claim was due).",
     ),
     Metric(
         "taskd_interrupted_attempts_total",
