@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 CallNext = Callable[[], Awaitable[Any]]
-"""Run the rest of the chain and the attempt; return the handler's result, or raise its error."""
 Around = Callable[[Any, CallNext], Awaitable[Any]]
 
 
