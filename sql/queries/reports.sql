@@ -212,7 +212,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        (
            SELECT json_agg(json_build_object(
                       'id', served.id::text, 'host', served.host, 'pid', served.pid, 'app', served.app,
-                      'state', served.state, 'knows', served.knows, 'status', served.status,
+                      'state', served.state, 'knows', served.knows, 'status', served.status::text,
                       'running', (SELECT count(*) FROM taskd.job WHERE worker_id = served.id),
                       'died_ago_s', date_part('epoch', clock_timestamp() - served.died_at)))::text
            FROM (

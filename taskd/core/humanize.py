@@ -17,6 +17,12 @@ def printable(text: str) -> str:
     )
 
 
+def cut_text(text: str, chars_max: int) -> str:
+    """Return the text, or its beginning and how many characters follow."""
+    more = len(text) - chars_max
+    return text if more <= 0 else f"{text[:chars_max]}\n… and {count(more, 'more character')}"
+
+
 def moment(value: datetime | None) -> str:
     """Return a date and time in the local time zone."""
     return "" if value is None else value.astimezone().isoformat(sep=" ", timespec="seconds")

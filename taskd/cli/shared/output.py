@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from taskd.core.humanize import count, moment, printable, span
+from taskd.core.humanize import count, cut_text, moment, printable, span
 
 Row = Mapping[str, Any]
 # By heading, the function that returns the cell of a row.
@@ -21,7 +21,7 @@ CELL_MAX = 60
 GAP = "  "
 
 # Re-exported for commands.
-__all__ = ["count", "moment", "printable", "span"]
+__all__ = ["count", "cut_text", "moment", "printable", "span"]
 
 
 def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
@@ -49,6 +49,12 @@ def print_json(value: object) -> None:
     if not written.isprintable():
         written = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in written)
     click.echo(written)
+
+
+def as_json_values(row: Row, *names: str) -> dict[str, Any]:
+    """Return the row with these texts as JSON values, which print_json() writes as they are."""
+    raw = {name: msgspec.Raw(row[name].encode()) for name in names if row[name] is not None}
+    return dict(row) | raw
 
 
 def print_fields(row: Row) -> None:

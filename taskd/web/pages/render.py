@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from taskd.core.humanize import UNIT_S, count, printable, rate_text, span
+from taskd.core.humanize import UNIT_S, count, cut_text, printable, rate_text, span
+from taskd.core.jobs.log_lines import Line
+from taskd.core.stored_json import indented
 
 HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
@@ -60,16 +61,12 @@ def line(value: object, chars_max: int = LINE_CHARS_MAX) -> str:
 
 def text(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Return untrusted text with its lines; the rest of a long text is cut, with a note."""
-    text = str(value)
-    more = len(text) - chars_max
-    formatted = printable(text[:chars_max].replace("\r\n", "\n"))
-    return formatted if more <= 0 else f"{formatted}\n… and {count(more, 'more character')}"
+    return printable(cut_text(str(value), chars_max).replace("\r\n", "\n"))
 
 
-def json_text(value: object) -> str:
-    """Return a value as JSON, for people."""
-    written = msgspec.json.encode(value, enc_hook=str)
-    return text(msgspec.json.format(written, indent=2).decode())
+def json_text(value: str) -> str:
+    """Return JSON for people."""
+    return text(indented(value))
 
 
 def log_lines(log: Mapping[str, Any]) -> str:
@@ -80,14 +77,12 @@ def log_lines(log: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _log_line(each: Mapping[str, Any]) -> str:
-    at = str(each.get("at", ""))
-    fields = {"logger": each["logger"]} if each.get("logger") else {}
-    fields |= each.get("fields", {})
-    text = [at, f"{each.get('level', ''):<7}", line(each.get("text", ""), LOG_CHARS_MAX)]
+def _log_line(each: Line) -> str:
+    fields = {"logger": each.logger} if each.logger else {}
+    fields |= each.fields
+    text = [each.at, f"{each.level:<7}", line(each.text, LOG_CHARS_MAX)]
     text += [f"{name}={line(value)}" for name, value in fields.items()]
-    more = each.get("traceback")
-    return " ".join(text).rstrip() + (f"\n{more.rstrip()}" if more else "")
+    return " ".join(text).rstrip() + (f"\n{each.traceback.rstrip()}" if each.traceback else "")
 
 
 def number(value: float | None) -> str:

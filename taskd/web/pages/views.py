@@ -165,7 +165,7 @@ async def _graph(board: Dashboard, workflow_id: int) -> Any:
     if found is None:
         return None
     rows = await workflows.parts(board.on, workflow_id, PARTS_MAX + 1)
-    return graph(with_stages(rows, found["stages"]))
+    return graph(with_stages(rows, found["plan"]))
 
 
 async def workflow_list(board: Dashboard, request: Request) -> Response:
@@ -196,7 +196,7 @@ async def workflow(board: Dashboard, request: Request) -> Response:
     """One workflow: its graph, and the states of its parts."""
     found = await workflow_of(board, job_id_of(request))
     rows = await workflows.parts(board.on, found["id"], PARTS_MAX + 1)
-    parts = with_stages(rows, found["stages"])
+    parts = with_stages(rows, found["plan"])
     states = {state for part in rows for state in part["states"]}
     return board.page(
         request,
