@@ -159,7 +159,7 @@ def _print_job(row: dict[str, Any]) -> None:
             texts[name] = _progress(value)
         else:
             texts[name] = text(value)
-    print_fields({name: printable(value) for name, value in texts.items()})
+    print_fields(texts)
     for error in errors:
         _print_error(error)
 
