@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -132,7 +133,7 @@ async def _login(board: Dashboard, request: Request) -> Response:
     to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
     if request.method == "GET" and board.session(request) is not None:
         return RedirectResponse(to, 303)
-    message, status = None, 200
+    message, status, wait_s = None, 200, 0.0
     if request.method == "POST":
         form = await form_of(request)
         address = board.address(request)
@@ -140,16 +141,18 @@ async def _login(board: Dashboard, request: Request) -> Response:
         try:
             who = await board.logins.check(name, password, address)
         except TooMany as error:
-            message, status = f"{error}.", 429
+            message, status, wait_s = f"{error}.", 429, error.wait_s
         else:
             if who is not None:
                 events.login_accepted(who, address)
                 return board.log_in(request, who, to)
             message, status = "Wrong password.", 403
         board.refusals.log(name, address, message)
-    return board.page(
-        request, "login.html", status, message=message, names=board.logins.names_needed, to=to
-    )
+    names = board.logins.names_needed
+    answer = board.page(request, "login.html", status, message=message, names=names, to=to)
+    if wait_s:
+        answer.headers["retry-after"] = str(math.ceil(wait_s))
+    return answer
 
 
 async def _logout(board: Dashboard, request: Request) -> Response:

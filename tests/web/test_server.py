@@ -234,7 +234,7 @@ async def test_a_mistake_in_a_page_is_a_500_and_an_event_and_no_traceback_for_st
         done()
     assert answer.status_code == 500
     assert "oops" not in answer.text
-    wanted = {"method": "GET", "path": "/boom", "error": "ZeroDivisionError: oops"}
+    wanted = {"method": "GET", "path": "/boom", "error": "ZeroDivisionError: oops", "times": 1}
     assert ("request.failed", wanted) in emitted
     assert capsys.readouterr().err == ""
 

@@ -77,8 +77,9 @@ def fill(taskd: Any) -> dict[str, int]:
     run_id, part = taskd.sql(
         """
         SELECT taskd.enqueue_workflow($1::text, 'pipeline', $2::text::jsonb, ARRAY[$1::text],
-            '{email}', '{"{}"}', '{100}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}',
-            '{NULL}', '{NULL}', ARRAY[$3], '{}', '{}', '{}', '{}')
+            '{email}', '{"{}"}', '{100}',
+            '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}',
+            '{NULL}', '{NULL}', '{NULL}', ARRAY[$3], '{}', '{}', '{}', '{}')
         """,
         NAME,
         json.dumps([{"name": TEXT, "task": TEXT}, {"name": f"{TEXT}2", "task": TEXT}]),

@@ -108,7 +108,7 @@ def test_what_a_handler_logs_is_text_in_the_terminal_log(log: Any) -> None:
     stream = log("console")
     forged = f"{TEXT}\n12:00:00 [error    ] worker.crashed"
     events.line("info", forged, {TEXT: TEXT, "odd": Odd(), "list": [TEXT], "exception": forged})
-    events.request_failed("GET", TEXT, ValueError(TEXT))
+    events.request_failed("GET", TEXT, ValueError(TEXT), 1)
     written = stream.getvalue()
     assert unprintable(written) == []
     assert "\\x1b]0;owned\\x07" in written

@@ -12,6 +12,7 @@ from taskd.cli import cli
 from taskd.config import Settings, load
 from taskd.errors import ConfigError
 from taskd.store.connections.database import Database
+from taskd.web import line_limit
 from taskd.web.access import login, login_limits
 from taskd.web.access.guard import check_reach
 from taskd.web.access.login import hashed, read_passwords
@@ -176,8 +177,8 @@ def test_the_address_is_the_last_that_no_proxy_has():
 
 
 async def test_guesses_fill_no_log(serve, emitted, monkeypatch):
-    monkeypatch.setattr(login_limits, "LINES_S", 0.5)
-    monkeypatch.setattr(login_limits, "LINES_MAX", 3)
+    monkeypatch.setattr(line_limit, "LINES_S", 0.5)
+    monkeypatch.setattr(line_limit, "LINES_MAX", 3)
     site = await serve(PASSWORD)
     async with site.browser() as browser:
         for n in range(9):
