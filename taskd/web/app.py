@@ -23,11 +23,13 @@ RETRY_S = 5
 def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ()) -> Starlette:
     """Make one app of all these routes.
 
+    A path with a wrong `/` at its end is not found: a redirect would lead to the client's Host.
+
     Args:
         parts: lists of routes; if two routes match, the first one is used.
         middleware: the middleware of every request, outermost first.
     """
-    return Starlette(
+    app = Starlette(
         routes=[route for part in parts for route in part],
         middleware=[*middleware, Middleware(BodyLimit)],
         exception_handlers={
@@ -35,6 +37,8 @@ def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ())
             Exception: _failed(LimitedLines(events.request_failed)),
         },
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 class BodyLimit:

@@ -73,7 +73,7 @@ def _app(board: Dashboard) -> Starlette:
             return board.sorry(request, NotThere(f"there is no page {request.url.path[:200]}"))
         return board.sorry(request, error)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             at("/", views.overview),
             at("/jobs", views.jobs),
@@ -109,6 +109,8 @@ def _app(board: Dashboard) -> Starlette:
         ],
         exception_handlers={HTTPException: nothing},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 def _few(route: Route) -> Route:
