@@ -21,7 +21,9 @@ CREATE SCHEMA taskd;
 -- regular expression would add 4 us to the enqueue of a single job.
 CREATE DOMAIN taskd.queue_name AS text
     CONSTRAINT queue_name_is_a_channel CHECK (
-        octet_length(VALUE) >= 1 AND octet_length(VALUE) <= 48 AND (quote_ident(VALUE) = VALUE OR VALUE !~ '[^a-z0-9_.-]')
+        octet_length(VALUE) >= 1 AND octet_length(VALUE) <= 48
+        -- Not only dots: the path of a page cannot end in `..`.
+        AND (quote_ident(VALUE) = VALUE OR VALUE ~ '^[.]*[a-z0-9_-][a-z0-9_.-]*$')
     );
 CREATE DOMAIN taskd.task_name AS text
     CONSTRAINT task_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)

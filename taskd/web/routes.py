@@ -92,7 +92,7 @@ def _app(board: Dashboard) -> Starlette:
             at("/workflows/{id}/retry", workflow_actions.preview_retry),
             at("/workflows/{id}/retry", workflow_actions.retry, "POST"),
             at("/limits", views.limit_list),
-            at("/limits/{name:path}", views.limit),
+            at("/limits/keys", views.limit),
             at("/schedules", views.schedule_list),
             at("/schedules/run", actions.run_schedule, "POST"),
             at("/schedules/pause", actions.pause_schedule, "POST"),

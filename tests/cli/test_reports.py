@@ -180,6 +180,8 @@ def test_health(taskd):
         "healthy": False,
         "unserved": ["email"],
         "workers": {"email": 0, "web": 1},
+        "queues": 2,
+        "unserved_queues": 1,
         "failing": [],
         "schema": NEWEST,
         "schema_oldest": NEWEST,

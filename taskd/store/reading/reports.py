@@ -116,12 +116,26 @@ async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int |
     return _rows(await on.fetch("keep_queue", name, done_s, failed_s))[0]
 
 
-async def queues_with_due_jobs(on: Fetches) -> dict[str, int]:
-    """Return the queues that have due jobs and are not paused, each with its number of workers.
+class DueQueues(NamedTuple):
+    """Queues that have due jobs and are not paused.
 
-    Workers that are draining or not live are not counted.
+    Attributes:
+        workers: the number of workers by queue, of at most ROWS_MAX queues, those without a worker
+            first; workers that are draining or not live are not counted.
+        queues: number of all these queues.
+        unserved: number of those without a worker.
     """
-    return {row[0]: row[1] for row in await on.fetch("queues_with_due_jobs")}
+
+    workers: dict[str, int]
+    queues: int
+    unserved: int
+
+
+async def queues_with_due_jobs(on: Fetches) -> DueQueues:
+    """Return the queues that have due jobs and are not paused."""
+    rows = await on.fetch("queues_with_due_jobs", ROWS_MAX)
+    workers = {row["queue"]: row["workers"] for row in rows}
+    return DueQueues(workers, *((rows[0]["queues"], rows[0]["unserved"]) if rows else (0, 0)))
 
 
 async def count_serving(on: Fetches, queue: str) -> int:

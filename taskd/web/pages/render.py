@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -42,7 +43,7 @@ def environment() -> Environment:
     )
     made.filters.update(
         line=line, text=text, json=json_text, span=span, number=number, moment=moment, share=share,
-        path=path, rate=rate_text, pace=pace, count=count, lines=log_lines, timed=timed,
+        word=word, path=path, rate=rate_text, pace=pace, count=count, lines=log_lines, timed=timed,
     )  # fmt: skip
     made.globals.update(static=static, query=query)
     return made
@@ -57,6 +58,11 @@ def line(value: object, chars_max: int = LINE_CHARS_MAX) -> str:
     """Return untrusted text as one line, of limited length, without control characters."""
     text = printable(" ".join(str(value)[: chars_max * 4].split()))
     return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+
+
+def word(value: str) -> str:
+    """Return untrusted text as one word of a command that people paste into a shell."""
+    return printable(shlex.quote(value))
 
 
 def text(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:

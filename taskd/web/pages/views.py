@@ -232,7 +232,8 @@ async def limit_list(board: Dashboard, request: Request) -> Response:
 
 async def limit(board: Dashboard, request: Request) -> Response:
     """One limit, with its keys a page at a time: their slots, and their blocked jobs."""
-    name = request.path_params["name"]
+    # In the query: a path cannot carry every name, such as `..` or one with a line end.
+    name = request.query_params.get("name", "")
     rows = [row for row in await limits.list_limits(board.on) if row["name"] == name]
     if not rows:
         raise LimitNotFound(f"no limit is named {name[:100]!r}")

@@ -199,10 +199,10 @@ async def test_limits_say_who_holds_their_places_and_how_many_wait(anybody, sql)
         HOSTILE,
     )
     listed = await ok(anybody, "/limits")
-    assert 'href="/limits/per%20%3Caccount%3E"' in listed
+    assert 'href="/limits/keys?name=per+%3Caccount%3E"' in listed
     assert ">120<" in listed
     assert ">241<" in listed
-    path, seen = "/limits/per%20%3Caccount%3E", []
+    path, seen = "/limits/keys?name=per+%3Caccount%3E", []
     while path:
         page = await ok(anybody, path)
         assert "<img" not in page
@@ -211,7 +211,7 @@ async def test_limits_say_who_holds_their_places_and_how_many_wait(anybody, sql)
         path = found and html.unescape(found[1])
     assert seen == [f"key {n:03}" for n in range(120)]
     assert page.count("running</span>") >= 20
-    await ok(anybody, "/limits/none", 404)
+    await ok(anybody, "/limits/keys?name=none", 404)
 
 
 async def test_pages_go_on_by_key_through_all_jobs_and_none_comes_twice(anybody, sql):
