@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from taskd import events
-from tests.security.terminal.hostile import TEXT, fill, unprintable
+from tests.security.hostile import TEXT, fill, unprintable
 
 COMMANDS = (
     *("jobs list", "jobs show {waiting} --unredacted", "jobs show {running}"),
