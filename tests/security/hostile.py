@@ -1,4 +1,4 @@
-"""A database in which every text that other people choose tries to steer a terminal."""
+"""A database in which every text that other people choose is an attack on its reader."""
 
 from __future__ import annotations
 
@@ -19,60 +19,60 @@ def unprintable(written: str) -> list[str]:
     return [c for c in STYLES.sub("", written) if not c.isprintable() and c not in "\n\t"]
 
 
-def fill(taskd: Any) -> dict[str, int]:
+def fill(taskd: Any, text: str = TEXT, name: str = NAME) -> dict[str, int]:
     """Write the text wherever a producer, a worker or another operator can write one."""
-    error = {"attempt": 1, "worker": TEXT, "type": TEXT, "message": TEXT, "traceback": TEXT}
+    error = {"attempt": 1, "worker": text, "type": text, "message": text, "traceback": text}
     taskd.publish()
     taskd.sql(
-        "UPDATE taskd.task SET app = $1, module = $1, paused_at = now(), pause_reason = $1", TEXT
+        "UPDATE taskd.task SET app = $1, module = $1, paused_at = now(), pause_reason = $1", text
     )
     taskd.worker(7, "email")
     taskd.worker(8, "email", died="1 hour")
     taskd.sql(
         "UPDATE taskd.worker SET host = $1, app = $1, version = $1, failures = $2::text::jsonb",
-        TEXT,
-        json.dumps([{"service": TEXT, "error": TEXT, "since": "2026-01-01T00:00:00Z"}]),
+        text,
+        json.dumps([{"service": text, "error": text, "since": "2026-01-01T00:00:00Z"}]),
     )
     insert = (
         "INSERT INTO taskd.job (queue, task, args, unique_key, limit_name, limit_key, state, gate) "
         "VALUES ('email', $1, $2::text::jsonb, $3, $4, $4, $5::text::taskd.job_state, NULL) "
         "RETURNING id"
     )
-    args = json.dumps({TEXT: TEXT})
+    args = json.dumps({text: text})
     waiting, running, failed, retrying = (
-        taskd.sql(insert, NAME, args, f"{NAME}{n}", TEXT, "queued")[0]["id"] for n in range(4)
+        taskd.sql(insert, name, args, f"{name}{n}", text, "queued")[0]["id"] for n in range(4)
     )
     taskd.sql(
         "UPDATE taskd.job SET state = 'running', worker_id = 7, attempt = 1, fence = 1, "
         "started_at = now() - interval '1 h' WHERE id = $1",
         running,
     )
-    taskd.sql("INSERT INTO taskd.progress VALUES ($1, 1, 1, 4, $2)", running, TEXT)
+    taskd.sql("INSERT INTO taskd.progress VALUES ($1, 1, 1, 4, $2)", running, text)
     taskd.sql(
         "UPDATE taskd.job SET state = 'scheduled', attempt = 1, fence = 1, "
         "errors = $2::text::jsonb, run_at = now() + interval '1 h' WHERE id = $1",
         retrying,
         json.dumps([error]),
     )
-    taskd.finish(failed, "failed", reason=TEXT, errors=json.dumps([error]))
-    line = {"at": TEXT, "level": TEXT, "text": TEXT, "logger": TEXT, "fields": {TEXT: TEXT}}
+    taskd.finish(failed, "failed", reason=text, errors=json.dumps([error]))
+    line = {"at": text, "level": text, "text": text, "logger": text, "fields": {text: text}}
     taskd.sql(
         "INSERT INTO taskd.job_log (job_id, fence, worker_id, expires_at, attempt, ended, first, "
         "left_out, lines) VALUES ($1, 1, 1, now() + interval '1 day', 1, true, 1, 5, "
         "$2::text::jsonb)",
         failed,
-        json.dumps([line | {"traceback": TEXT}]),
+        json.dumps([line | {"traceback": text}]),
     )
     taskd.sql(
-        "INSERT INTO taskd.queue (name, paused_at, pause_reason) VALUES ('q', now(), $1)", TEXT
+        "INSERT INTO taskd.queue (name, paused_at, pause_reason) VALUES ('q', now(), $1)", text
     )
-    taskd.sql("INSERT INTO taskd.job_limit (name, concurrency) VALUES ($1, 1)", TEXT)
+    taskd.sql("INSERT INTO taskd.job_limit (name, concurrency) VALUES ($1, 1)", text)
     taskd.sql(
         "INSERT INTO taskd.schedule (name, task, queue, every_s, starts_at, app, last_error, "
         "last_error_at, withdrawn_at) "
         "VALUES ($1::text, $1::text, 'email', 60, now(), $2, $2, now(), now())",
-        NAME,
-        TEXT,
+        name,
+        text,
     )
     run_id, part = taskd.sql(
         """
@@ -81,9 +81,9 @@ def fill(taskd: Any) -> dict[str, int]:
             '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}',
             '{NULL}', '{NULL}', '{NULL}', ARRAY[$3], '{}', '{}', '{}', '{}')
         """,
-        NAME,
-        json.dumps([{"name": TEXT, "task": TEXT}, {"name": f"{TEXT}2", "task": TEXT}]),
-        TEXT,
+        name,
+        json.dumps([{"name": text, "task": text}, {"name": f"{text}2", "task": text}]),
+        text,
     )[0][0]
     return {
         "waiting": waiting, "running": running, "failed": failed, "retrying": retrying,
