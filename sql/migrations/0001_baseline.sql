@@ -479,7 +479,11 @@ CREATE TABLE taskd.worker (
     schema_oldest integer NOT NULL DEFAULT 0,
     schema_newest integer NOT NULL DEFAULT 0,
     -- What the process published about itself at the last renewal: slots, blocked loop, taken threads, failing tasks.
-    status jsonb NOT NULL DEFAULT '{}',
+    -- Reports compute with the slots, so that other values than whole numbers would refuse the reports.
+    status jsonb NOT NULL DEFAULT '{}' CONSTRAINT status_is_bounded CHECK (octet_length(status::text) <= 65536)
+        CONSTRAINT slots_are_numbers CHECK (
+            NOT status @? 'strict $."slots".* ? (@.type() != "number" || @ < 0 || @ > 1000000 || @.floor() != @)'::jsonpath
+        ),
     -- What fails again and again in it: objects with the service, its error, and the time since when.
     failures jsonb NOT NULL DEFAULT '[]' CONSTRAINT failures_are_bounded CHECK (octet_length(failures::text) <= 65536)
 ) WITH (fillfactor = 50);
@@ -677,6 +681,11 @@ CREATE UNLOGGED TABLE taskd.progress (
     total double precision,                 -- NULL: unknown
     note text NOT NULL CONSTRAINT note_is_bounded CHECK (octet_length(note) <= 500),
     reported_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        CONSTRAINT report_is_of_now CHECK (reported_at > '2000-01-01 00:00:00+00' AND reported_at < '9000-01-01 00:00:00+00'),
+    -- JSON has no other numbers. NaN is larger than infinity.
+    CONSTRAINT progress_is_finite CHECK (
+        done > '-infinity' AND done < 'infinity' AND coalesce(total > '-infinity' AND total < 'infinity', true)
+    )
 ) WITH (fillfactor = 50);
 
 -- Log lines of handlers, one row for each attempt whose lines are kept (`keep_logs`). Neither claims nor acks read this
