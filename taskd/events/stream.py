@@ -207,10 +207,9 @@ def _for_terminals(_logger: Any, _method: str, event: Any) -> Any:
 
 
 def _inert(value: Any) -> Any:
-    if value is None or type(value) in (bool, int, float):
-        return value
     text = value if isinstance(value, str) else repr(value)
-    return printable(text).replace("\n", "\n    ")
+    # Numbers and lists stay as they are, so that the renderer colours and quotes them.
+    return value if text.isprintable() else printable(text).replace("\n", "\n    ")
 
 
 def _for_programs(_logger: Any, _method: str, line: str) -> str:
