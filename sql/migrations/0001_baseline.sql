@@ -484,8 +484,13 @@ CREATE TABLE taskd.worker (
         CONSTRAINT slots_are_numbers CHECK (
             NOT status @? 'strict $."slots".* ? (@.type() != "number" || @ < 0 || @ > 1000000 || @.floor() != @)'::jsonpath
         ),
-    -- What fails again and again in it: objects with the service, its error, and the time since when.
+    -- What fails again and again in it: objects with the service, its error, and the time since when, in seconds since 1970.
     failures jsonb NOT NULL DEFAULT '[]' CONSTRAINT failures_are_bounded CHECK (octet_length(failures::text) <= 65536)
+        CONSTRAINT failures_have_a_time CHECK (
+            jsonb_typeof(failures) = 'array' AND coalesce(NOT failures @?
+                'strict $[*] ? (@.type() != "object" || @.since.type() != "number" || @.since < 0 || @.since > 100000000000)'::jsonpath,
+                true)
+        )
 ) WITH (fillfactor = 50);
 -- Workers that were not declared dead. There can be thousands of rows of dead workers.
 CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;

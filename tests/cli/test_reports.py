@@ -198,7 +198,7 @@ def test_health(taskd):
 FAILING = """
 UPDATE taskd.worker SET failures = jsonb_build_array(jsonb_build_object(
     'service', 'promoter', 'error', 'PostgreSQL: no identity',
-    'since', clock_timestamp() - interval '5 min'
+    'since', date_part('epoch', clock_timestamp()) - 300
 )) WHERE id = $1
 """
 

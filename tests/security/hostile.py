@@ -31,7 +31,7 @@ def fill(taskd: Any, text: str = TEXT, name: str = NAME) -> dict[str, int]:
     taskd.sql(
         "UPDATE taskd.worker SET host = $1, app = $1, version = $1, failures = $2::text::jsonb",
         text,
-        json.dumps([{"service": text, "error": text, "since": "2026-01-01T00:00:00Z"}]),
+        json.dumps([{"service": text, "error": text, "since": 1790000000}]),
     )
     insert = (
         "INSERT INTO taskd.job (queue, task, args, unique_key, limit_name, limit_key, state, gate) "

@@ -7,6 +7,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from taskd.store.connections.database import Lane
+from taskd.store.reading import reports
 from tests.logins import Logins
 
 
@@ -46,3 +48,16 @@ async def test_progress_is_finite(worker: Any, number: str) -> None:
             "INSERT INTO taskd.progress VALUES (1, 1, 1, NULL, '', 'infinity'::timestamptz)"
         )
     await worker.execute(report, 1e300, None)
+
+
+@pytest.mark.parametrize(
+    "failures",
+    ["{}", "7", "[7]", "[[]]", '[{"since": "soon"}]', '[{"since": 1e300}]', '[{"since": [1]}]'],
+)
+async def test_failures_have_a_time(worker: Any, lane: Lane, failures: str) -> None:
+    write = "UPDATE taskd.worker SET failures = $1::text::jsonb WHERE id = 7"
+    with pytest.raises(asyncpg.CheckViolationError, match="failures_have_a_time"):
+        await worker.execute(write, failures)
+    for fine in ("[]", '[{"service": "s", "error": {"a": [1]}, "since": 1790000000.5}]', "[{}]"):
+        await worker.execute(write, fine)
+        assert len(await reports.failing_services(lane)) == (fine != "[]")
