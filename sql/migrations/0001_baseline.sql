@@ -21,7 +21,9 @@ CREATE SCHEMA taskd;
 -- them. Each regular expression would add 4 us to the enqueue of a single job.
 CREATE DOMAIN taskd.queue_name AS text
     CONSTRAINT queue_name_is_a_channel CHECK (
-        octet_length(VALUE) >= 1 AND octet_length(VALUE) <= 48 AND (quote_ident(VALUE) = VALUE OR VALUE !~ '[^a-z0-9_.-]')
+        octet_length(VALUE) >= 1 AND octet_length(VALUE) <= 48
+        -- Not only dots: the path of a page cannot end in `..`.
+        AND (quote_ident(VALUE) = VALUE OR VALUE ~ '^[.]*[a-z0-9_-][a-z0-9_.-]*$')
     );
 CREATE DOMAIN taskd.task_name AS text
     CONSTRAINT task_name_is_bounded CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
@@ -478,9 +480,18 @@ CREATE TABLE taskd.worker (
     schema_oldest integer NOT NULL DEFAULT 0,
     schema_newest integer NOT NULL DEFAULT 0,
     -- What the process published about itself at the last renewal: slots, blocked loop, taken threads, failing tasks.
-    status jsonb NOT NULL DEFAULT '{}',
-    -- What fails again and again in it: objects with the service, its error, and the time since when.
+    -- Reports compute with the slots, so that other values than whole numbers would refuse the reports.
+    status jsonb NOT NULL DEFAULT '{}' CONSTRAINT status_is_bounded CHECK (octet_length(status::text) <= 65536)
+        CONSTRAINT slots_are_numbers CHECK (
+            NOT status @? 'strict $."slots".* ? (@.type() != "number" || @ < 0 || @ > 1000000 || @.floor() != @)'::jsonpath
+        ),
+    -- What fails again and again in it: objects with the service, its error, and the time since when, in seconds since 1970.
     failures jsonb NOT NULL DEFAULT '[]' CONSTRAINT failures_are_bounded CHECK (octet_length(failures::text) <= 65536)
+        CONSTRAINT failures_have_a_time CHECK (
+            jsonb_typeof(failures) = 'array' AND coalesce(NOT failures @?
+                'strict $[*] ? (@.type() != "object" || @.since.type() != "number" || @.since < 0 || @.since > 100000000000)'::jsonpath,
+                true)
+        )
 ) WITH (fillfactor = 50);
 -- Workers that were not declared dead. There can be thousands of rows of dead workers.
 CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;
@@ -676,6 +687,11 @@ CREATE UNLOGGED TABLE taskd.progress (
     total double precision,                 -- NULL: unknown
     note text NOT NULL CONSTRAINT note_is_bounded CHECK (octet_length(note) <= 500),
     reported_at timestamptz NOT NULL DEFAULT clock_timestamp()
+        CONSTRAINT report_is_of_now CHECK (reported_at > '2000-01-01 00:00:00+00' AND reported_at < '9000-01-01 00:00:00+00'),
+    -- JSON has no other numbers. NaN is larger than infinity.
+    CONSTRAINT progress_is_finite CHECK (
+        done > '-infinity' AND done < 'infinity' AND coalesce(total > '-infinity' AND total < 'infinity', true)
+    )
 ) WITH (fillfactor = 50);
 
 -- Log lines of handlers, one row for each attempt whose lines are kept (`keep_logs`). Neither claims nor acks read this

@@ -531,8 +531,8 @@ LIMIT $1;
 
 -- name: doctor_services(batch bigint)
 -- roles: worker, observer, admin
-SELECT worker.id::text AS worker_id, host, pid, f.service, f.error, date_part('epoch', clock_timestamp() - f.since) AS for_s
-FROM taskd.worker AS worker, jsonb_to_recordset(failures) AS f (service text, error text, since timestamptz)
+SELECT worker.id::text AS worker_id, host, pid, f.service, f.error, date_part('epoch', clock_timestamp()) - f.since AS for_s
+FROM taskd.worker AS worker, jsonb_to_recordset(failures) AS f (service text, error text, since double precision)
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND failures <> '[]'
 ORDER BY f.since
 LIMIT $1;
@@ -565,7 +565,7 @@ SELECT name::text, app, CASE WHEN withdrawn_at IS NULL AND (paused_at IS NULL OR
        date_part('epoch', clock_timestamp() - withdrawn_at) AS withdrawn_s,
        ownerless,
        CASE WHEN paused_until IS NULL THEN date_part('epoch', clock_timestamp() - paused_at) END AS paused_s, pause_reason,
-       (SELECT f.error FROM taskd.worker AS w, jsonb_to_recordset(w.failures) AS f (service text, error text, since timestamptz)
+       (SELECT f.error FROM taskd.worker AS w, jsonb_to_recordset(w.failures) AS f (service text, error text, since double precision)
         WHERE w.died_at IS NULL AND w.lease_until > clock_timestamp() AND f.service = 'schedule ' || schedule.name
           AND schedule.next_at <= clock_timestamp()
         ORDER BY f.since LIMIT 1) AS delayed_by

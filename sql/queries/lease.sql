@@ -60,7 +60,7 @@ RETURNING (SELECT coalesce(max(works_with), 0) FROM taskd.migration) AS works_wi
 -- roles: worker
 UPDATE taskd.worker
 SET failures = coalesce((
-    SELECT jsonb_agg(jsonb_build_object('service', service, 'error', error, 'since', clock_timestamp() - make_interval(secs => for_s)))
+    SELECT jsonb_agg(jsonb_build_object('service', service, 'error', error, 'since', date_part('epoch', clock_timestamp()) - for_s))
     FROM unnest($2::text[], $3::text[], $4::double precision[]) AS f (service, error, for_s)
 ), '[]')
 WHERE id = $1 AND died_at IS NULL;

@@ -212,7 +212,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        (
            SELECT json_agg(json_build_object(
                       'id', served.id::text, 'host', served.host, 'pid', served.pid, 'app', served.app,
-                      'state', served.state, 'knows', served.knows, 'status', served.status,
+                      'state', served.state, 'knows', served.knows, 'status', served.status::text,
                       'running', (SELECT count(*) FROM taskd.job WHERE worker_id = served.id),
                       'died_ago_s', date_part('epoch', clock_timestamp() - served.died_at)))::text
            FROM (
@@ -317,9 +317,10 @@ LIMIT $1;
 -- The queues that have due jobs and are not paused, and how many live workers that are not draining serve each. Health checks
 -- run this statement, so it must be cheap even with a million waiting jobs. The queues of queued jobs are found along job_claim,
 -- with one probe per queue. Of the scheduled jobs that are due, the 10,000 oldest are read along job_due: if there are more, no
--- worker promotes jobs, and the oldest ones are enough to show this.
+-- worker promotes jobs, and the oldest ones are enough to show this. At most `batch` queues are returned, those without a worker
+-- first; `queues` and `unserved` count all of them, because a producer can enqueue to any number of names.
 
--- name: queues_with_due_jobs()
+-- name: queues_with_due_jobs(batch bigint)
 -- roles: worker, observer, admin
 WITH RECURSIVE waiting AS (
     (SELECT queue::text FROM taskd.job WHERE state = 'queued' ORDER BY queue LIMIT 1)
@@ -336,18 +337,23 @@ WITH RECURSIVE waiting AS (
         WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0 AND run_at <= now()
         ORDER BY run_at LIMIT 10000
     ) AS late
+), serving AS (
+    SELECT queue, count(*) AS workers
+    FROM taskd.worker CROSS JOIN unnest(queues) AS queue
+    WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining
+    GROUP BY queue
 )
-SELECT due.queue,
-       (SELECT count(*) FROM taskd.worker
-        WHERE died_at IS NULL AND lease_until > clock_timestamp() AND NOT draining
-          AND due.queue = ANY (queues)) AS workers
+SELECT due.queue, coalesce(serving.workers, 0) AS workers, count(*) OVER () AS queues,
+       count(*) FILTER (WHERE serving.workers IS NULL) OVER () AS unserved
 FROM due
+LEFT JOIN serving USING (queue)
 WHERE NOT EXISTS (
     SELECT 1 FROM taskd.queue
     WHERE name = due.queue AND paused_at IS NOT NULL
       AND (paused_until IS NULL OR paused_until > clock_timestamp())
 )
-ORDER BY due.queue;
+ORDER BY serving.workers IS NOT NULL, due.queue
+LIMIT $1;
 
 -- name: count_serving(queue text)
 -- roles: worker, observer, admin

@@ -162,7 +162,7 @@ SELECT name::text, app, task::text, queue::text, every_s, cron, timezone, starts
        paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_at, paused_until,
        pause_reason, withdrawn_at, stopped, changed_at, created_at, clock_timestamp() AS now,
        (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name) AS live,
-       (SELECT f.error FROM taskd.worker AS w, jsonb_to_recordset(w.failures) AS f (service text, error text, since timestamptz)
+       (SELECT f.error FROM taskd.worker AS w, jsonb_to_recordset(w.failures) AS f (service text, error text, since double precision)
         WHERE w.died_at IS NULL AND w.lease_until > clock_timestamp() AND f.service = 'schedule ' || schedule.name
           AND schedule.next_at <= clock_timestamp()
         ORDER BY f.since LIMIT 1) AS delayed_by

@@ -152,6 +152,15 @@ WHERE job.id = $1
 ORDER BY job.finished_at IS NOT NULL, job.enqueued_at DESC
 LIMIT 1;
 
+-- What the preview of a bulk action shows of these jobs, along job_pkey, and job_history_pkey of every partition.
+
+-- name: web_sample(ids bigint[])
+-- roles: observer, admin
+SELECT DISTINCT ON (id) id, queue, task, state, reason
+FROM taskd.jobs
+WHERE id = ANY ($1::bigint[])
+ORDER BY id, finished_at IS NOT NULL, enqueued_at DESC;
+
 -- The keys of a limit that have jobs, sorted, from `first_key` on. Each key is found with one index probe, along job_limit_slots
 -- or job_limit_waiting, so a page costs the same however many keys and jobs there are. The jobs of each key are counted up to
 -- `count_max`: `next` jobs hold a slot of their key and wait for a slot of the limit in all; `waiting` jobs wait for a slot or a

@@ -51,9 +51,15 @@ CROSS JOIN LATERAL (
 ) AS counts
 ORDER BY found.id DESC;
 
--- name: find_workflow(id bigint)
+-- name: find_workflow(id bigint, batch bigint)
 -- roles: worker, observer, admin
-SELECT id, name::text, kind, created_at, stopped_at, stages::text AS stages FROM taskd.workflow WHERE id = $1;
+SELECT id, name::text, kind, created_at, stopped_at, stages::text AS stages,
+       CASE WHEN jsonb_typeof(stages) = 'array' THEN (
+           SELECT json_agg(json_build_object('name', coalesce(stage ->> 'name', ''), 'task', coalesce(stage ->> 'task', '')))::text
+           FROM (SELECT stage FROM jsonb_array_elements(stages) AS stage LIMIT $2) AS first
+       ) END AS plan
+FROM taskd.workflow
+WHERE id = $1;
 
 -- The parts of a workflow, each with the number of its jobs by state, and the parts that it waits for. Usually a part is one
 -- job. All members of a group, whose names differ only by the number in brackets, are one part, and so are all jobs of a

@@ -8,13 +8,15 @@ line, 4 for a failed check, 130 for Ctrl-C, 141 for a closed pipe.
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 import shlex
 import shutil
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from taskd.config import has_password, hide_password
+from taskd.core.humanize import printable
 from taskd.errors import TaskdError
 
 if TYPE_CHECKING:
@@ -168,14 +171,15 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, but suggest `taskd run --app` for `-A`, the option of Celery."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if error.option_name != "-A":
-                raise
-            meant = "No such option '-A'. Did you mean `taskd run --app MODULE`?"
-            raise click.UsageError(meant, ctx) from None
+        """Parse as click does, but suggest `taskd run --app` for `-A`, as other workers call it."""
+        with _printable_errors():
+            try:
+                return super().parse_args(ctx, args)
+            except click.NoSuchOption as error:
+                if error.option_name != "-A":
+                    raise
+                meant = "No such option '-A'. Did you mean `taskd run --app MODULE`?"
+                raise click.UsageError(meant, ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of commands, without importing every command for its help text."""
@@ -193,10 +197,11 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> None:
         """Run the command; turn an exception that click does not handle into an exit code."""
         try:
-            super().invoke(ctx)
+            with _printable_errors():
+                super().invoke(ctx)
             if sys.stdout is not None:
                 sys.stdout.flush()
-        except (click.ClickException, click.exceptions.Exit):
+        except click.exceptions.Exit:
             raise
         except BaseException as error:  # noqa: BLE001 - no error may pass without an exit code
             ctx.exit(report(error, ctx.obj))
@@ -217,22 +222,39 @@ def report(error: BaseException, session: Session | None = None) -> int:
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE  # the reader of stdout has ended early, as `head` does
     if isinstance(error, TaskdError):
-        click.echo(hide_password(getattr(error, "traceback", "")), err=True, nl=False)
-        click.echo(typed(f"taskd: {hide_password(str(error))}"), err=True)
+        click.echo(_safe(getattr(error, "traceback", "")), err=True, nl=False)
+        click.echo(typed(f"taskd: {_safe(str(error))}"), err=True)
         next_ = list(getattr(error, "__notes__", ()))
         if next_ and session is not None:
             next_.append(session.dsn_source())
         for line in next_:
-            click.echo(typed(f"  {line}"), err=True)
+            click.echo(typed(f"  {_safe(line)}"), err=True)
         return error.exit_code
     text = "".join(traceback.format_exception(error))
-    click.echo(hide_password(text), err=True, nl=False)
+    click.echo(_safe(text), err=True, nl=False)
     click.echo(
         f"taskd: this is a bug in taskd ({type(error).__name__}); "
         "please report it with the lines above",
         err=True,
     )
     return 1
+
+
+def _safe(text: str) -> str:
+    """Return a text for a terminal: without passwords, and without control characters."""
+    return printable(hide_password(text))
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Print click's errors, which repeat what was typed, with control characters escaped."""
+    try:
+        yield
+    except click.ClickException as error:
+        written = io.StringIO()
+        error.show(written)
+        click.echo(printable(written.getvalue()), err=True, nl=False)
+        raise click.exceptions.Exit(error.exit_code) from None
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool) -> None:

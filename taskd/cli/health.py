@@ -12,9 +12,11 @@ from taskd.cli.shared.session import QUEUE, Session, json_option
 
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
-    from taskd.store.reading.reports import Row
+    from taskd.store.reading.reports import DueQueues, Row
 
 EXIT_CHECK_FAILED = 4
+# The most names in a message; --json has a thousand.
+NAMES_MAX = 10
 
 
 @click.command()
@@ -53,23 +55,29 @@ def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: b
 def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -> bool:
     from taskd.store.reading import reports
 
-    async def read(lane: Lane) -> tuple[dict[str, int], list[Row], Row]:
+    async def read(lane: Lane) -> tuple[DueQueues, list[Row], Row]:
         versions, failing = await _versions(lane), await reports.failing_services(lane)
-        if queues:
-            served = {queue: await reports.count_serving(lane, queue) for queue in queues}
-            return served, failing, versions
-        return await reports.queues_with_due_jobs(lane), failing, versions
+        if not queues:
+            return await reports.queues_with_due_jobs(lane), failing, versions
+        served = {queue: await reports.count_serving(lane, queue) for queue in queues}
+        number = list(served.values()).count(0)
+        return reports.DueQueues(served, len(served), number), failing, versions
 
-    workers, failing, versions = session.run(read)
-    unserved = [queue for queue, serving in workers.items() if not serving]
+    found, failing, versions = session.run(read)
+    unserved = [queue for queue, serving in found.workers.items() if not serving]
     if as_json:
-        found = {"healthy": not unserved, "unserved": unserved, "workers": workers}
-        print_json(found | {"failing": failing} | versions)
+        numbers = {"queues": found.queues, "unserved_queues": found.unserved}
+        row = {"healthy": not unserved, "unserved": unserved, "workers": found.workers} | numbers
+        print_json(row | {"failing": failing} | versions)
     elif not unserved:
-        served = f"{count(len(workers), 'queue')} served" if workers else "no queue has due jobs"
+        served = (
+            f"{count(found.queues, 'queue')} served" if found.queues else "no queue has due jobs"
+        )
         click.echo(f"healthy: {served}; {_versions_text(versions)}")
     if unserved:
-        names = ", ".join(unserved)
+        names = ", ".join(unserved[:NAMES_MAX])
+        if found.unserved > NAMES_MAX:
+            names += f" and {found.unserved - NAMES_MAX:,} more queues"
         click.echo(
             typed(
                 f"taskd: no live worker serves {names}. Start one: taskd run --queue {unserved[0]}"

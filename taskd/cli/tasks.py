@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from taskd.cli.shared.output import (
     Row,
+    as_json_values,
     count,
     paused,
     paused_for,
@@ -18,19 +20,28 @@ from taskd.cli.shared.output import (
     text_of,
 )
 from taskd.cli.shared.session import Session, json_option, pass_session, pause_options
+from taskd.core.stored_json import decoded
 from taskd.errors import TaskInUse, UnknownTask
 
 if TYPE_CHECKING:
     from taskd.store.tasks import Forgotten
 
 
+class _Schema(msgspec.Struct):
+    """What the list shows of a JSON Schema."""
+
+    properties: dict[str, dict[str, object]] = {}
+    required: list[str] = []
+
+
 def _arguments(row: Row) -> str:
     """Return the arguments as a signature, required ones first: `to: string, n: integer = ...`."""
-    schema = row["args_schema"]
-    properties, required = schema.get("properties", {}), schema.get("required", [])
+    schema = decoded(row["args_schema"], _Schema, _Schema())
     return ", ".join(
-        f"{name}: {_type_name(properties[name])}" + ("" if name in required else " = ...")
-        for name in sorted(properties, key=lambda name: name not in required)
+        f"{name}: {_type_name(of)}" + ("" if name in schema.required else " = ...")
+        for name, of in sorted(
+            schema.properties.items(), key=lambda pair: pair[0] not in schema.required
+        )
     )
 
 
@@ -74,6 +85,8 @@ def list_(session: Session, as_json: bool) -> None:
     from taskd.store.reading import reports
 
     rows = session.run(reports.list_tasks)
+    if as_json:
+        rows = [as_json_values(row, "args_schema") for row in rows]
     print_rows(rows, COLUMNS, as_json=as_json)
     if not rows:
         session.echo("no task is published; a worker publishes its tasks when it starts")

@@ -8,6 +8,7 @@ import click
 
 from taskd.cli.shared.output import (
     Row,
+    as_json_values,
     count,
     moment,
     print_json,
@@ -92,9 +93,10 @@ def show(session: Session, workflow_id: int, as_json: bool) -> None:
     found, rows = session.run(work)
     if found is None:
         raise WorkflowNotFound(_unknown(workflow_id))
-    parts = with_stages(rows, found["stages"])
+    parts = with_stages(rows, found["plan"])
     if as_json:
-        print_json({**found, "parts": parts})
+        shown = {name: value for name, value in found.items() if name != "plan"}
+        print_json(as_json_values(shown, "stages") | {"parts": parts})
         return
     stopped = f", cancelled {moment(found['stopped_at'])}" if found["stopped_at"] else ""
     head = f"{found['kind']} {found['id']}, {printable(found['name'])}"

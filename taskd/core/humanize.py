@@ -11,10 +11,31 @@ UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters escaped, except line ends and tabs."""
+    """Return the text with control characters escaped, except line ends and tabs.
+
+    Escaped are all characters that steer a terminal (ESC, BEL, U+009B), change the direction of a
+    text (U+202E), or that some programs read as the end of a line (U+2028).
+    """
+    if text.isprintable():
+        return text
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def printable_json(written: str) -> str:
+    """Return JSON in one line, with the characters that printable() escapes escaped as in JSON."""
+    if written.isprintable():
+        return written
+    import json
+
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in written)
+
+
+def cut_text(text: str, chars_max: int) -> str:
+    """Return the text, or its beginning and how many characters follow."""
+    more = len(text) - chars_max
+    return text if more <= 0 else f"{text[:chars_max]}\n… and {count(more, 'more character')}"
 
 
 def moment(value: datetime | None) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from taskd.core.stored_json import decoded
+
 # `taskd doctor` and `taskd why` report a loop that was blocked for this long of the last minute.
 BLOCKED_S_MIN = 5.0
 
@@ -71,7 +73,4 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def decode(text: str | None) -> WorkerStatus:
     """Decode a status from JSON; return an empty status if another version has another format."""
-    try:
-        return msgspec.json.decode(text or "{}", type=WorkerStatus)
-    except msgspec.ValidationError:
-        return WorkerStatus()
+    return decoded(text, WorkerStatus, WorkerStatus())

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TextIO, cast
 import structlog
 
 from taskd.config import hide_password
+from taskd.core.humanize import printable, printable_json
 from taskd.core.jobs.job import Job
 
 Subscriber = Callable[[str, Mapping[str, Any]], None]
@@ -78,6 +79,7 @@ def configure(
         if console
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
+    rendering = [_for_terminals, renderer] if console else [renderer, _for_programs]
     stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console)
     # bind() returns a logger. Without it, _log is a lazy proxy, which costs 650 ns per call, even
     # for a line below the level.
@@ -85,7 +87,7 @@ def configure(
         # WriteLogger writes each line in one call, so lines of several processes on a pipe do not
         # mix.
         structlog.WriteLogger(cast("TextIO", _Unbreakable(stream))),
-        processors=[stamp, structlog.processors.add_log_level, _mask, _in_order, renderer],
+        processors=[stamp, structlog.processors.add_log_level, _mask, _in_order, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level),
     ).bind(**_bound)
 
@@ -194,6 +196,24 @@ def _mask(_logger: Any, _method: str, event: Any) -> Any:
         if isinstance(value, str) and ("://" in value or "password" in value):
             event[key] = hide_password(value)
     return event
+
+
+def _for_terminals(_logger: Any, _method: str, event: Any) -> Any:
+    """Escape control characters, and indent all lines of a text except the first.
+
+    So a text neither steers the terminal nor looks like a line of the log.
+    """
+    return {printable(name): _inert(value) for name, value in event.items()}
+
+
+def _inert(value: Any) -> Any:
+    text = value if isinstance(value, str) else repr(value)
+    # Numbers and lists stay as they are, so that the renderer colours and quotes them.
+    return value if text.isprintable() else printable(text).replace("\n", "\n    ")
+
+
+def _for_programs(_logger: Any, _method: str, line: str) -> str:
+    return printable_json(line)
 
 
 class _Folding:

@@ -156,10 +156,13 @@ def http_listening(address: str) -> None:
     emit("http.listening", "info", address=address)
 
 
-def request_failed(method: str, path: str, error: BaseException) -> None:
-    """An HTTP request failed because of a bug in taskd; the response had the status 500."""
+def request_failed(method: str, path: str, error: BaseException, times: int) -> None:
+    """HTTP requests failed because of a bug in taskd; `times` includes earlier, unlogged failures.
+
+    The responses had the status 500.
+    """
     text = f"{type(error).__name__}: {error}"
-    emit("request.failed", "error", method=method, path=path[:200], error=text)
+    emit("request.failed", "error", method=method, path=path[:200], error=text, times=times)
 
 
 def figures_delayed(error: str) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Enqueued
+from taskd.core.workflows.stages import STAGES_MAX
 from taskd.core.workflows.workflow import Plan
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.statements import Fetches
@@ -78,10 +79,13 @@ async def list_workflows(on: Fetches, name: str | None, limit: int) -> list[Row]
 
 
 async def find(on: Fetches, workflow_id: int) -> Row | None:
-    """Return one workflow with its stages decoded; None if it does not exist."""
-    for row in await on.fetch("find_workflow", workflow_id):
-        stages = row["stages"] and msgspec.json.decode(row["stages"])
-        return dict(row) | {"stages": stages}
+    """Return one workflow; None if it does not exist.
+
+    `stages` is the plan of a pipeline as JSON text, and `plan` is a list of the names and tasks of
+    its first STAGES_MAX stages; both are None for another workflow.
+    """
+    for row in await on.fetch("find_workflow", workflow_id, STAGES_MAX):
+        return dict(row) | {"plan": row["plan"] and msgspec.json.decode(row["plan"])}
     return None
 
 

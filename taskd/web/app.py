@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskd import events
+from taskd.web.line_limit import LimitedLines
 
 BODY_BYTES_MAX = 64 * 1024
 # The Retry-After of a 503 for too many requests.
@@ -22,15 +23,22 @@ RETRY_S = 5
 def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ()) -> Starlette:
     """Make one app of all these routes.
 
+    A path with a wrong `/` at its end is not found: a redirect would lead to the client's Host.
+
     Args:
         parts: lists of routes; if two routes match, the first one is used.
         middleware: the middleware of every request, outermost first.
     """
-    return Starlette(
+    app = Starlette(
         routes=[route for part in parts for route in part],
         middleware=[*middleware, Middleware(BodyLimit)],
-        exception_handlers={HTTPException: _message, Exception: _failed},
+        exception_handlers={
+            HTTPException: _message,
+            Exception: _failed(LimitedLines(events.request_failed)),
+        },
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 class BodyLimit:
@@ -59,7 +67,7 @@ class RequestLimit:
 
     Routes that wait for the database or for a slow reader have such a limit, so that probes are
     always answered. A request takes a slot when its whole body has arrived, so that a client that
-    never sends the rest of a body takes no slot.
+    never sends the rest of a body takes no slot. If the client goes away before, nothing is done.
     """
 
     def __init__(self, app: ASGIApp, requests_max: int, what: str) -> None:
@@ -70,7 +78,10 @@ class RequestLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to the app, or refuse it."""
         if scope["method"] not in ("GET", "HEAD"):
-            receive = await _whole(receive)
+            whole = await _whole(receive)
+            if whole is None:
+                return
+            receive = whole
         if self._left <= 0:
             busy = PlainTextResponse(self._message, 503, {"retry-after": str(RETRY_S)})
             await busy(scope, receive, send)
@@ -82,16 +93,19 @@ class RequestLimit:
             self._left += 1
 
 
-async def _whole(receive: Receive) -> Receive:
-    """Wait for the whole body; return a `receive` that gives the body as one message."""
+async def _whole(receive: Receive) -> Receive | None:
+    """Wait for the whole body; return a function that returns it as one message, then others.
+
+    Return None if the client has gone away before.
+    """
     body, first, too_large = b"", list[Message](), list[HTTPException]()
     try:
         while not first:
             message = await receive()
             body += message.get("body", b"")
             if message["type"] != "http.request":
-                first.append(message)
-            elif not message.get("more_body"):
+                return None
+            if not message.get("more_body"):
                 first.append({"type": "http.request", "body": body})
     except HTTPException as error:
         # Raise it again in the handler of the route, which makes an error page.
@@ -110,6 +124,9 @@ def _message(_request: Request, error: Exception) -> Response:
     return PlainTextResponse(f"{error.detail}\n", error.status_code, error.headers)
 
 
-def _failed(request: Request, error: Exception) -> Response:
-    events.request_failed(request.method, request.url.path, error)
-    return PlainTextResponse("the request failed; the log of this process says why\n", 500)
+def _failed(failures: LimitedLines) -> Callable[[Request, Exception], Response]:
+    def failed(request: Request, error: Exception) -> Response:
+        failures.log(request.method, request.url.path, error)
+        return PlainTextResponse("it failed; the log of this worker says why\n", 500)
+
+    return failed

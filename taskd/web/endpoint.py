@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
-from starlette.applications import Starlette
-from starlette.routing import BaseRoute
+from starlette.middleware import Middleware
+from starlette.routing import Route
 
 from taskd.config import Settings
 from taskd.store.connections.database import Database
+from taskd.web.access.guard import HostCheck, is_loopback
 from taskd.web.app import make_app
 from taskd.web.metrics.database_metrics import Figures
 from taskd.web.metrics.exposition import metrics_route
@@ -23,8 +24,10 @@ from taskd.worker.status import WorkerStatus
 class Endpoint(Server):
     """Service: the HTTP endpoint of a worker, or of the parent of several workers.
 
-    The endpoint includes the dashboard if the dashboard requires a login, or if only this machine
-    can reach the address.
+    It includes the dashboard if the dashboard requires a login, or if only this machine can reach
+    the address. In the latter case, it answers only requests for the hosts of access.guard.Hosts.
+    On other addresses, Prometheus and Kubernetes use names that only they know, so the probes and
+    metrics accept every host.
 
     Raises:
         ConfigError: the address cannot be used, or the dashboard's password is too short.
@@ -37,7 +40,10 @@ class Endpoint(Server):
         self._dashboard = mounted(database, settings, address)
         pages = [] if self._dashboard is None else routes(self._dashboard)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="taskd-scrape")
-        super().__init__(_app(of, self._figures, self._thread, pages), address)
+        own = [*probe_routes(of.condition), _metrics(of, self._figures, self._thread)]
+        local = is_loopback(address.rpartition(":")[0])
+        check = [Middleware(HostCheck, url=settings.web_url)] if local else []
+        super().__init__(make_app(own, pages, middleware=check), address)
 
     async def run(self) -> None:
         """Answer requests."""
@@ -62,11 +68,8 @@ class Endpoint(Server):
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _app(
-    of: Worker | Processes, figures: Figures, thread: Executor, pages: Sequence[BaseRoute]
-) -> Starlette:
+def _metrics(of: Worker | Processes, figures: Figures, thread: Executor) -> Route:
     async def statuses() -> Sequence[WorkerStatus]:
         return [of.status()] if isinstance(of, Worker) else await of.statuses()
 
-    own = [*probe_routes(of.condition), metrics_route(statuses, figures, thread)]
-    return make_app(own, pages)
+    return metrics_route(statuses, figures, thread)

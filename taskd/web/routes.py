@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -72,7 +73,7 @@ def _app(board: Dashboard) -> Starlette:
             return board.sorry(request, NotThere(f"there is no page {request.url.path[:200]}"))
         return board.sorry(request, error)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             at("/", views.overview),
             at("/jobs", views.jobs),
@@ -91,7 +92,7 @@ def _app(board: Dashboard) -> Starlette:
             at("/workflows/{id}/retry", workflow_actions.preview_retry),
             at("/workflows/{id}/retry", workflow_actions.retry, "POST"),
             at("/limits", views.limit_list),
-            at("/limits/{name:path}", views.limit),
+            at("/limits/keys", views.limit),
             at("/schedules", views.schedule_list),
             at("/schedules/run", actions.run_schedule, "POST"),
             at("/schedules/pause", actions.pause_schedule, "POST"),
@@ -108,6 +109,8 @@ def _app(board: Dashboard) -> Starlette:
         ],
         exception_handlers={HTTPException: nothing},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 def _few(route: Route) -> Route:
@@ -132,7 +135,7 @@ async def _login(board: Dashboard, request: Request) -> Response:
     to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
     if request.method == "GET" and board.session(request) is not None:
         return RedirectResponse(to, 303)
-    message, status = None, 200
+    message, status, wait_s = None, 200, 0.0
     if request.method == "POST":
         form = await form_of(request)
         address = board.address(request)
@@ -140,16 +143,18 @@ async def _login(board: Dashboard, request: Request) -> Response:
         try:
             who = await board.logins.check(name, password, address)
         except TooMany as error:
-            message, status = f"{error}.", 429
+            message, status, wait_s = f"{error}.", 429, error.wait_s
         else:
             if who is not None:
                 events.login_accepted(who, address)
                 return board.log_in(request, who, to)
             message, status = "Wrong password.", 403
         board.refusals.log(name, address, message)
-    return board.page(
-        request, "login.html", status, message=message, names=board.logins.names_needed, to=to
-    )
+    names = board.logins.names_needed
+    answer = board.page(request, "login.html", status, message=message, names=names, to=to)
+    if wait_s:
+        answer.headers["retry-after"] = str(math.ceil(wait_s))
+    return answer
 
 
 async def _logout(board: Dashboard, request: Request) -> Response:

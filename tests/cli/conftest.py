@@ -25,7 +25,7 @@ class Shell:
 
     def __init__(self, dsn: str | None = None) -> None:
         self.dsn = dsn
-        self.runner = CliRunner()
+        self.cli, self.runner = cli, CliRunner()
 
     def __call__(self, *args, stdin=None, code=0, **env):
         environ = {"TASKD_DSN": self.dsn} | env

@@ -180,6 +180,8 @@ def test_health(taskd):
         "healthy": False,
         "unserved": ["email"],
         "workers": {"email": 0, "web": 1},
+        "queues": 2,
+        "unserved_queues": 1,
         "failing": [],
         "schema": NEWEST,
         "schema_oldest": NEWEST,
@@ -196,7 +198,7 @@ def test_health(taskd):
 FAILING = """
 UPDATE taskd.worker SET failures = jsonb_build_array(jsonb_build_object(
     'service', 'promoter', 'error', 'PostgreSQL: no identity',
-    'since', clock_timestamp() - interval '5 min'
+    'since', date_part('epoch', clock_timestamp()) - 300
 )) WHERE id = $1
 """
 

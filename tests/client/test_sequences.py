@@ -119,7 +119,7 @@ async def test_reports_show_the_live_job_of_an_id_and_then_the_newest(
         assert await logs.of_job(lane, new) == []  # those are the old one's
         if state == "queued":
             await run(worker, '"new"')
-    assert shown["result"] == "new"
+    assert shown["result"] == '"new"'
 
 
 async def test_a_retry_brings_back_the_newest_job_of_an_id_and_none_while_one_is_live(

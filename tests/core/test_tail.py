@@ -6,11 +6,11 @@ import random
 from datetime import UTC, datetime, timedelta
 
 from taskd.core.jobs.job import JobState
+from taskd.core.stored_json import PastError
 from taskd.core.watching.tail import (
     MISSING_MAX,
     Changes,
     JobRow,
-    PastError,
     Poll,
     Reporter,
     Watch,

@@ -125,7 +125,7 @@ def readable(ground: Ground) -> None:
         reports.list_jobs(lane, queue=None, task=None, states=(), since_s=None, limit=1000)
     ):
         quoted = run(reports.show_job(lane, row["id"], unredacted=True))
-        assert quoted is None or isinstance(quoted["args"], dict)
+        assert quoted is None or quoted["args"].startswith("{")
     run(jobs.promote(lane, 100))
     run(jobs.next_due(lane))
     run(schedules.due(lane, 100, with_query=False))

@@ -263,12 +263,12 @@ async def test_lines_are_kept_of_those_who_say_so(desk: Desk, written: Any) -> N
     await started.stop()
     [attempt] = await logs.of_job(desk.lane, first)
     assert (attempt["attempt"], attempt["fence"], attempt["ended"]) == (1, 1, True)
-    assert [(each["level"], each["text"]) for each in attempt["lines"]] == [
+    assert [(each.level, each.text) for each in attempt["lines"]] == [
         ("info", "with ***"),
         ("warning", "then"),
     ]
-    assert attempt["lines"][0]["fields"] == {"said": "***", "n": "3"}
-    assert attempt["lines"][0]["logger"] == "shop"
+    assert attempt["lines"][0].fields == {"said": "***", "n": "3"}
+    assert attempt["lines"][0].logger == "shop"
     assert await logs.of_job(desk.lane, second) == []
     [row] = await desk.sql.fetch("SELECT expires_at - written_at AS kept FROM taskd.job_log")
     assert 6.9 < row["kept"].total_seconds() / 86400 < 7.1
@@ -295,7 +295,7 @@ async def test_of_those_that_failed_lines_are_kept_whatever_came_of_them_later(
     await desk.settled(first, second)
     await started.stop()
     kept = await logs.of_job(desk.lane, first)
-    assert [[line["text"] for line in each["lines"]] for each in kept] == [["claim 2"]]
+    assert [[line.text for line in each["lines"]] for each in kept] == [["claim 2"]]
     assert await logs.of_job(desk.lane, second) == []
 
 
@@ -315,12 +315,12 @@ async def test_lines_of_an_attempt_are_there_while_it_runs(
     started = await desk.start()
     [attempt] = await until(lambda: logs.of_job(desk.lane, job_id))
     assert attempt["runs"]
-    assert [line["text"] for line in attempt["lines"]] == ["begun"]
+    assert [line.text for line in attempt["lines"]] == ["begun"]
     restore_trace_context.set()
     await desk.settled(job_id)
     await started.stop()
     kept = await logs.of_job(desk.lane, job_id)
-    assert [line["text"] for each in kept for line in each["lines"]] == (
+    assert [line.text for each in kept for line in each["lines"]] == (
         ["begun", "ended"] if keep == "all" else []
     )
 
@@ -353,7 +353,7 @@ async def test_the_lines_of_a_process_come_with_its_answer(desk: Desk) -> None:
     await desk.settled(job_id)
     await started.stop()
     [attempt] = await logs.of_job(desk.lane, job_id)
-    texts = [line["text"] for line in attempt["lines"]]
+    texts = [line.text for line in attempt["lines"]]
     assert texts[:2] == ["token ***", "line 0"]
     assert texts[-1] == "in a thread"
     assert (len(texts), attempt["first"], attempt["left_out"]) == (200, 50, 802)
@@ -371,7 +371,7 @@ async def test_a_flood_keeps_its_first_and_last_lines(desk: Desk, written: Any) 
     await desk.settled(job_id)
     await started.stop()
     [attempt] = await logs.of_job(desk.lane, job_id)
-    texts = [line["text"] for line in attempt["lines"]]
+    texts = [line.text for line in attempt["lines"]]
     assert texts[0].startswith("0 ")
     assert texts[49].startswith("49 ")
     assert texts[-2].startswith("999 ")
@@ -456,11 +456,12 @@ async def test_a_queue_that_keeps_no_jobs_keeps_no_lines(desk: Desk) -> None:
 
 
 async def test_what_an_attempt_says_after_its_end_does_not_replace_it(desk: Desk) -> None:
-    said = logs.AttemptLines(1, 1, 1, 1, "default", False, True, 1, 0, '[{"text": "in time"}]')
+    line = '[{"at": "", "level": "info", "text": "in time"}]'
+    said = logs.AttemptLines(1, 1, 1, 1, "default", False, True, 1, 0, line)
     await logs.write(desk.lane, [said])
-    await logs.write(desk.lane, [said._replace(lines='[{"text": "late"}]')])
+    await logs.write(desk.lane, [said._replace(lines=line.replace("in time", "late"))])
     [attempt] = await logs.of_job(desk.lane, 1)
-    assert attempt["lines"] == [{"text": "in time"}]
+    assert [line.text for line in attempt["lines"]] == ["in time"]
 
 
 # The log writer alone, where the moment matters at which a thread logs.
@@ -499,7 +500,7 @@ def say(keeper: log_writer.LogWriter, job: Job, text: str) -> None:
 
 async def kept(desk: Desk) -> dict[int, list[str]]:
     attempts = await logs.of_job(desk.lane, 7)
-    return {each["fence"]: [line["text"] for line in each["lines"]] for each in attempts}
+    return {each["fence"]: [line.text for line in each["lines"]] for each in attempts}
 
 
 async def test_a_thread_of_an_earlier_attempt_that_speaks_on_takes_no_line_from_the_next(
@@ -676,7 +677,7 @@ async def test_a_line_of_a_batch_names_its_jobs_and_is_kept_with_each_of_them(
     assert {(each["job_id"], each["batch_jobs"]) for each in written} == {(ids[0], 3)}
     texts = ["all of ['***', '***', 'x']", "in a thread"]
     found = [
-        [line["text"] for each in await logs.of_job(desk.lane, job_id) for line in each["lines"]]
+        [line.text for each in await logs.of_job(desk.lane, job_id) for line in each["lines"]]
         for job_id in ids
     ]
     assert found == ([texts] * 3 if keep == "all" else [[], texts, []])

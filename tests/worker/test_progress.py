@@ -47,7 +47,7 @@ async def test_the_last_word_of_each_running_attempt_is_there_and_goes_with_it(d
     ]
     shown = await reports.show_job(desk.lane, first)
     assert shown is not None
-    assert (shown["progress"]["done"], shown["progress"]["note"]) == (999.0, "rows")
+    assert (shown["progress"].done, shown["progress"].note) == (999.0, "rows")
     restore_trace_context.set()
     leave.set()
     await desk.settled(first, second)

@@ -163,8 +163,12 @@ def print_sql(findings: Sequence[Finding]) -> None:
         if finding.level is Level.OK or not finding.repairs:
             continue
         for text in finding.found:
-            click.echo(f"-- {finding.check}: {' '.join(printable(text).split())}")
+            click.echo(f"-- {finding.check}: {_one_line(text)}")
         for repair in finding.repairs:
             text = _text(repair)
-            click.echo(text if repair.kind == "sql" else f"-- next: {' '.join(text.split())}")
+            click.echo(text if repair.kind == "sql" else f"-- next: {_one_line(text)}")
         click.echo()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())

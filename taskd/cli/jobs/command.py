@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,9 @@ from taskd.cli.jobs.logs import print_attempt
 from taskd.cli.shared.name_hints import ask_named
 from taskd.cli.shared.output import (
     Row,
+    as_json_values,
     count,
+    cut_text,
     moment,
     print_fields,
     print_json,
@@ -27,9 +28,13 @@ from taskd.core.jobs.job import JobState
 from taskd.errors import JobNotFound
 
 if TYPE_CHECKING:
+    from taskd.core.stored_json import PastError
     from taskd.store.connections.database import Lane
+    from taskd.store.reading.reports import Progress
 
 LIST_MAX = 10_000
+# The longest value that people see of a job; --json prints all of it.
+VALUE_CHARS_MAX = 20_000
 STATES = click.Choice([state.value for state in JobState])
 
 
@@ -117,8 +122,9 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
 def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: bool) -> None:
     """Show everything about a job: arguments, times, and every error with its traceback.
 
-    Redacted arguments are shown as ***. Running times are from the claim until the outcome was
-    written; duration_ms in the log is the time of the handler alone.
+    Redacted arguments are shown as ***. Values are cut after 20,000 characters; --json prints them
+    whole. Running times are from the claim until the outcome was written; duration_ms in the log is
+    the time of the handler alone.
     """
     from taskd.store.jobs import logs as stored_logs
     from taskd.store.reading import reports
@@ -131,7 +137,8 @@ def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: b
     if row is None:
         raise JobNotFound(unknown_jobs([job_id]))
     if as_json:
-        print_json(row | {"logs": attempts} if logs else row)
+        whole = as_json_values(row, "args", "result", "metadata")
+        print_json(whole | {"logs": attempts} if logs else whole)
         return
     _print_job(row)
     for each in attempts:
@@ -141,50 +148,43 @@ def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: b
 
 
 def _print_job(row: dict[str, Any]) -> None:
-    import msgspec
-
     errors = row.pop("errors")
     texts = {}
     for name, value in row.items():
         if value is None:
             continue
         if name in ("args", "result", "metadata"):
-            texts[name] = msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
+            texts[name] = cut_text(value, VALUE_CHARS_MAX)
         elif name == "progress":
             texts[name] = _progress(value)
         else:
             texts[name] = text(value)
-    print_fields({name: printable(value) for name, value in texts.items()})
+    print_fields(texts)
     for error in errors:
         _print_error(error)
 
 
-def _progress(progress: Row) -> str:
+def _progress(progress: Progress) -> str:
     """Return `37 of 120 (31 %): importing, 2s ago`."""
-    done, total, note = progress["done"], progress["total"], progress["note"]
+    done, total, note = progress.done, progress.total, progress.note
     line = f"{done:,.10g}"
     if total is not None:
         line += f" of {total:,.10g}" + (f" ({done / total:.0%})" if total > 0 else "")
-    return f"{line}{f': {note}' if note else ''}, {span(progress['reported_ago_s'])} ago"
+    return f"{line}{f': {note}' if note else ''}, {span(progress.reported_ago_s)} ago"
 
 
-def _print_error(error: dict[str, Any]) -> None:
+def _print_error(error: PastError) -> None:
     click.echo()
-    head = f"attempt {error.get('attempt')} on worker {error.get('worker')}"
-    began, ended = (_moment(error.get(name)) for name in ("started", "ended"))
+    head = f"attempt {error.attempt} on worker {error.worker}"
+    began, ended = error.started, error.ended
     if began is not None:
         head += f", claimed {moment(began)}"
     if began is not None and ended is not None:
         head += f", running for {span((ended - began).total_seconds())}"
-    click.secho(head, bold=True)
-    click.echo(printable(f"{error.get('type')}: {error.get('message')}"))
-    if error.get("traceback"):
-        click.echo(printable(str(error["traceback"]).rstrip()))
-
-
-def _moment(written: str | None) -> datetime | None:
-    """Return a time from PostgreSQL's JSON form."""
-    return datetime.fromisoformat(written) if written else None
+    click.secho(printable(head), bold=True)
+    click.echo(printable(cut_text(f"{error.type}: {error.message}", VALUE_CHARS_MAX)))
+    if error.traceback:
+        click.echo(printable(error.traceback.rstrip()))
 
 
 for _command in (retry, cancel, set_):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 import click
 
 from taskd.cli.shared.output import Row, count, printable
 from taskd.core.humanize import clock, zone
+from taskd.core.jobs.log_lines import Line
 
 COLOURS = {"debug": "bright_black", "info": None, "warning": "yellow", "error": "red"}
 
@@ -21,8 +21,8 @@ def print_attempt(attempt: Row) -> None:
         head += ", which is still running"
     elif not attempt["ended"]:
         head += ", whose outcome was not written: the last lines may be missing"
-    for line in attempt["lines"][:1]:
-        head += f", times at {zone(datetime.fromisoformat(line['at']))}" if line.get("at") else ""
+    for at in filter(None, (_moment_of(line) for line in attempt["lines"][:1])):
+        head += f", times at {zone(at)}"
     click.secho(head, bold=True)
     for index, line in enumerate(attempt["lines"]):
         if index == attempt["first"] and attempt["left_out"]:
@@ -34,19 +34,23 @@ def _left_out(lines: int) -> None:
     click.secho(f"[{count(lines, 'line')} omitted]", fg="bright_black")
 
 
-def _print_line(line: dict[str, Any]) -> None:
-    level = line.get("level", "")
-    parts = [click.style(f"{level:<7}", fg=COLOURS.get(level)), printable(line.get("text", ""))]
-    fields = {"logger": line["logger"]} if line.get("logger") else {}
-    fields |= line.get("fields", {})
+def _print_line(line: Line) -> None:
+    level = click.style(f"{printable(line.level):<7}", fg=COLOURS.get(line.level))
+    parts = [level, printable(line.text)]
+    fields = {"logger": line.logger} if line.logger else {}
+    fields |= line.fields
     parts += [f"{printable(name)}={_quoted(printable(value))}" for name, value in fields.items()]
-    click.echo(f"{_time(line.get('at', ''))} {' '.join(parts)}".rstrip())
-    if line.get("traceback"):
-        click.echo(printable(line["traceback"].rstrip()))
+    at = _moment_of(line)
+    click.echo(f"{clock(at) if at else ''} {' '.join(parts)}".rstrip())
+    if line.traceback:
+        click.echo(printable(line.traceback.rstrip()))
 
 
-def _time(at: str) -> str:
-    return clock(datetime.fromisoformat(at)) if at else ""
+def _moment_of(line: Line) -> datetime | None:
+    try:
+        return datetime.fromisoformat(line.at)
+    except ValueError:
+        return None
 
 
 def _quoted(value: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -11,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from taskd.core.humanize import count, moment, printable, span
+from taskd.core.humanize import count, cut_text, moment, printable, printable_json, span
 
 Row = Mapping[str, Any]
 # By heading, the function that returns the cell of a row.
@@ -21,7 +20,7 @@ CELL_MAX = 60
 GAP = "  "
 
 # Re-exported for commands.
-__all__ = ["count", "moment", "printable", "span"]
+__all__ = ["count", "cut_text", "moment", "printable", "span"]
 
 
 def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
@@ -40,15 +39,14 @@ def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print a JSON value on one line; a value without a JSON form becomes text.
+    """Print a JSON value on one line; a value without a JSON form becomes text."""
+    click.echo(printable_json(msgspec.json.encode(value, enc_hook=str).decode()))
 
-    Characters that control terminals (U+009B), or that some programs read as the end of a line
-    (U+2028), are escaped.
-    """
-    written = msgspec.json.encode(value, enc_hook=str).decode()
-    if not written.isprintable():
-        written = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in written)
-    click.echo(written)
+
+def as_json_values(row: Row, *names: str) -> dict[str, Any]:
+    """Return the row with these texts as JSON values, which print_json() writes as they are."""
+    raw = {name: msgspec.Raw(row[name].encode()) for name in names if row[name] is not None}
+    return dict(row) | raw
 
 
 def print_fields(row: Row) -> None:
@@ -56,7 +54,8 @@ def print_fields(row: Row) -> None:
     texts = {name: text(value) for name, value in row.items() if value is not None}
     width = max(map(len, texts), default=0)
     for name, value in texts.items():
-        click.echo(f"{click.style(name, dim=True)}:{' ' * (width - len(name))} {value}")
+        gap = " " * (width - len(name))
+        click.echo(f"{click.style(name, dim=True)}:{gap} {printable(value)}")
 
 
 def _print_table(headings: list[str], cells: list[list[str]]) -> None:

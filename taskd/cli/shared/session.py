@@ -14,6 +14,7 @@ import click
 
 from taskd import config
 from taskd.cli import typed
+from taskd.core.humanize import printable
 from taskd.core.jobs.failure import REASON_BYTES_MAX
 from taskd.core.jobs.job import check_queue
 from taskd.errors import ConfigError, InvalidJob
@@ -53,7 +54,7 @@ class Session:
     def echo(self, message: str) -> None:
         """Write a message for people to stderr, unless --quiet was given."""
         if not self.quiet:
-            click.echo(typed(message), err=True)
+            click.echo(printable(typed(message)), err=True)
 
     def warn(self, loaded: config.Loaded) -> None:
         """Write warnings about environment variables that look like settings, but are not."""

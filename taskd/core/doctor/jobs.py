@@ -436,7 +436,7 @@ def limits(facts: Facts) -> Iterator[Observation]:
             yield warning(
                 f"the limit {name} blocks {many(row['blocked'], 'job')}: no worker has published "
                 "its bounds",
-                command(f"taskd limits set {name} --concurrency 10"),
+                command(f"taskd limits set {shlex.quote(name)} --concurrency 10"),
             )
         elif not row["counted"] and _unopened(row):
             yield error(

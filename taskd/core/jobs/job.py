@@ -29,8 +29,8 @@ PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 RUN_AT_MAX = datetime(9000, 1, 1, tzinfo=UTC)
 
-# The name of a queue is part of the name of its NOTIFY channel, which has at most 63 bytes.
-QUEUE_NAME = re.compile(r"[a-z0-9_.-]{1,48}")
+# A queue's name is part of its NOTIFY channel, which PostgreSQL cuts at 63 bytes.
+QUEUE_NAME = re.compile(r"(?!\.+\Z)[a-z0-9_.-]{1,48}")
 
 
 class JobState(StrEnum):
@@ -106,11 +106,12 @@ def check_queue(name: str) -> str:
     """Check the name of a queue, and return it.
 
     Raises:
-        InvalidJob: the name is not 1 to 48 characters of a-z 0-9 _ . -
+        InvalidJob: the name is not 1 to 48 characters of a-z 0-9 _ . -, or only dots.
     """
     if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
         raise InvalidJob(
             f"queue {quoted(name)} is not a queue name: use 1 to 48 of the characters a-z 0-9 _ . -"
+            ", and not only dots"
         )
     return name
 

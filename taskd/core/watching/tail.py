@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from taskd.core.jobs.job import FINISHED, JobState
+from taskd.core.stored_json import PastError
 
 # Ids per mask.
 BLOCK = 64
@@ -137,21 +138,6 @@ class Watch:
             and (poll.oldest_xid < since[0] or since[1] > over)
         }
         return dict(sorted(kept.items())[-MISSING_MAX:])
-
-
-class PastError(msgspec.Struct):
-    """The stored error of an attempt; fields that an older version did not store are None."""
-
-    attempt: int | None = None
-    started: datetime | None = None
-    ended: datetime | None = None
-    type: str | None = None
-    message: str | None = None
-
-    def text(self) -> str:
-        """Return the type and the first line of the message."""
-        lines = (self.message or "").splitlines()
-        return ": ".join(filter(None, (self.type, lines[0] if lines else "")))
 
 
 class JobRow(msgspec.Struct):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
+from taskd.core.jobs.log_lines import Line
+from taskd.core.stored_json import decoded
 from taskd.store.connections.statements import Fetches
 
 PRUNE_BATCH = 5000
@@ -64,6 +64,10 @@ async def prune(on: Fetches) -> int:
 
 
 async def of_job(on: Fetches, job_id: int) -> list[dict[str, Any]]:
-    """Return the stored logs of a job's attempts, in their order, with decoded lines."""
+    """Return the stored logs of a job's attempts, in their order; `lines` are Lines."""
     rows = [dict(row) for row in await on.fetch("job_logs", job_id)]
-    return [row | {"lines": msgspec.json.decode(row["lines"])} for row in rows]
+    return [row | {"lines": _lines(row["lines"])} for row in rows]
+
+
+def _lines(text: str) -> list[Line]:
+    return decoded(text, list[Line], [Line("", "error", f"lines in an unknown form: {text}")])

@@ -140,7 +140,7 @@ def _page(rows: list[Row], by_end: bool) -> Found:
 
 
 async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
-    """Return the columns of one job, with decoded JSON; None if the id is unknown.
+    """Return the columns of one job, as reports.show_job() does; None if the id is unknown.
 
     Args:
         reads_args: whether the login can read arguments, results and unique keys; if not, they are
@@ -148,12 +148,16 @@ async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
     """
     for record in await on.fetch("web_job", job_id):
         row = dict(record)
-        for name in ("errors", "progress"):
-            row[name] = None if row[name] is None else msgspec.json.decode(row[name])
+        row |= reports.read_parts(row)
         whole = await reports.show_job(on, job_id) if reads_args else None
         names = ("args", "result", "unique_key", "key_scope", "version", "next_version")
         return row | {name: whole[name] for name in names} if whole else row
     return None
+
+
+async def jobs_of_sample(on: Fetches, ids: Sequence[int]) -> list[Row]:
+    """Return id, queue, task, state and reason of these jobs, sorted by id."""
+    return [dict(row) for row in await on.fetch("web_sample", list(ids))]
 
 
 async def finished_recently(

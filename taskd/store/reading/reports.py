@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
+from taskd.core import worker_status
 from taskd.core.explain.error_groups import Failures
 from taskd.core.explain.reasons import AHEAD_MAX, Facts
 from taskd.core.jobs.job import JobState
+from taskd.core.stored_json import decoded, errors_of
 from taskd.store import workflows
 from taskd.store.connections.statements import Fetches
 from taskd.store.workers import Incarnation
@@ -20,6 +21,15 @@ ROWS_MAX = 1000
 # How many workers, and how many parents, the report about one job names at most.
 SERVERS_MAX = 20
 PARENTS_MAX = 20
+
+
+class Progress(msgspec.Struct):
+    """The last progress report of a running attempt, and its age in seconds."""
+
+    done: float
+    total: float | None
+    note: str
+    reported_ago_s: float
 
 
 class Errors(NamedTuple):
@@ -57,35 +67,33 @@ async def list_jobs(
 
 
 async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row | None:
-    """Return all columns of one job, with decoded JSON; None if the id is unknown.
+    """Return all columns of one job; None if the id is unknown.
+
+    `args`, `result` and `metadata` are JSON as text, `errors` are PastErrors, and `progress` is a
+    Progress or None.
 
     Args:
         unredacted: show the arguments that the job's task redacts.
     """
     for row in _rows(await on.fetch("show_job", job_id, unredacted)):
-        decoded = {
-            name: msgspec.json.decode(row[name]) if row[name] is not None else None
-            for name in ("args", "errors", "result", "progress", "metadata")
-        }
-        for error in decoded["errors"] or ():
-            error |= {name: _in_utc(error[name]) for name in ("started", "ended") if name in error}
-        return row | decoded
+        return row | read_parts(row)
     return None
 
 
-def _in_utc(written: str | None) -> str | None:
-    """Return a time inside JSON in the form that `--json` uses for all times."""
-    if written is None:
-        return None
-    return datetime.fromisoformat(written).astimezone(UTC).isoformat().replace("+00:00", "Z")
+def read_parts(row: Row) -> Row:
+    """Return the columns of a job that are JSON of a known form, decoded."""
+    progress = decoded(row["progress"], Progress, None)
+    return {"errors": errors_of(row["errors"]), "progress": progress}
 
 
 async def why_job(on: Fetches, job_id: int) -> Facts | None:
     """Return the facts that decide whether a job runs; None if the id is unknown."""
     for row in _rows(await on.fetch("why_job", job_id, AHEAD_MAX + 1, SERVERS_MAX)):
         more: Row = {
-            name: msgspec.json.decode(row[name] or "[]") for name in ("servers", "slot_holders")
+            name: decoded(row[name], list[Row], []) for name in ("servers", "slot_holders")
         }
+        for server in more["servers"]:
+            server["status"] = worker_status.decode(server["status"])
         if row["state"] == JobState.BLOCKED:
             parents = await workflows.pending_parents(on, job_id, PARENTS_MAX)
             more["parents"] = parents
@@ -109,12 +117,26 @@ async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int |
     return _rows(await on.fetch("keep_queue", name, done_s, failed_s))[0]
 
 
-async def queues_with_due_jobs(on: Fetches) -> dict[str, int]:
-    """Return the queues that have due jobs and are not paused, each with its number of workers.
+class DueQueues(NamedTuple):
+    """Queues that have due jobs and are not paused.
 
-    Workers that are draining or not live are not counted.
+    Attributes:
+        workers: the number of workers by queue, of at most ROWS_MAX queues, those without a worker
+            first; workers that are draining or not live are not counted.
+        queues: number of all these queues.
+        unserved: number of those without a worker.
     """
-    return {row[0]: row[1] for row in await on.fetch("queues_with_due_jobs")}
+
+    workers: dict[str, int]
+    queues: int
+    unserved: int
+
+
+async def queues_with_due_jobs(on: Fetches) -> DueQueues:
+    """Return the queues that have due jobs and are not paused."""
+    rows = await on.fetch("queues_with_due_jobs", ROWS_MAX)
+    workers = {row["queue"]: row["workers"] for row in rows}
+    return DueQueues(workers, *((rows[0]["queues"], rows[0]["unserved"]) if rows else (0, 0)))
 
 
 async def count_serving(on: Fetches, queue: str) -> int:
@@ -163,9 +185,8 @@ async def known_names(on: Fetches, queue: str | None, task: str | None) -> Names
 
 
 async def list_tasks(on: Fetches) -> list[Row]:
-    """Return published tasks, each with the JSON Schema of its arguments."""
-    rows = _rows(await on.fetch("list_tasks", ROWS_MAX))
-    return [row | {"args_schema": msgspec.json.decode(row["args_schema"])} for row in rows]
+    """Return published tasks, each with the JSON Schema of its arguments as text."""
+    return _rows(await on.fetch("list_tasks", ROWS_MAX))
 
 
 async def stats(

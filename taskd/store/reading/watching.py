@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from taskd.core.watching.tail import JobRow, PastError, Poll, ids_of
+from taskd.core.stored_json import errors_of
+from taskd.core.watching.tail import JobRow, Poll, ids_of
 from taskd.core.watching.top import BORN_MAX, Ended, State
 from taskd.store.connections.statements import Fetches
 
@@ -16,8 +17,6 @@ ROWS_MAX = 1000
 # How many workers, how many queues and how many running jobs one poll returns at most.
 PARTS_MAX = 200
 ENDED_MAX = 500
-
-_errors = msgspec.json.Decoder(list[PastError], strict=False)
 
 
 async def poll(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Poll:
@@ -42,7 +41,7 @@ async def jobs(on: Fetches, ids: Sequence[int]) -> list[JobRow]:
     for chunk in _chunks(ids):
         for record in await on.fetch("watch_jobs", chunk):
             row: dict[str, Any] = dict(record)
-            row["errors"] = _errors.decode(row["errors"]) if row["errors"] else []
+            row["errors"] = errors_of(row["errors"])
             found.append(msgspec.convert(row, JobRow))
     return found
 

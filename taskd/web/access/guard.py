@@ -1,4 +1,7 @@
-"""Checks of the host and origin of each request to the dashboard, and security headers.
+"""Checks of the host and origin of each request, and the dashboard's security headers.
+
+By DNS rebinding, a web site lets its name lead to this address, so that browsers read it for the
+site. These requests have the name of the site as their host.
 
 Pages contain text from any producer, and templates escape this text. If a template missed a part,
 the policy below would make that part harmless: the policy allows no inline script or style, and
@@ -54,18 +57,59 @@ def port_of(address: str) -> int | None:
         return None
 
 
+class Hosts:
+    """The hosts whose requests are answered: IP addresses, `localhost`, and that of the public URL.
+
+    An IP address is always accepted, because DNS rebinding needs a name.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self._names = {"localhost", urlsplit(url or "").hostname or "localhost"}
+
+    def refusal(self, host: str) -> tuple[str, int] | None:
+        """Return the response to a request for another host; None: `host` is accepted."""
+        try:
+            name = host_of(host)
+            if name in self._names or ipaddress.ip_address(name):
+                return None
+        except ValueError:
+            pass
+        return (
+            "this is not a name of this server. If browsers reach it under this name, set "
+            "TASKD_WEB_URL to it.\n"
+        ), 421
+
+
+class HostCheck:
+    """Middleware: refuse requests for other hosts.
+
+    A request without a Host header is accepted: checks of load balancers by HTTP/1.0 have none, and
+    browsers always send it.
+    """
+
+    def __init__(self, app: ASGIApp, url: str | None) -> None:
+        self._app = app
+        self._hosts = Hosts(url)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request to the app, or refuse it."""
+        host = Headers(scope=scope).get("host")
+        refused = None if host is None else self._hosts.refusal(host)
+        app = self._app if refused is None else PlainTextResponse(*refused)
+        await app(scope, receive, send)
+
+
 class Guard:
     """Middleware: refuse requests for other hosts and from other sites; add security headers.
 
     Args:
-        url: the URL of the dashboard for browsers, if a proxy is in front of it. A Host header with
-            an IP address is always accepted: DNS rebinding by another site needs a name.
+        url: the URL of the dashboard for browsers, if a proxy is in front of it.
     """
 
     def __init__(self, app: ASGIApp, url: str | None = None) -> None:
         self._app = app
         self._url = url
-        self._names = {"localhost", urlsplit(url or "").hostname or "localhost"}
+        self._hosts = Hosts(url)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request to the app, or refuse it."""
@@ -85,29 +129,14 @@ class Guard:
     def _refused(self, scope: Scope) -> tuple[str, int] | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if not self._is_ours(host):
-            return (
-                "this host name is not a name of the dashboard. If browsers reach the dashboard "
-                "by this name, set TASKD_WEB_URL to the URL in the browser.\n"
-            ), 421
-        if scope["method"] in READING:
-            return None
+        refused = self._hosts.refusal(host)
+        if refused is not None or scope["method"] in READING:
+            return refused
         site = headers.get("sec-fetch-site", "same-origin")
         origin = headers.get("origin")
         if site != "same-origin" or (origin is not None and not self._is_same(origin, host)):
             return "a form of another site is refused\n", 403
         return None
-
-    def _is_ours(self, host: str) -> bool:
-        try:
-            name = host_of(host)
-        except ValueError:
-            return False
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name in self._names
-        return True
 
     def _is_same(self, origin: str, host: str) -> bool:
         # Compare the whole origin: cookies do not distinguish ports of this machine.

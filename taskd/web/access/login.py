@@ -34,7 +34,8 @@ SOMEBODY = "admin"
 SESSIONS_MAX = 100
 SESSION_S = 24 * 3600.0
 IDLE_S = 8 * 3600.0
-# The most failures of one address within FAILURES_S; a successful login clears them.
+# The most failures of one address within FAILURES_S. A login clears those with the same name only:
+# otherwise a user could guess the passwords of others between two logins of their own.
 FAILURES_MAX = 5
 FAILURES_S = 60.0
 # The most failures of all addresses together. With more, only passwords from addresses with an
@@ -120,7 +121,7 @@ class Logins:
 
     def __init__(self, passwords: Mapping[str, str]) -> None:
         self._passwords = dict(passwords)
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._failures: OrderedDict[str, deque[tuple[float, str]]] = OrderedDict()
         self._in_all: deque[float] = deque(maxlen=FAILURES_IN_ALL_MAX)
         self._known: OrderedDict[str, None] = OrderedDict()
         self._waiting = 0
@@ -138,36 +139,40 @@ class Logins:
             TooMany: too many logins from this address, or from all addresses together, have failed.
         """
         network = network_of(address)
-        failures = self._recent(network)
-        _limit(failures, FAILURES_MAX)
+        # Look at all failures first: an address that is refused is not remembered, so that refused
+        # addresses displace no other.
         if network not in self._known:
             _limit(self._in_all, FAILURES_IN_ALL_MAX)
+        failures = self._recent(network)
+        _limit([at for at, _ in failures], FAILURES_MAX)
         if self._waiting >= GUESSES_MAX:
             raise TooMany(1.0)
         # Count the attempt before the check: otherwise any number of parallel attempts is checked.
         now = time.monotonic()
-        failures.append(now)
-        self._in_all.append(now)
         name = name if self.names_needed else SOMEBODY
+        stored = self._passwords.get(name)
+        failures.append((now, "" if stored is None else name))
+        self._in_all.append(now)
         self._waiting += 1
         try:
             async with self._one:
-                stored = self._passwords.get(name)
                 right = await asyncio.to_thread(_is_right, password, stored or NOBODY)
         finally:
             self._waiting -= 1
         if not right or stored is None:
             return None
-        self._failures.pop(network, None)
+        others = [each for each in failures if each[1] != name]
+        failures.clear()
+        failures.extend(others)
         with contextlib.suppress(ValueError):
             self._in_all.remove(now)
         _remember(self._known, network, None)
         return name
 
-    def _recent(self, network: str) -> deque[float]:
+    def _recent(self, network: str) -> deque[tuple[float, str]]:
         failures = self._failures.get(network, deque())
         _remember(self._failures, network, failures)
-        while failures and failures[0] < time.monotonic() - FAILURES_S:
+        while failures and failures[0][0] < time.monotonic() - FAILURES_S:
             failures.popleft()
         return failures
 

@@ -24,7 +24,7 @@ from taskd.errors import ScheduleNotFound
 from taskd.store import queues, schedules
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import jobs
-from taskd.store.reading import reports
+from taskd.store.reading import dashboard, reports
 from taskd.web.access.login import Session
 from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, one
 from taskd.web.pages.views import search_of
@@ -93,7 +93,6 @@ async def preview(board: Dashboard, request: Request) -> Response:
     action = request.query_params.get("action", "")
     bulk_action = _bulk(action, search_of(request.query_params), None)
     found, sample = await bulk.preview(board.on, bulk_action.search, BULK_JOBS_MAX)
-    rows = [await reports.show_job(board.on, job_id) for job_id in sample]
     return board.page(
         request,
         "preview.html",
@@ -101,7 +100,7 @@ async def preview(board: Dashboard, request: Request) -> Response:
         fields=bulk_action.fields,
         found=found,
         more=found >= BULK_JOBS_MAX,
-        sample=[row for row in rows if row is not None],
+        sample=await dashboard.jobs_of_sample(board.on, sample),
         asked_at=time.monotonic(),
     )
 

@@ -34,7 +34,8 @@ from taskd.store.reading import dashboard
 from taskd.store.reading.dashboard import ID_MAX
 from taskd.web.access.guard import port_of
 from taskd.web.access.login import Logins, Session, Sessions, read_passwords
-from taskd.web.access.login_limits import Refusals, client_of
+from taskd.web.access.login_limits import client_of
+from taskd.web.line_limit import LimitedLines
 from taskd.web.pages.live import Live
 from taskd.web.pages.render import render
 
@@ -81,7 +82,8 @@ class Dashboard:
         passwords = read_passwords(settings)
         self.guarded = bool(passwords)
         self.logins = Logins(passwords)
-        self.refusals = Refusals()
+        self.refusals = LimitedLines(events.login_refused)
+        self.failures = LimitedLines(events.request_failed)
         self._proxies = [ip_network(each, strict=False) for each in settings.web_proxies]
         self.url = settings.web_url
         self.statement_timeout_s = database.statement_timeout_s
@@ -90,6 +92,7 @@ class Dashboard:
     async def close(self) -> None:
         """End all streams and close the connections."""
         self.refusals.log_rest()
+        self.failures.log_rest()
         await self.live.close()
         await self.on.close()
 
@@ -205,7 +208,7 @@ class Dashboard:
             return RedirectResponse(f"/login?next={to}", 303)
         status, title, message, advice = self._explained(error)
         if status == 500:
-            events.request_failed(request.method, request.url.path, error)
+            self.failures.log(request.method, request.url.path, error)
         answer = self.page(
             request, "error.html", status, title=title, message=message, advice=advice, code=status
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from taskd.core.jobs.failure import ARGS_UNFIT
 from taskd.core.jobs.job import FINISHED, JobState
+from taskd.core.stored_json import PastError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,10 @@ def timeline(job: dict[str, Any]) -> list[Moment]:
     an event names the missing attempts.
     """
     moments = [Moment(job["enqueued_at"], "plain", _birth(job))]
-    kept = job["errors"] or []
+    kept: list[PastError] = job["errors"]
     before = 0
     for error in kept:
-        number = error.get("attempt") or 0
+        number = error.attempt or 0
         if before and number > before + 1:
             moments.append(
                 Moment(None, "plain", f"attempts {before + 1} to {number - 1} are not kept")
@@ -60,21 +61,21 @@ def _birth(job: dict[str, Any]) -> str:
     return f"enqueued by the schedule {job['schedule']}" if job["schedule"] else "enqueued"
 
 
-def _attempt(error: dict[str, Any]) -> Moment:
-    began, ended = (_moment(error.get(name)) for name in ("started", "ended"))
+def _attempt(error: PastError) -> Moment:
+    began, ended = error.started, error.ended
     took = (ended - began).total_seconds() if began and ended else None
-    note = f"{error.get('type')}: {error.get('message')}"
-    title = f"attempt {error.get('attempt')} failed"
-    if error.get("type") == ARGS_UNFIT:
+    note = f"{error.type}: {error.message}"
+    title = f"attempt {error.attempt} failed"
+    if error.type == ARGS_UNFIT:
         title, took = "its arguments did not fit, so no attempt began", None
     return Moment(began or ended, "failed", title, None, took, note)
 
 
-def _end(job: dict[str, Any], kept: list[dict[str, Any]]) -> list[Moment]:
+def _end(job: dict[str, Any], kept: list[PastError]) -> list[Moment]:
     began, ended = job["started_at"], job["finished_at"]
-    # If the last attempt has failed, the timeline already contains it. If the job has ended in
-    # another way, the start of the last attempt is missing.
-    tried = kept and kept[-1].get("attempt") == job["attempt"]
+    # If the last attempt has failed, its event is there already. It is missing if the job has ended
+    # in another way.
+    tried = kept and kept[-1].attempt == job["attempt"]
     moments = []
     if began is not None and not tried:
         took = (ended - began).total_seconds()
@@ -92,10 +93,3 @@ def _with_gaps(moments: list[Moment]) -> list[Moment]:
         last = each.at or last
         found.append(each)
     return found
-
-
-def _moment(written: object) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(written)) if written else None
-    except ValueError:
-        return None

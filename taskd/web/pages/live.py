@@ -247,7 +247,7 @@ class Live:
             except TaskdError as problem:
                 error = str(problem)
             except Exception as problem:  # noqa: BLE001 - otherwise all pages would stop updating
-                events.request_failed("GET", "/live", problem)
+                events.request_failed("GET", "/live", problem, 1)
                 error = "the log of this process has the details"
             for viewer in self._viewers:
                 viewer.board, viewer.error = board, error

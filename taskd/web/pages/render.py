@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -11,16 +12,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from taskd.core.humanize import UNIT_S, count, printable, rate_text, span
+from taskd.core.humanize import UNIT_S, count, cut_text, printable, rate_text, span
+from taskd.core.jobs.log_lines import Line
+from taskd.core.stored_json import indented
 
 HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
-# The most characters of a text in one line, of a text in several lines, and of a log line. The
-# command line shows the whole text.
+# The longest text in one line, the longest text, and the longest log line. `taskd jobs show --json`
+# prints the whole text.
 LINE_CHARS_MAX = 200
 TEXT_CHARS_MAX = 20_000
 LOG_CHARS_MAX = 2000
@@ -41,7 +43,7 @@ def environment() -> Environment:
     )
     made.filters.update(
         line=line, text=text, json=json_text, span=span, number=number, moment=moment, share=share,
-        path=path, rate=rate_text, pace=pace, count=count, lines=log_lines, timed=timed,
+        word=word, path=path, rate=rate_text, pace=pace, count=count, lines=log_lines, timed=timed,
     )  # fmt: skip
     made.globals.update(static=static, query=query)
     return made
@@ -58,18 +60,19 @@ def line(value: object, chars_max: int = LINE_CHARS_MAX) -> str:
     return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
 
 
+def word(value: str) -> str:
+    """Return untrusted text as one word of a command that people paste into a shell."""
+    return printable(shlex.quote(value))
+
+
 def text(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Return untrusted text with its lines; the rest of a long text is cut, with a note."""
-    text = str(value)
-    more = len(text) - chars_max
-    formatted = printable(text[:chars_max].replace("\r\n", "\n"))
-    return formatted if more <= 0 else f"{formatted}\n… and {count(more, 'more character')}"
+    return printable(cut_text(str(value), chars_max).replace("\r\n", "\n"))
 
 
-def json_text(value: object) -> str:
-    """Return a value as JSON, for people."""
-    written = msgspec.json.encode(value, enc_hook=str)
-    return text(msgspec.json.format(written, indent=2).decode())
+def json_text(value: str) -> str:
+    """Return JSON for people."""
+    return text(indented(value))
 
 
 def log_lines(log: Mapping[str, Any]) -> str:
@@ -80,14 +83,12 @@ def log_lines(log: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _log_line(each: Mapping[str, Any]) -> str:
-    at = str(each.get("at", ""))
-    fields = {"logger": each["logger"]} if each.get("logger") else {}
-    fields |= each.get("fields", {})
-    text = [at, f"{each.get('level', ''):<7}", line(each.get("text", ""), LOG_CHARS_MAX)]
+def _log_line(each: Line) -> str:
+    fields = {"logger": each.logger} if each.logger else {}
+    fields |= each.fields
+    text = [each.at, f"{each.level:<7}", line(each.text, LOG_CHARS_MAX)]
     text += [f"{name}={line(value)}" for name, value in fields.items()]
-    more = each.get("traceback")
-    return " ".join(text).rstrip() + (f"\n{more.rstrip()}" if more else "")
+    return " ".join(text).rstrip() + (f"\n{each.traceback.rstrip()}" if each.traceback else "")
 
 
 def number(value: float | None) -> str:

@@ -165,7 +165,7 @@ async def _graph(board: Dashboard, workflow_id: int) -> Any:
     if found is None:
         return None
     rows = await workflows.parts(board.on, workflow_id, PARTS_MAX + 1)
-    return graph(with_stages(rows, found["stages"]))
+    return graph(with_stages(rows, found["plan"]))
 
 
 async def workflow_list(board: Dashboard, request: Request) -> Response:
@@ -196,7 +196,7 @@ async def workflow(board: Dashboard, request: Request) -> Response:
     """One workflow: its graph, and the states of its parts."""
     found = await workflow_of(board, job_id_of(request))
     rows = await workflows.parts(board.on, found["id"], PARTS_MAX + 1)
-    parts = with_stages(rows, found["stages"])
+    parts = with_stages(rows, found["plan"])
     states = {state for part in rows for state in part["states"]}
     return board.page(
         request,
@@ -231,8 +231,9 @@ async def limit_list(board: Dashboard, request: Request) -> Response:
 
 
 async def limit(board: Dashboard, request: Request) -> Response:
-    """One limit and its keys, a page at a time, with the slots and blocked jobs of each key."""
-    name = request.path_params["name"]
+    """One limit, with its keys a page at a time: their slots, and their blocked jobs."""
+    # In the query: a path cannot carry every name, such as `..` or one with a line end.
+    name = request.query_params.get("name", "")
     rows = [row for row in await limits.list_limits(board.on) if row["name"] == name]
     if not rows:
         raise LimitNotFound(f"no limit is named {name[:100]!r}")

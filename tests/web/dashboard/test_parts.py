@@ -1,8 +1,8 @@
 """What the pages are made of: charts, graphs, stories and words, without a database."""
 
-import json
 from datetime import UTC, datetime, timedelta
 
+from taskd.core.stored_json import PastError
 from taskd.web.pages.charts import HEIGHT, chart
 from taskd.web.pages.job_timeline import timeline
 from taskd.web.pages.render import json_text, line, pace, query, share, text
@@ -77,10 +77,10 @@ def test_of_many_parts_the_first_are_drawn():
 
 
 def test_a_story_shows_attempts_that_are_not_kept():
-    error = {"type": "E", "message": "m", "started": "2026-11-22T02:00:00+00:00", "ended": None}
+    began = datetime(2026, 11, 22, 2, tzinfo=UTC)
     job = {
         "enqueued_at": NOW, "schedule": None, "run_at": NOW,
-        "errors": [error | {"attempt": 1}, error | {"attempt": 9}],
+        "errors": [PastError(n, began, None, "E", "m") for n in (1, 9)],
         "state": "failed", "started_at": NOW, "finished_at": NOW + timedelta(seconds=3),
         "attempt": 9, "reason": "E: m",
     }  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_story_shows_attempts_that_are_not_kept():
         *("enqueued", "attempt 1 failed", "attempts 2 to 8 are not kept", "attempt 9 failed"),
         "failed",
     ]
-    odd = job | {"errors": [{"attempt": None, "started": "no time"}], "attempt": 1}
+    odd = job | {"errors": [PastError()], "attempt": 1}
     assert [each.at for each in timeline(odd)][1] is None
 
 
@@ -98,7 +98,7 @@ def test_strangers_texts_keep_to_their_line_and_length():
     assert len(line("x" * 1_000_000)) == 200
     long = text("y" * 100_000)
     assert long.endswith("… and 80,000 more characters")
-    assert json.loads(json_text({"a": "<b>"})) == {"a": "<b>"}
+    assert json_text('{"a": "<b>"}') == '{\n  "a": "<b>"\n}'
 
 
 def test_numbers_and_addresses_are_written_for_people():

@@ -44,7 +44,7 @@ def test_what_takes_a_while_leaves_room_for_whoever_comes() -> None:
 
 
 async def test_a_flood_of_pages_is_asked_to_come_back_and_probes_are_answered(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve_worker: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = web_server.CONNECTIONS_MAX + 40
     gate = asyncio.Event()
@@ -54,7 +54,7 @@ async def test_a_flood_of_pages_is_asked_to_come_back_and_probes_are_answered(
         return PlainTextResponse("at last")
 
     monkeypatch.setattr(views, "jobs", held_up)
-    async with serve() as served, AsyncExitStack() as ends:
+    async with serve_worker() as served, AsyncExitStack() as ends:
         # Refused connections become idle, and make room for others.
         asked = [await ask(served, ends, "/jobs") for _ in range(number)]
         left = await refused(asked, number - PAGES_MAX)
@@ -71,8 +71,8 @@ async def test_a_flood_of_pages_is_asked_to_come_back_and_probes_are_answered(
         assert (await served.get("/workers"))[0] == 200
 
 
-async def test_a_flood_of_streams_leaves_room_for_pages(serve: Serve, sql: Any) -> None:
-    async with serve() as served, AsyncExitStack() as ends:
+async def test_a_flood_of_streams_leaves_room_for_pages(serve_worker: Serve, sql: Any) -> None:
+    async with serve_worker() as served, AsyncExitStack() as ends:
         asked = [await ask(served, ends, "/live?parts=tiles") for _ in range(VIEWERS_MAX + 80)]
         async with asyncio.timeout(60):
             lines = await asyncio.gather(*asked)
@@ -82,9 +82,9 @@ async def test_a_flood_of_streams_leaves_room_for_pages(serve: Serve, sql: Any) 
         assert await served.get("/livez") == (200, "alive")
 
 
-async def test_forms_that_never_come_whole_keep_no_page_out(serve: Serve, sql: Any) -> None:
+async def test_forms_that_never_come_whole_keep_no_page_out(serve_worker: Serve, sql: Any) -> None:
     sent = b"POST /login HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9\r\n\r\nabc"
-    async with serve(web_password="correct horse") as served, AsyncExitStack() as ends:
+    async with serve_worker(web_password="correct horse") as served, AsyncExitStack() as ends:
         host, _, port = served.endpoint.address.rpartition(":")
         for _ in range(PAGES_MAX + 20):
             _, writer = await asyncio.open_connection(host, int(port))

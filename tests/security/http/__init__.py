@@ -1,0 +1,1 @@
+"""Attacks on the dashboard, the probes and the metrics."""

@@ -1,0 +1,1 @@
+"""Attacks on who reads a terminal: the commands and the log."""
