@@ -171,7 +171,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, but suggest `taskd run --app` for `-A`, as other workers call it."""
+        """Parse as click does, but suggest `taskd run --app` for `-A`, the option of Celery."""
         with _printable_errors():
             try:
                 return super().parse_args(ctx, args)

@@ -127,6 +127,6 @@ def _message(_request: Request, error: Exception) -> Response:
 def _failed(failures: LimitedLines) -> Callable[[Request, Exception], Response]:
     def failed(request: Request, error: Exception) -> Response:
         failures.log(request.method, request.url.path, error)
-        return PlainTextResponse("it failed; the log of this worker says why\n", 500)
+        return PlainTextResponse("the request failed; the log of this process says why\n", 500)
 
     return failed

@@ -29,7 +29,8 @@ PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 RUN_AT_MAX = datetime(9000, 1, 1, tzinfo=UTC)
 
-# A queue's name is part of its NOTIFY channel, which PostgreSQL cuts at 63 bytes.
+# The name of a queue is part of the name of its NOTIFY channel, which has at most 63 bytes. A path
+# of the dashboard cannot contain `.` and `..`.
 QUEUE_NAME = re.compile(r"(?!\.+\Z)[a-z0-9_.-]{1,48}")
 
 

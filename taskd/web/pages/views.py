@@ -231,7 +231,7 @@ async def limit_list(board: Dashboard, request: Request) -> Response:
 
 
 async def limit(board: Dashboard, request: Request) -> Response:
-    """One limit, with its keys a page at a time: their slots, and their blocked jobs."""
+    """One limit and its keys, a page at a time, with the slots and blocked jobs of each key."""
     # In the query: a path cannot carry every name, such as `..` or one with a line end.
     name = request.query_params.get("name", "")
     rows = [row for row in await limits.list_limits(board.on) if row["name"] == name]
