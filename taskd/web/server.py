@@ -34,7 +34,9 @@ HEAD_BYTES_MAX = 16 * 1024
 REQUEST_S_MAX = 10.0
 # A client is disconnected if it does not drain the write buffer of its connection in this time.
 WRITE_S_MAX = 20.0
-KEEP_ALIVE_S = 15
+# An idle connection is closed after this time. Less than REQUEST_S_MAX, after which a connection is
+# aborted: a client that reuses it just then would get an error.
+KEEP_ALIVE_S = 5
 # Longest time for running requests after stop().
 STOP_S = 1
 

@@ -56,6 +56,17 @@ async def test_the_second_request_of_a_connection_has_to_come_whole_too(
             await reader.readexactly(1)
 
 
+async def test_an_idle_connection_is_closed_and_not_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert web_server.KEEP_ALIVE_S < web_server.REQUEST_S_MAX
+    monkeypatch.setattr(web_server, "KEEP_ALIVE_S", 0.1)
+    async with serving() as server, connected(server) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200" in await reader.readuntil(b"hello\n")
+        assert await asyncio.wait_for(reader.read(), 5.0) == b""
+
+
 async def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_server, "WRITE_S_MAX", 0.2)
     async with serving() as server, connected(server) as (reader, writer):
