@@ -121,7 +121,7 @@ KEYED = NewJob("t", queue="q", unique=Unique("k"))
     ("make", "words"),
     [
         (circle, "wait for each other: "),
-        (unknown, "a waits for 'nobody', which is no node of the workflow"),
+        (unknown, "a waits for 'nobody', which is not a node of the workflow"),
         (doubled, "two jobs are named 'a'"),
         (text, "after='b' is no list of names"),
         (lambda: Workflow("w"), "it has no job"),

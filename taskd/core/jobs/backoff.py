@@ -14,10 +14,10 @@ EXPONENT_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """`base_s` after the first attempt, `factor` times as long after each further one.
+    """A delay of `base_s` after the first attempt, multiplied by `factor` with each further one.
 
-    A delay is at most `cap_s`. It is multiplied by a random number between 1 - `jitter` and 1, so
-    that jobs that failed together are not retried together.
+    A delay is at most `cap_s`. The delay is then multiplied by a random number between 1 - `jitter`
+    and 1, because jobs that failed together should not be retried together.
     """
 
     base_s: float = 10.0
@@ -33,7 +33,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`step_s` times the number of the attempt, at most `cap_s`, with jitter as in Exponential."""
+    """A delay of `step_s` times the attempt's number, at most `cap_s`; jitter as in Exponential."""
 
     step_s: float = 300.0
     cap_s: float = 86400.0
@@ -58,7 +58,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """The delay in seconds that `function(attempt)` returns; the first attempt has number 1."""
+    """A delay of as many seconds as `function(attempt)` returns; the first attempt has number 1."""
 
     function: Callable[[int], float]
 
@@ -77,7 +77,7 @@ DEFAULT = Exponential()
 
 
 def bounded_s(delay_s: float) -> float:
-    """Return the delay, raised to 0 or lowered to DELAY_S_MAX if necessary; one hour for NaN."""
+    """Return the nearest delay between 0 and DELAY_S_MAX; for NaN, return one hour."""
     # A Custom backoff, Retry or Snooze can give NaN.
     if math.isnan(delay_s):
         return DEFAULT.cap_s

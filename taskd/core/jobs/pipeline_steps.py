@@ -19,7 +19,7 @@ class Next:
     """The next stage, and its arguments: a return value of the handler of a stage.
 
     Attributes:
-        stage: the name of any stage of the pipeline, also of one that has already run.
+        stage: the name of any stage of the pipeline, including stages that have already run.
         args: the arguments of that stage, by name.
     """
 
