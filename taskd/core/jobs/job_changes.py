@@ -59,7 +59,7 @@ class Change:
     Attributes:
         priority: -32768 to 32767; workers claim jobs with smaller numbers first.
         run_at: when the job is due, sooner or later than before; excludes `delay_s`.
-        delay_s: seconds from now until the job is due; 0: the job is due now.
+        delay_s: seconds from now until the job is due; with 0, the job is due now.
         args: all arguments, in place of the present ones; excludes `update_args`.
         update_args: new values of some arguments; the others stay.
         queue: the new queue.

@@ -127,9 +127,10 @@ class Enqueued(int, Generic[R_co]):
         """Wait like result(), for code without an event loop.
 
         Raises:
-            RuntimeError: an event loop runs in this thread, and the wait would block the loop.
+            RuntimeError: an event loop runs in this thread, and the wait would block the loop; or
+                this value has no client.
             InvalidResult, JobFailed, JobCancelled, ResultNotStored, JobNotFound, TimeoutError: as
-                for result(). RuntimeError is also raised as for result().
+                for result().
         """
         result: R_co = self._client().result_sync(self, timeout_s)
         return result

@@ -21,7 +21,10 @@ class Retry(Verdict):
 
 
 class Snooze(Verdict):
-    """Run the job again after `delay_s` seconds. The attempt does not count."""
+    """Run the job again after `delay_s` seconds.
+
+    The attempt does not count towards `max_attempts`.
+    """
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"snoozed for {delay_s} s")

@@ -107,8 +107,8 @@ class Elsewhere:
         """Exclude jobs of this task from further claims, if this worker cannot run them.
 
         Args:
-            newest: the newest version of the arguments that this worker reads; 0: the task is
-                unknown.
+            newest: the newest version of the arguments that this worker reads, or 0 if it does not
+                know the task.
         """
         self._left.setdefault(queue, {})[task] = newest + 1
 
