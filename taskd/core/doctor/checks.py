@@ -85,7 +85,7 @@ DATABASE = (
     ),
     Check(
         "held_snapshots", "Transactions, replication slots and standbys that hold vacuum back",
-        "Vacuum cannot remove rows that have died since then, and claims have to skip these rows.",
+        "They hold old snapshots: vacuum keeps rows that died later, and claims have to skip them.",
         ("doctor_snapshots", "doctor_server"), storage.held_snapshots,
     ),
     Check(
@@ -156,8 +156,8 @@ DATABASE = (
     ),
     Check(
         "default_partition", "Finished jobs in the default partition of the history",
-        "PostgreSQL then refuses to create their partition, and to delete rows costs more than to "
-        "drop a partition.",
+        "PostgreSQL then refuses to create their partition, and deleting the rows one by one costs "
+        "more than dropping a partition.",
         ("doctor_default",), schema.default_partition,
     ),
     Check(

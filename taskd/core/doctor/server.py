@@ -134,8 +134,8 @@ def connections(facts: Facts) -> Iterator[Observation]:
 
 
 def _bounded(allowed: int, used: int, who: str, repair: Repair) -> Iterator[Observation]:
-    # A worker process takes up to 7 connections, without those that the advice of connections()
-    # adds for some workers. If `allowed` is -1, there is no limit.
+    # A worker process takes up to 7 connections; the advice of connections() lists the exceptions.
+    # If `allowed` is -1, there is no limit.
     if allowed >= 0 and allowed - used < 7:
         yield warning(f"{who} {count(allowed, 'connection')}, and {used:,} are in use", repair)
 

@@ -198,7 +198,7 @@ def autovacuum(facts: Facts) -> Iterator[Observation]:
 def _kept_out(row: Row, facts: Facts) -> Iterator[Repair]:
     for held in each_of(facts["doctor_locks"], table=row["table"]):
         yield advice(
-            f"pid {held['pid']} holds {held['mode']}; autovacuum skips the table meanwhile."
+            f"pid {held['pid']} holds {held['mode']}. Until it ends, autovacuum skips the table."
         )
 
 

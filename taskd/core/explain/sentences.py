@@ -336,7 +336,7 @@ def _loop_blocked(facts: Facts) -> Words:
         texts.append(
             f"The event loop of {_name(each.host, each.pid)} has been blocked repeatedly for "
             f"{span(loop.since_s)}, for {span(loop.blocked_s)} of the last minute, mostly by {by}: "
-            "meanwhile no other job starts there."
+            "while it is blocked, no other job starts there."
         )
         if loop.task:
             commands.append(f"taskd tasks pause {shlex.quote(loop.task)}")

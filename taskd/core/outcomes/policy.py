@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from taskd.core.tasks.task import Rule, Task
 
 # The delay of a job whose task is paused. The first worker that notices the end of the pause makes
-# such jobs due immediately; without such a worker, they are due after this delay.
+# its jobs due immediately. If no worker notices it, the jobs are due after this delay.
 PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
 

@@ -13,8 +13,8 @@ class ThreadHook(NamedTuple):
 
     Attributes:
         hook: the generator function; it takes no arguments, and yields once.
-        tasks: names of the tasks around whose handlers the hook runs; if empty, it runs around
-            those of all tasks.
+        tasks: names of the tasks around whose handlers the hook runs; if empty, it runs around all
+            handlers.
     """
 
     hook: Hook

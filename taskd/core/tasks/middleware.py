@@ -15,8 +15,8 @@ class Middleware(NamedTuple):
 
     Attributes:
         around: the function; it gets the context of the attempt and `call_next`.
-        tasks: names of the tasks whose attempts the function wraps; if empty, it wraps those of all
-            tasks.
+        tasks: names of the tasks whose attempts the function wraps; if empty, it wraps all
+            attempts.
     """
 
     around: Around
