@@ -12,7 +12,7 @@ TaskdError                       1
 │   ├── SchemaOutdated              the database is older than this code
 │   ├── SchemaTooNew                this code is too old for the schema of the database
 │   ├── SchemaEdited                a migration was edited after it was applied
-│   ├── SequenceBehind              a sequence gives ids that older jobs or workflows have
+│   ├── SequenceBehind              a sequence gives ids that older jobs or workflows already have
 │   └── MigrationFailed          1  a migration was not applied; the message says what it changed
 ├── AppError                    78  the module of --app cannot be imported, or has no usable task
 ├── ResourceError                1  a resource of the app could not be created; start again
@@ -21,7 +21,7 @@ TaskdError                       1
 │   ├── InvalidArgs                 arguments do not fit the signature, or are too large
 │   ├── InvalidJob                  queue, priority, time or attempts have an invalid value
 │   ├── InvalidSchedule             name, cron, time zone, period or another part is wrong
-│   ├── InvalidWorkflow             the workflow has a cycle, a wrong name, or unfit stages
+│   ├── InvalidWorkflow             a cycle, a wrong name, or stages that do not fit
 │   ├── KeyHeld                     another job holds the unique key, and on_conflict is `raise`
 │   └── QueueFull                1  the queue has as many waiting jobs as its max_depth allows
 ├── NotEnqueued                  1  a buffer could not write some jobs; the error lists them
@@ -122,7 +122,7 @@ class AppError(TaskdError):
     """The module of the app (--app, TASKD_APP) cannot be used.
 
     Attributes:
-        traceback: the traceback of the error that the app raised, as lines; empty: there is none.
+        traceback: the lines of the traceback of the error that the app raised, or an empty text.
     """
 
     exit_code = 78
@@ -182,7 +182,7 @@ class NotEnqueued(TaskdError):
     Attributes:
         jobs: NewJobs that were not written; the caller can enqueue them later.
         refused: (NewJob, error) for each job that was refused.
-        unsure: NewJobs of which it is unknown whether they were written: their COMMIT got no reply.
+        unsure: NewJobs that may or may not have been written: their COMMIT got no reply.
     """
 
     def __init__(
@@ -227,11 +227,11 @@ class JobCancelled(TaskdError):
 class ResultNotStored(TaskdError):
     """The job is done, but its result could not be stored.
 
-    A job that raises this error, because it needs the result, fails without a retry.
+    If a handler needs the result and raises this error, its own job fails without a retry.
 
     Attributes:
-        job_id: id of the done job.
-        reason: why its result was not stored.
+        job_id: id of the job whose result was not stored.
+        reason: why the result was not stored.
     """
 
     def __init__(self, job_id: int, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Types and errors for batch handlers, and for handlers with process= and transaction=."""
+"""Types and errors for batch handlers, handlers with process=, and handlers with transaction=."""
 
 from taskd.core.outcomes.process_reports import (
     HandlerRaised,

@@ -15,11 +15,11 @@ def lazy_names(
 
     Args:
         package: the `__name__` of the package.
-        homes: the public names of each module, separated by spaces, by the name of the module
-            within the package.
+        homes: maps the name of each module within the package to its public names, separated by
+            spaces.
 
     Raises:
-        AttributeError: by `__getattr__`: the package has no such public name.
+        AttributeError: `__getattr__` raises it if the package has no such public name.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
     loaded = vars(sys.modules[package])

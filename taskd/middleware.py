@@ -21,15 +21,15 @@ def middleware(
 ) -> Any:
     """Register `async def around(ctx, call_next)` for the attempts of all tasks, or of some.
 
-    `await call_next()` runs the next middleware, or the handler, and returns its result. The
+    `await call_next()` runs the next middleware, or the handler, and returns the result. The
     return value of `around` is the result of the attempt. An exception from `around` ends the
     attempt in the same way as an exception from the handler. The middleware that was registered
-    first is the outermost. Middleware runs on the event loop, in the attempt's context and under
-    its timeout, even if the handler is a plain function in a thread.
+    first is the outermost. Middleware runs on the event loop, with the context variables and the
+    timeout of the attempt, even if the handler is a plain function in a thread.
 
     Args:
         around: the middleware.
-        tasks: names of the tasks; empty: all tasks.
+        tasks: names of the tasks; by default, all tasks.
         registry: where the middleware is registered.
 
     Raises:
@@ -57,14 +57,14 @@ def in_thread(
     A hook is a generator function that yields once. It runs in the thread or the process of the
     handler. The code before the `yield` runs before the handler, and the code after the `yield`
     runs when the handler has ended. The `yield` returns the exception that the handler has raised,
-    or None. An exception of the hook fails the attempt, unless the handler has raised one itself.
-    The hook that was registered first is the outermost. The timeout of the attempt includes its
-    hooks. Hooks do not run around `async def` handlers.
+    or None. If the hook raises an exception, the attempt fails with it, unless the handler has
+    raised an exception itself. The hook that was registered first is the outermost. The time of the
+    hooks counts towards the timeout of the attempt. Hooks do not run around `async def` handlers.
 
     Args:
         hook: the generator function; it takes no arguments. For tasks with process=True, it must be
             defined at the top level of a module.
-        tasks: names of the tasks; empty: all tasks.
+        tasks: names of the tasks; by default, all tasks.
         registry: where the hook is registered.
 
     Raises:

@@ -42,15 +42,15 @@ def report_errors(
 ) -> Any:
     """Register a function that receives an ErrorReport for each error.
 
-    Errors are: jobs that have failed, by an exception, a timeout, the death of their process or of
-    their worker; workers that this worker has declared dead; and services of this worker that
-    crash. Verdicts, cancelled jobs and expired jobs are not reported, except a Retry after the last
-    attempt.
+    There are three kinds of errors: a job has failed (by an exception, a timeout, or the death of
+    its process or its worker); this worker has declared another worker dead; or a service of this
+    worker has crashed. Cancelled jobs, expired jobs and verdicts are not reported. But a Retry
+    after the last attempt is reported.
 
-    The function runs in a thread of its own, in the context variables of the attempt, after the
+    The function runs in its own thread, with the context variables of the attempt, after the
     outcome was recorded. It cannot change the outcome: its exceptions are only logged. If the
-    function is slow, up to 1,000 errors wait for it, and a stopping worker waits for it for up to
-    2 seconds.
+    function is slow, up to 1,000 errors wait for it. A worker that stops waits up to 2 seconds for
+    the function.
 
     Args:
         callback: a plain function with one parameter.

@@ -67,7 +67,7 @@ def cron(expression: str, timezone: str = "UTC") -> Cron:
 
     Args:
         expression: five fields, such as `0 3 * * MON-FRI`.
-        timezone: the time zone of the expression: a name of the time zone database.
+        timezone: the time zone of the expression, by its name in the time zone database.
 
     Raises:
         InvalidSchedule: the expression cannot be parsed or never has a tick, or the time zone does
@@ -99,10 +99,11 @@ def schedule(
         query: a SELECT; a tick enqueues one job per row.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, fire only the newest missed ticks, at most this many.
-        overlap: what a tick does while a job of the schedule is live: `allow` (enqueue another),
-            `skip` (enqueue none) or `cancel` (cancel the live job and enqueue another).
+        overlap: what a tick does while a job of the schedule is live: `allow` (enqueue another
+            job), `skip` (enqueue no job) or `cancel` (cancel the live job and enqueue another job).
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
-        deadline_s: the deadline of the job, in seconds after its tick; after that it expires.
+        deadline_s: the deadline of the job, in seconds after its tick. If no attempt has started by
+            then, the job expires.
         registry: where the schedule is declared.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Workflows, in which jobs wait for others; and pipelines, in which each stage feeds the next."""
+"""Workflows, in which jobs wait for other jobs, and pipelines, whose stages pass results on."""
 
 from taskd.client.workflows import Pipeline, Started, Workflow, chain, group, pipeline, stage
 from taskd.core.jobs.pipeline_steps import Next, Stop

@@ -1,6 +1,6 @@
 """The producer API: tasks with their enqueue methods, the client, and the location of its database.
 
-A public name is imported at its first use, so that a module that only declares tasks imports no
+A public name is imported at its first use, so a module that only declares tasks imports no
 PostgreSQL driver.
 """
 

@@ -1,14 +1,14 @@
 """A buffer for busy producers: it accepts jobs immediately, and writes them in batches later.
 
 A batch is one transaction of up to a thousand jobs. If PostgreSQL cannot be reached, the buffer
-retries the batch until it is written, but at most for `flush_s` after the end of the block. Jobs
-that were refused or could not be written are reported at the end of the block.
+retries the batch until it is written, but for at most `flush_s` after the end of the `async with`
+block. The end of the block reports jobs that were refused or could not be written.
 
 If the connection breaks at a COMMIT, the buffer asks the server whether the transaction committed,
-so no batch is written twice. The server knows this even after a crash. A failover to a standby
-loses a transaction that the standby has not received; then the buffer writes the batch again. But
-the promoted standby can give the id of the lost transaction to another transaction. If that other
-transaction committed, the buffer counts the batch as written, and its jobs are lost.
+so no batch is written twice. The server knows the answer even after a crash. If a failover to a
+standby has lost the transaction, the buffer writes the batch again. But the promoted standby can
+give the id of the lost transaction to another transaction. If this other transaction has committed,
+the buffer counts the batch as written, and the jobs of the batch are lost.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Pending(NamedTuple):
 class Buffered:
     """A buffer that accepts jobs immediately and writes them soon: `async with client.buffered()`.
 
-    The end of the block waits at most `flush_s` until the remaining jobs are written. It raises
-    NotEnqueued if jobs were refused or could not be written; the error contains these jobs. If the
-    block itself has raised an exception, that exception gets a note instead. Jobs in the buffer are
-    lost when the process dies.
+    The end of the block waits at most `flush_s` until the remaining jobs are written. If jobs were
+    refused or could not be written, it raises NotEnqueued, which contains these jobs. If the block
+    itself has raised an exception, that exception gets a note instead. When the process dies, the
+    jobs in the buffer are lost.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class Buffered:
         self._waiting: deque[Pending] = deque()
         self._in_flight: list[Pending] = []
         # The current transaction contains the first `_batch_jobs` of the jobs in flight. If its
-        # COMMIT got no reply, it is in doubt until the server says whether it committed.
+        # COMMIT got no reply, the transaction is in doubt until the server answers whether it
+        # committed.
         self._batch_jobs = 0
         self._in_doubt = False
         self._refused: list[tuple[NewJob, Exception]] = []
@@ -146,7 +147,7 @@ class Buffered:
         """Accept a job like enqueue(), but wait while the buffer is full.
 
         Raises:
-            RuntimeError: called outside of the block, or the block has ended meanwhile.
+            RuntimeError: called outside of the block, or the block ended during the wait.
         """
         while self._writing is not None and not self._fits(_size(job)):
             self._room.clear()
@@ -162,7 +163,8 @@ class Buffered:
             await asyncio.wait(receipts)
 
     def _fits(self, size: int) -> bool:
-        # An empty buffer accepts a job of any size: a job above the limit would never fit.
+        # An empty buffer accepts a job of any size. Otherwise, a job above the limit would never
+        # be accepted.
         return not len(self) or (
             len(self) < self._max_jobs and self._bytes + size <= self._max_bytes
         )
@@ -205,7 +207,7 @@ class Buffered:
         self._first_at = time.monotonic()
 
     async def _write(self, batch: list[Pending]) -> None:
-        """Write a batch; if PostgreSQL refuses it, write each half of it, to find refused jobs."""
+        """Write a batch; if PostgreSQL refuses it, write each half, to find the refused jobs."""
         try:
             written = await self._persist([each.job for each in batch])
         except EnqueueError as error:
@@ -248,7 +250,7 @@ class Buffered:
 
     async def _was_committed(self, xid: str) -> bool:
         """Ask the server until it answers whether the transaction committed."""
-        self._in_doubt = True  # stays set if the block ends before the answer
+        self._in_doubt = True  # remains True if the block ends before the server has answered
         while True:
             try:
                 outcome = await self._writer.transaction_outcome(xid)
@@ -259,7 +261,8 @@ class Buffered:
                     self._in_doubt = False
                     return outcome == "committed"
                 if outcome is None:
-                    # The server knows only newer transactions, for example after days of outage.
+                    # The server no longer knows transactions as old as this one, as after days of
+                    # outage.
                     self._last_error = StoreUnavailable(
                         "the server no longer knows whether a transaction committed"
                     )
@@ -279,9 +282,10 @@ class Buffered:
             pending.receipt.set_result(result)
 
     def _left(self) -> NotEnqueued | None:
-        """Return the error for jobs that were refused or could not be written; None: no such job.
+        """Return the error that contains the jobs that were refused or could not be written.
 
-        The futures of jobs that could not be written get the same error.
+        The futures of jobs that could not be written get the same error. If there are no such jobs,
+        return None.
         """
         batch = 0 if not (self._in_doubt or self._writer.committing) else self._batch_jobs
         in_doubt, unwritten = self._in_flight[:batch], [*self._in_flight[batch:], *self._waiting]
@@ -310,6 +314,6 @@ def _size(job: NewJob) -> int:
 
 def _refuse(receipt: Receipt, error: Exception) -> None:
     receipt.set_exception(error)
-    # Mark the exception as retrieved, so that asyncio does not warn if no caller awaits the future:
-    # the end of the block raises the error as well.
+    # Mark the exception as retrieved: asyncio must not warn if no caller awaits the future, because
+    # the end of the block reports the error, too.
     receipt.exception()

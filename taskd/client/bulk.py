@@ -14,13 +14,13 @@ from taskd.store.jobs import changes, jobs
 BATCH_JOBS = 1000
 SAMPLE_JOBS = 10
 
-# Acts on the jobs with these ids, in this order. Returns the ids of the jobs on which it acted: the
-# others have changed since they were found.
+# Acts on the jobs with these ids, in this order. Returns the ids of the jobs on which it acted. It
+# does not act on jobs that have changed since they were found.
 Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
 
 
 async def batches(on: Fetches, chosen: Filter, limit: int | None) -> AsyncIterator[Sequence[int]]:
-    """Yield the ids of the matching jobs in batches, at most `limit` ids in all; None: all ids."""
+    """Yield the ids of the matching jobs in batches: `limit` ids at most, or with None, all ids."""
     left = limit if limit is not None else sys.maxsize
     async for ids in changes.find(on, chosen):
         for at in range(0, len(ids), BATCH_JOBS):
@@ -33,7 +33,7 @@ async def batches(on: Fetches, chosen: Filter, limit: int | None) -> AsyncIterat
 
 
 async def preview(on: Fetches, chosen: Filter, limit: int | None) -> tuple[int, list[int]]:
-    """Return how many jobs match, counted up to `limit`, and the ids of the first ten."""
+    """Return the number of matching jobs, counted up to `limit`, and the ids of the first ten."""
     found, sample = 0, list[int]()
     async for ids in batches(on, chosen, limit):
         found += len(ids)
@@ -47,8 +47,8 @@ async def cancel_workflow(
     """Stop a workflow: let no further stage start, and cancel at most `limit` of its jobs.
 
     Returns:
-        The state of each of these jobs, by id: `cancelled`, or `running` if its cancellation was
-        requested. None: there is no such workflow.
+        The state of each of these jobs, by id: `cancelled`, or `running` if the cancellation of the
+        job was requested. None if there is no such workflow.
     """
     if not await workflows.stop(on, workflow_id):
         return None
@@ -63,10 +63,10 @@ async def cancel_workflow(
 async def retry_workflow(
     on: Fetches, workflow_id: int, limit: int = sys.maxsize
 ) -> tuple[list[int], list[int]]:
-    """Retry failed and cancelled jobs of a workflow, the first `limit` of them.
+    """Retry the first `limit` failed and cancelled jobs of a workflow.
 
     Returns:
-        The ids of the jobs that were retried, and of the jobs that were chosen and not retried.
+        The ids of the jobs that were retried, and the ids of the jobs that could not be retried.
     """
     # Parents have smaller ids, so each batch retries parents before the jobs that wait for them.
     chosen = (await workflows.jobs_to_retry(on, workflow_id))[:limit]

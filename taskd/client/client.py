@@ -25,16 +25,18 @@ R = TypeVar("R")
 class Client(ClientControl):
     """A producer's access to the database. It connects at its first use, or by `async with`.
 
-    Each event loop that uses the client gets its own connections, which are closed with the loop.
+    Each event loop that uses the client gets its own connections. They are closed when the loop is
+    closed.
 
     Without `conn`, a method uses one of these connections and commits its own transaction. If
     several coroutines enqueue single jobs without a unique key into one queue at the same time, up
     to a thousand of these jobs share a statement.
 
-    With `conn`, the caller's connection, the job is part of the caller's transaction: before the
-    commit, no other session sees the job, and no worker is notified. `conn` is an asyncpg
-    connection, a psycopg.AsyncConnection, or SQLAlchemy's AsyncConnection or AsyncSession. The sync
-    methods take a connection of psycopg, psycopg2 or Django, or SQLAlchemy's Connection or Session.
+    `conn` is a connection of the caller. A job that is enqueued with `conn` is part of the caller's
+    transaction: before the caller commits, no other session sees the job, and no worker is
+    notified. `conn` is an asyncpg connection, a psycopg.AsyncConnection, or SQLAlchemy's
+    AsyncConnection or AsyncSession. The sync methods take a connection of psycopg, psycopg2 or
+    Django, or SQLAlchemy's Connection or Session.
 
     Args:
         dsn: the DSN of the database, in place of the DSN of `settings`. If only the DSN is given,
@@ -56,14 +58,14 @@ class Client(ClientControl):
             UnknownTask: the job names no queue, and its task is neither published nor built in.
             InvalidArgs: the arguments were not checked yet, and do not fit the task.
             InvalidJob: PostgreSQL refuses a value; nothing was written.
-            KeyHeld: another job holds its unique key, and on_conflict is `raise`.
+            KeyHeld: another job holds the unique key of the job, and on_conflict is `raise`.
             QueueFull: the queue has as many waiting jobs as its limit allows.
             StoreUnavailable: PostgreSQL cannot be reached. If the connection broke before the
                 reply, the job may have been written.
             SchemaMissing: the database has no schema taskd.
-            TypeError: taskd does not support this type of connection.
+            TypeError: taskd does not support the type of `conn`.
         """
-        # An existing pool is found without awaiting a coroutine, which makes an enqueue cheaper.
+        # If the pool exists, find it without awaiting a coroutine: this makes an enqueue cheaper.
         on = self._pools.get(asyncio.get_running_loop()) if conn is None else fetches(conn)
         enqueued = await enqueue_job(on or await self._pool(), job, self._built_ins)
         enqueued.client = self
@@ -72,12 +74,12 @@ class Client(ClientControl):
     async def enqueue_many(self, jobs: Iterable[NewJob], *, conn: object = None) -> list[Enqueued]:
         """Enqueue jobs in batches; return their ids, in the order of the jobs.
 
-        A batch is one statement with at most a thousand jobs, whose arguments have at most 8 Mi
-        characters. The jobs can come from a generator, which is read batch by batch. Without
-        `conn`, each batch is a transaction: after an error, the batches before it are enqueued.
-        With `conn`, all jobs are part of the caller's transaction. Two such transactions can
-        deadlock if each has several batches of jobs with unique keys, because keys are locked in a
-        fixed order only within a batch.
+        A batch is one statement with at most a thousand jobs, whose arguments take at most 8 Mi
+        characters together. The jobs can come from a generator, which is read batch by batch.
+        Without `conn`, each batch is a transaction: if a batch fails, the batches before it stay
+        enqueued. With `conn`, all jobs are part of the caller's transaction. Two transactions of
+        callers can deadlock if each of them enqueues several batches of jobs with unique keys,
+        because keys are locked in a fixed order only within a batch.
 
         Raises:
             As enqueue().
@@ -94,9 +96,10 @@ class Client(ClientControl):
     ) -> Enqueued:
         """Enqueue a job of a task that is not imported here; return its id.
 
-        The arguments are checked against the published task, which also gives the queue unless
-        `queue` is given. If no worker has published the task and `queue` is given, the arguments
-        are not checked; without `queue`, the task must be one of the client's built-in tasks.
+        The arguments are checked against the published task. Without the option `queue`, the job
+        goes to the queue of that task. If no worker has published the task, then with `queue` the
+        arguments are not checked, and without `queue` the task must be a built-in task of this
+        client.
 
         Args:
             task: the task's name.
@@ -162,11 +165,11 @@ class Client(ClientControl):
         """Return a buffer for busy producers: `async with client.buffered() as b: b.enqueue(job)`.
 
         Args:
-            max_jobs: how many jobs the buffer holds at most.
-            max_bytes: how many bytes the arguments of these jobs take at most. An empty buffer
-                accepts a job of any size.
-            max_wait_s: the most seconds that a job waits for other jobs, to share a statement
-                with them.
+            max_jobs: the most jobs that the buffer holds.
+            max_bytes: the most bytes that the arguments of these jobs take together. An empty
+                buffer accepts a job of any size.
+            max_wait_s: the most seconds that a job waits in the buffer for further jobs, which are
+                then written with the same statement.
             flush_s: the most seconds that the end of the block waits until the remaining jobs are
                 written.
 
@@ -209,9 +212,9 @@ class Client(ClientControl):
             ResultNotStored: the job is done, but its result could not be stored.
             InvalidResult: the result is not of the annotated type.
             JobNotFound: the job was never committed, or is no longer stored.
-            TimeoutError: the job has not ended in time. It is not cancelled.
+            TimeoutError: the job has not ended in time. The job is not cancelled.
             PermissionDenied: this user is not allowed to read results.
-            StoreUnavailable: the client was closed meanwhile.
+            StoreUnavailable: the client was closed during the wait.
         """
         await self._pool()
         key = JobKey(int(job_id), job_id.enqueued_us if isinstance(job_id, Enqueued) else None)
@@ -243,7 +246,7 @@ class Client(ClientControl):
         return self._in_background(self.result(job_id, timeout_s))
 
     def _mine(self, enqueued: list[Enqueued]) -> list[Enqueued]:
-        """Store this client in the ids, so that their result() works; return the ids."""
+        """Store this client in each id, so that `id.result()` works; return the ids."""
         for each in enqueued:
             each.client = self
         return enqueued

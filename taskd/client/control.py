@@ -26,11 +26,11 @@ class ClientControl(ClientConnections):
     async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
         """Cancel waiting jobs, and request the cancellation of running jobs.
 
-        The result contains the state of each job by id, without finished and unknown jobs.
-        `cancelled`: the job was waiting. `running`: the job is running, and its worker will cancel
-        the handler. The worker is notified; if the notification is lost, it reads the request
-        within a few seconds. The reason is stored with the job. Jobs of a workflow that need a
-        cancelled job are cancelled with it.
+        The result contains the state of each job by id, without finished and unknown jobs. The
+        state is `cancelled` if the job was waiting. It is `running` if the job is running; its
+        worker will then cancel the handler. The worker is notified; if the notification is lost,
+        the worker reads the request within a few seconds. The reason is stored with the job. If
+        other jobs of a workflow need a cancelled job, they are cancelled, too.
         """
         return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
 
@@ -64,7 +64,7 @@ class ClientControl(ClientConnections):
         """Change waiting jobs; return an outcome by id: changed, running, finished or unknown.
 
         Args:
-            ids: ids of the jobs. Jobs with another outcome than `changed` stay as they are.
+            ids: ids of the jobs. If the outcome of a job is not `changed`, the job stays as it is.
             changes: new values, as Change describes them.
 
         Raises:
@@ -84,7 +84,8 @@ class ClientControl(ClientConnections):
 
         Args:
             tasks: names of the tasks.
-            for_s: seconds until the tasks resume by themselves; None: until resume_tasks().
+            for_s: seconds until the tasks resume by themselves. With None, the pause lasts until
+                resume_tasks() is called.
             reason: `taskd why` and the dashboard show it.
 
         Raises:
@@ -95,11 +96,14 @@ class ClientControl(ClientConnections):
         )
 
     async def resume_tasks(self, tasks: Iterable[str]) -> list[str]:
-        """Resume tasks; return the names of those that were paused, with former names, sorted."""
+        """Resume tasks; return the names of the tasks that were paused, sorted.
+
+        The result contains the former names of these tasks, too.
+        """
         return await stored_tasks.resume(await self._pool(), list(tasks))
 
     async def limit(self, queue: str, concurrency: int | None) -> None:
-        """Set a queue's concurrency in each worker process; None: the worker's own setting.
+        """Set a queue's concurrency in each worker process; None restores the worker's setting.
 
         Raises:
             InvalidJob: the number is not within 1 to 10,000, or the queue's name is not valid.
@@ -122,12 +126,13 @@ class ClientControl(ClientConnections):
 
         Args:
             queues: names of the queues; a queue that does not exist yet is paused as well.
-            for_s: seconds until the queues resume by themselves; None: until resume().
+            for_s: seconds until the queues resume by themselves. With None, the pause lasts until
+                resume() is called.
             reason: `taskd why` and the dashboard show it.
 
         Raises:
-            InvalidJob: a name is not a valid name of a queue, or `for_s` is not above zero, or
-                longer than ten years.
+            InvalidJob: a name is not a valid name of a queue, or `for_s` is not between zero and
+                ten years.
         """
         names = [check_queue(name) for name in queues]
         return await stored_queues.pause(
@@ -135,7 +140,7 @@ class ClientControl(ClientConnections):
         )
 
     async def resume(self, queues: Iterable[str]) -> list[str]:
-        """Resume queues; return the names of those that were paused, sorted.
+        """Resume queues; return the names of the queues that were paused, sorted.
 
         Raises:
             InvalidJob: a name is not a valid name of a queue.

@@ -1,9 +1,10 @@
 """The default client, which `task.enqueue(...)` uses: one per process.
 
-It reads its DSN from the same places as `taskd run`: taskd.toml or `[tool.taskd]` of the
-pyproject.toml in the current directory, TASKD_DSN, TASKD_DSN_FILE, a systemd credential named dsn,
-DATABASE_URL, the PG* variables. If none of these contains a DSN, the client uses the embedded
-PostgreSQL. An application that keeps its DSN elsewhere calls configure() when it starts.
+The client reads its DSN from the same places as `taskd run`. In the current directory, these are
+taskd.toml, and `[tool.taskd]` of pyproject.toml. The others are TASKD_DSN, TASKD_DSN_FILE, a
+systemd credential named dsn, DATABASE_URL, and the PG* variables. If none of these contains a DSN,
+the client uses the embedded PostgreSQL. An application that keeps its DSN elsewhere calls
+configure() when it starts.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from taskd.client.client import Client
     from taskd.config import Settings
 
-# Empty until the first use, so that declaring tasks imports no driver. setdefault() gives all
-# threads the same client without a lock: a lock that is held at a fork stays locked in the child.
+# The dict is empty until the first use, so that declaring tasks imports no driver. setdefault()
+# gives all threads the same client without a lock: if a lock is held at the moment of a fork, it
+# stays locked in the child.
 _current: dict[str, Client] = {}
 
 
@@ -56,5 +58,5 @@ def configure(dsn: str | None = None, *, settings: Settings | None = None) -> Cl
 
 
 async def aclose_default() -> None:
-    """Close the default client, and replace it by one that reads the settings at its first use."""
+    """Close the default client. The new default client reads the settings at its first use."""
     await set_default_client(_new()).close()

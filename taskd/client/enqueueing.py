@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
 BATCH_JOBS = 1000
-# Limits the size of a statement, which client and server hold in memory, and which must end within
-# the statement timeout.
+# Limits the size of a statement: client and server hold the statement in memory, and it must end
+# within the statement timeout.
 BATCH_CHARACTERS = 8 * 1024 * 1024
 MESSAGE_CHARACTERS = 300
 
-# Returns the built-in tasks. It is called only for a job without a queue whose task is not
-# published.
+# A function that returns the built-in tasks. It is called only for a job without a queue whose task
+# is not published.
 BuiltIns = Callable[[], Sequence[Task[..., Any]]]
 
 
@@ -44,9 +44,9 @@ def enqueue_job(
 ) -> Coroutine[Any, Any, Enqueued]:
     """Return a coroutine that enqueues one job as enqueue_jobs() does, and returns its id.
 
-    If the job is complete and has no unique key, and the app uses no traces, the coroutine is that
-    of the store. This saves the lists and five coroutines of enqueue_jobs(), a third of the time in
-    Python.
+    If the job is complete and has no unique key, and the app uses no traces, this is a coroutine of
+    the store. It saves the lists and five coroutines of enqueue_jobs(), which take a third of the
+    time in Python.
     """
     if is_complete(job) and job.unique is None and traces.tracer() is None:
         return stored_jobs.enqueue_one(on, job)
@@ -77,12 +77,12 @@ async def enqueue_jobs(
 async def insert_jobs(
     on: Fetches, jobs: Iterable[NewJob], built_ins: BuiltIns = no_built_ins
 ) -> list[Enqueued]:
-    """Insert jobs in batches of BATCH_JOBS or BATCH_CHARACTERS, each with one statement.
+    """Insert jobs in batches of at most BATCH_JOBS and BATCH_CHARACTERS, one statement per batch.
 
     Arguments that were not checked against a signature in this process are checked against the
     published task. If no worker has published the task, a job with a queue is inserted without a
-    check, and a job without a queue must be of a built-in task, against which its arguments are
-    checked.
+    check. A job without a queue must then be of a built-in task, and its arguments are checked
+    against that task.
 
     Returns:
         The ids, in the order of the jobs.
@@ -90,7 +90,7 @@ async def insert_jobs(
     Raises:
         UnknownTask: a job names no queue, and its task is neither published nor built in.
         InvalidArgs: a job's arguments do not fit its published or built-in task.
-        TaskdError: as jobs.enqueue() of the store.
+        TaskdError: any error of jobs.enqueue() of the store.
     """
     ids: list[Enqueued] = []
     for batch in _batches(jobs):
@@ -119,10 +119,10 @@ def is_complete(job: NewJob) -> bool:
 async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> list[NewJob]:
     """Return the jobs, each completed by its published or built-in task.
 
-    If the arguments of a job were not checked yet, they are checked, and the job gets the limit and
-    the argument version of the task, and the task's unique key, unless the job has a key or
-    `no_key`. A job without a queue gets the queue of the task. If a job has a queue, and its task
-    is not published, the job stays as it is.
+    If the arguments of a job were not checked yet, they are checked now. The job also gets the
+    limit and the argument version of the task. It gets the task's unique key, unless the job has a
+    key or `no_key`. A job without a queue gets the queue of the task. If a job has a queue and its
+    task is not published, the job stays as it is.
 
     Raises:
         UnknownTask, InvalidArgs: as insert_jobs().
@@ -137,7 +137,7 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     tasks.update(published)
     complete = []
     for job in jobs:
-        # The built-in task of that name does not count here: with a queue, the job can be of an
+        # If the job has a queue, a built-in task of this name does not count: the job can be of an
         # app's task with the same name.
         if job.queue is not None and (job.checked or job.task not in published):
             complete.append(job)
@@ -180,8 +180,8 @@ def check_args(task: str, text: str, args_schema: str, redact: Collection[str] =
     """Check the JSON text of arguments against the published schema.
 
     Raises:
-        InvalidArgs: the arguments do not fit. The message does not quote the value, and about a
-            redacted argument it contains only the name.
+        InvalidArgs: the arguments do not fit. The message does not quote the wrong value. For a
+            redacted argument, it contains only the name.
     """
     from jsonschema.exceptions import best_match
 
@@ -195,7 +195,7 @@ def check_args(task: str, text: str, args_schema: str, redact: Collection[str] =
         if odd.absolute_path and odd.absolute_path[0] in redact:
             name = odd.absolute_path[0]
             raise InvalidArgs(f"task {task}: the value does not fit the task - at `$.{name}`")
-        # The value can be personal data, and errors are logged.
+        # Leave the value out of the message: it can be personal data, and errors are logged.
         rest = odd.message.removeprefix(repr(odd.instance))
         message = odd.message if rest == odd.message else f"the value{rest}"
         takes = "" if odd.absolute_path else _takes(odd)
@@ -223,7 +223,7 @@ def _validator(args_schema: str) -> Validator:
 def _formats() -> Any:
     """Return a checker of the formats that msgspec writes into a schema.
 
-    The checker accepts the same texts as msgspec, which checks the arguments in the worker.
+    In the worker, msgspec checks the arguments. This checker accepts the same texts as msgspec.
     """
     import datetime as dt
     import decimal

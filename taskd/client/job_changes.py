@@ -36,6 +36,6 @@ async def change(on: Fetches, ids: Sequence[int], new: Change) -> dict[int, Chan
 
 
 def _parts(args_schema: str) -> str:
-    """Return the schema with no argument required: the job has the arguments that do not change."""
+    """Return the schema without required arguments: the job has all that do not change."""
     schema: Mapping[str, Any] = msgspec.json.decode(args_schema)
     return msgspec.json.encode({**schema, "required": []}).decode()

@@ -13,7 +13,8 @@ from taskd.core.tasks.other_words import JOB_OPTIONS, unknown_option
 class JobOptions(TypedDict, total=False):
     """The options of a job, as `NewJob` describes them.
 
-    If an option is None or missing, the option of the task applies, or else the default of NewJob.
+    If an option is None or missing, the option of the task applies. If the task has no such option,
+    the default of NewJob applies.
     """
 
     queue: str | None

@@ -1,9 +1,9 @@
 """Wait for the results of jobs; one LISTEN connection serves all callers on an event loop.
 
 The waiter marks the row of a job, and the statement that ends a marked job sends a NOTIFY. A
-notification can get lost (a broken connection, a pooler), so the waiter also polls the job: at
-intervals that grow from 2 to 20 s while the waiter listens, and from 50 ms to a second while it
-does not. One statement polls many jobs.
+notification can get lost in a broken connection or a pooler, so the waiter also polls the job.
+While the waiter listens, the intervals between polls of a job grow from 2 to 20 s. While it does
+not listen, they grow from 50 ms to a second. One statement polls many jobs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from taskd.store.jobs import results
 from taskd.store.jobs.results import JobKey, Outcome
 
 POLL_JOBS_MAX = 1000
-# The shortest and the longest delay between two polls of a job while the waiter does not listen,
-# and the same while it listens. The delay grows by half with each poll, and is jittered by 20 %.
+# The shortest and the longest delay between two polls of a job: first while the waiter does not
+# listen, then while it listens. The delay grows by half with each poll, and is jittered by 20 %.
 POLL_S, POLL_S_MAX = 0.05, 1.0
 LISTENED_S, LISTENED_S_MAX = 2.0, 20.0
 # When no caller has been waiting for this long, polling ends, and the LISTEN connection is closed.
@@ -41,7 +41,7 @@ class _Awaited:
     """A job that callers wait for.
 
     Attributes:
-        poll_at: when the job is polled next, in time.monotonic(); 0.0: now.
+        poll_at: when the job is polled next, by time.monotonic(). With 0.0, it is polled now.
         delay_s: the delay before that poll.
         notified: whether a notification has named the job since its last poll.
         futures: the futures of the waiting callers.
@@ -79,7 +79,7 @@ class ResultWaiter:
             JobNotFound: there is no such job.
             TimeoutError: the job has not ended within `timeout_s`.
             PermissionDenied, SchemaError: the job cannot be read.
-            StoreUnavailable: close() was called meanwhile.
+            StoreUnavailable: close() was called during the wait.
         """
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         awaited = self._awaited.setdefault(key, _Awaited())
@@ -117,7 +117,7 @@ class ResultWaiter:
             self._wakeup.set()
 
     async def _poll_loop(self) -> None:
-        """Poll each job when its next poll is due; return after IDLE_S without a waiting caller."""
+        """Poll each job when its next poll is due; return if no caller has waited for IDLE_S."""
         idle_since = time.monotonic()
         while True:
             self._wakeup.clear()
@@ -147,7 +147,7 @@ class ResultWaiter:
         try:
             found = await results.await_jobs(self._pool, keys)
         except StoreUnavailable:
-            return  # polling continues; only the timeouts of the callers limit the wait
+            return  # the jobs are polled again, until the timeouts of the callers
         except TaskdError as error:
             for key in keys:
                 self._resolve(key, error)
@@ -158,7 +158,7 @@ class ResultWaiter:
             if outcome is not None and outcome.state not in FINISHED and key in notified:
                 self._notified_polls_at = time.monotonic() + FALSE_NOTIFY_PAUSE_S
             if outcome is None:
-                text = "it was never committed, or its queue keeps it no longer"
+                text = "it was never committed, or its queue no longer keeps it"
                 self._resolve(key, JobNotFound(f"no job has the id {key.id}: {text}"))
             elif outcome.state in FINISHED:
                 self._resolve(key, outcome)
@@ -205,7 +205,7 @@ class ResultWaiter:
             except Pooled:
                 return
             except TaskdError:
-                pass  # polling goes on, and passes errors that are permanent to the callers
+                pass  # polling goes on; it tells the callers about errors that are permanent
             finally:
                 self._listens = False
                 channel.drop()
@@ -213,7 +213,7 @@ class ResultWaiter:
             await asyncio.sleep(RELISTEN_S * random.uniform(0.5, 1.5))
 
     def _on_notify(self, payload: str) -> None:
-        # Any user can send any payload, so the payload is only a hint which job to poll.
+        # Any user can send any payload, so use the payload only as a hint about which job to poll.
         if not (payload.isascii() and payload.isdigit() and len(payload) < 20):
             return
         for key in self._keys.get(int(payload), ()):

@@ -28,20 +28,20 @@ class Schedules:
     async def set(self, schedule: Schedule) -> str:
         """Make or change a schedule; return `created`, `changed` or `unchanged`.
 
-        The next tick stays the same unless the period, its start, the cron expression or the time
-        zone changes, or the schedule was withdrawn. A pause stays in force.
+        The time of the next tick changes only if the period, its start, the cron expression or the
+        time zone changes, or if the schedule was withdrawn. A paused schedule stays paused.
 
         Raises:
             InvalidJob: PostgreSQL refuses a value, the schedule names no queue and its task is not
                 published, or the arguments do not fit the published task.
-            PermissionDenied: this user has no right to set schedules, or sets a query and has no
-                right to fire schedules, as workers have.
+            PermissionDenied: this user has no right to set schedules. Or the schedule has a query,
+                and this user does not have the right to fire schedules, which workers have.
             StoreUnavailable: PostgreSQL cannot be reached.
         """
         return (await stored.set_(await self._pool(), [schedule]))[schedule.name]
 
     async def delete(self, names: Iterable[str]) -> list[str]:
-        """Delete schedules; return the names of those that existed, sorted. Their jobs stay.
+        """Delete schedules, but not their jobs; return the names of those that existed, sorted.
 
         A schedule that an app declares is made again when the app starts. To stop such a schedule,
         pause it.
@@ -55,7 +55,8 @@ class Schedules:
 
         Args:
             names: the names of the schedules.
-            for_s: seconds until the schedules resume by themselves; None: until resume().
+            for_s: seconds until the schedules resume by themselves. With None, the pause lasts
+                until resume() is called.
             reason: `taskd schedules list` and the dashboard show it.
 
         Raises:

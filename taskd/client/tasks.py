@@ -40,10 +40,10 @@ KeepLogsOption = Literal["off", "failed", "all"] | None
 
 
 class Enqueues(Generic[P, R]):
-    """Methods that make jobs from typed arguments and enqueue them; R is the type of the result."""
+    """Methods that make and enqueue jobs with typed arguments. R is the type of a job's result."""
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> NewJob:
-        """Return a job as a value, for `client.enqueue_many`, or to change the job first.
+        """Return a job as a value: to change it before it is enqueued, or for a bulk enqueue.
 
         Raises:
             InvalidArgs: the arguments do not fit the handler's signature, or have no JSON form.
@@ -53,15 +53,15 @@ class Enqueues(Generic[P, R]):
     def on(self, conn: object) -> OnConnection[P, R]:
         """Return the task on the caller's connection: `send.on(conn).enqueue(to="ada")`.
 
-        The job becomes part of the transaction of `conn`: it exists when the caller commits.
+        The job becomes part of the transaction of `conn`: it exists only after the caller commits.
 
         Args:
             conn: a connection of asyncpg, psycopg, psycopg2 or Django, or a connection or session
                 of SQLAlchemy.
 
         Raises:
-            TypeError: `conn` is None. The methods of the returned object raise TypeError if taskd
-                does not support the type of `conn`.
+            TypeError: `conn` is None. If taskd does not support the type of `conn`, the methods of
+                the returned object raise TypeError.
         """
         if conn is None:
             raise TypeError("on(None): pass a connection, or enqueue without on()")
@@ -70,8 +70,8 @@ class Enqueues(Generic[P, R]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
         """Enqueue a job with these arguments; return its id, or the id of the holder of its key.
 
-        The default client enqueues the job over a connection of its own. See on() for a job that
-        is part of the caller's transaction.
+        The default client enqueues the job over one of the client's own connections. To make the
+        job part of your transaction, use on().
 
         Args:
             args, kwargs: the handler's arguments, checked against its signature.
@@ -101,7 +101,7 @@ class Enqueues(Generic[P, R]):
     if not TYPE_CHECKING:  # type checkers refuse unknown names
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; if another job queue has this method, name that of taskd."""
+            """Raise AttributeError; for a method of another job queue, name taskd's method."""
             hint = TASK_METHODS.get(name)
             text = f"a task has no attribute {name!r}"
             if hint is not None:
@@ -119,7 +119,7 @@ class OnConnection(Generic[P, R]):
         """Enqueue a job in the transaction of the connection; see Task.enqueue().
 
         Raises:
-            TypeError: the connection is of a type that taskd does not support, or blocks.
+            TypeError: taskd does not support the type of the connection, or the connection blocks.
             As Task.enqueue().
         """
         job = self._task.job(*args, **kwargs)
@@ -130,7 +130,8 @@ class OnConnection(Generic[P, R]):
         """Enqueue like enqueue(), over a blocking connection.
 
         Raises:
-            TypeError: the connection is of a type that taskd does not support, or needs a loop.
+            TypeError: taskd does not support the type of the connection, or the connection needs an
+                event loop.
             As Task.enqueue().
         """
         job = self._task.job(*args, **kwargs)
@@ -157,15 +158,15 @@ class Task(core.Task[P, R], Enqueues[P, R]):
             max_attempts: the most attempts of the job, 1 to 1000.
             timeout_s: timeout of one attempt in seconds.
             unique: the job's unique key.
-            no_key: True: the job gets no unique key, even if the task has one.
+            no_key: with True, the job gets no unique key, even if the task has one.
             deadline: no attempt starts after this time, a datetime with a time zone; excludes
                 `deadline_s`.
             deadline_s: the deadline in seconds after the start of the enqueueing transaction.
             metadata: further values that are stored with the job, such as tags.
 
         Raises:
-            TypeError: an option does not exist. For an option of another job queue, the message
-                names that of taskd.
+            TypeError: an option does not exist. If another job queue has the option, the message
+                names taskd's option.
         """
         return WithOptions(self, given(options))
 
@@ -209,7 +210,7 @@ class WithOptions(Enqueues[P, R]):
         return self.task.decode_result(text)
 
 
-# Type checkers can take the context out of a handler's parameters only if it is the first one.
+# A type checker can take the context out of a handler's parameters only if it is the first of them.
 class WithCtx(Protocol[P, S_co]):
     """A handler whose first parameter is named `ctx`."""
 
@@ -225,7 +226,7 @@ class WithContext(Protocol[P, S_co]):
 
 
 class BatchTask(Task[[A], Any], Generic[A, R]):
-    """A task whose handler gets a list of jobs; each job is enqueued with one argument, an `A`."""
+    """A task whose handler gets a list of jobs. To enqueue a job, give one argument, an `A`."""
 
     def __call__(self, items: list[Item[A]]) -> R:  # type: ignore[override]
         """Run the handler as a plain function, without a job."""
@@ -394,8 +395,8 @@ def task(
 ) -> Any:
     """Make a function the handler of a task: `@task` or `@task(queue="email", timeout_s=30)`.
 
-    With the setting `task_prefix`, a name without a dot gets the prefix: `export` is named
-    `billing.export`. Former names (`aliases`) stay as they are.
+    With the setting `task_prefix`, a name without a dot gets the prefix. For example, `export`
+    becomes `billing.export`. Former names (`aliases`) do not get the prefix.
 
     Args:
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A parameter

@@ -1,9 +1,9 @@
 """Traces of producers: a job carries the context of the trace in which it was enqueued.
 
-taskd uses OpenTelemetry only if the app does: this module does not import OpenTelemetry before the
-app has done so, and makes no span before the app has set a tracer provider. The context is stored
-in the metadata of the job in the W3C form (`traceparent`, `tracestate`), where SQL clients can set
-it, too.
+taskd uses OpenTelemetry only if the app does. Before the app has imported OpenTelemetry, this
+module does not import it, and before the app has set a tracer provider, this module makes no span.
+The context is stored in the metadata of the job in the W3C form (`traceparent`, `tracestate`). SQL
+clients can also set it there.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def tracer() -> Any | None:
 def propagators() -> list[Any]:
     """Return the W3C propagators, which write the context of a trace into a job and read it.
 
-    The propagator of baggage, which stores values that other services have added to a request, is
-    included only if OTEL_PROPAGATORS names it.
+    Baggage consists of values that services have added to a request. The propagator of baggage is
+    included only if OTEL_PROPAGATORS contains `baggage`.
     """
     from opentelemetry.baggage.propagation import W3CBaggagePropagator
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -53,7 +53,7 @@ def propagators() -> list[Any]:
 
 
 def carrier(context: Any = None) -> dict[str, str]:
-    """Return the context of a trace, by default of the current one, as values of metadata."""
+    """Return the context of a trace as values of metadata; by default, of the current trace."""
     carried: dict[str, str] = {}
     for each in propagators():
         each.inject(carried, context)
@@ -109,8 +109,8 @@ class Sending:
             ids: ids of the jobs that were written.
             error: the exception for which the span is marked as failed.
         """
-        # The jobs can be written by now, so an error of tracing must not make the caller enqueue
-        # them again.
+        # The jobs may already be written. An error of tracing must not reach the caller, who would
+        # enqueue the jobs again.
         with suppress(Exception):
             self._describe(ids, error)
 
@@ -155,9 +155,9 @@ def sending(tracer: Any) -> Iterator[Sending]:
 
 
 def with_own_span(job: NewJob) -> NewJob:
-    """Return the job with the context of a span of its own, which ends before the job is written.
+    """Return the job with the context of its own span, which has already ended.
 
-    A buffer uses this, because it writes the job later.
+    A buffer uses this, because the buffer writes the job later.
     """
     found = tracer()
     if found is None:

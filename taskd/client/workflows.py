@@ -40,7 +40,7 @@ class Started:
 
     Attributes:
         id: the id of the workflow.
-        jobs: the ids of the jobs, by the names of their nodes. `client.result()` takes such an id.
+        jobs: maps the name of each node to the id of its job, which `client.result()` accepts.
     """
 
     id: int
@@ -62,8 +62,8 @@ class Startable:
 
 def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, Started]]:
     async def write(on: Fetches, built_ins: BuiltIns) -> Started:
-        # Jobs of a workflow do not get the unique key of their task, because another job could hold
-        # the key, and then a job of the workflow would be missing.
+        # Jobs of a workflow do not get the unique key of their task. If another job held the key,
+        # a job of the workflow would be missing.
         parts = [node.job for node in plan.nodes]
         without_key = [job if job.checked else replace(job, no_key=True) for job in parts]
         jobs = await completed(on, without_key, built_ins)
@@ -75,7 +75,7 @@ def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, St
 
 
 class Workflow(Startable):
-    """Jobs of which some wait for others. start() enqueues all of them.
+    """A set of jobs, some of which wait for others. start() enqueues all of them.
 
     Args:
         name: 1 to 100 bytes; several workflows can have the same name.
@@ -105,17 +105,17 @@ class Workflow(Startable):
 
         Args:
             job: made by `task.job(...)`.
-            name: the name of its node; by default the name of its task, with a number if that name
-                is taken.
-            after: the parents, which are the jobs that this job waits for: names of nodes, which
-                can be added later, or ids of existing jobs. In the handler, `ctx.results()` returns
-                the results of the parents.
+            name: the name of the job's node; by default the name of its task, with a number if that
+                name is taken.
+            after: the parents of this job, which are the jobs that it waits for: names of nodes, or
+                ids of existing jobs. A node can be named here before it is added. In the handler,
+                `ctx.results()` returns the results of the parents.
             on_failed: what happens to this job if a parent fails or is cancelled; a value of
                 OnFailed.
 
         Raises:
-            InvalidWorkflow: the name is taken or not valid, `after` is no list, or `on_failed` is
-                no value of OnFailed.
+            InvalidWorkflow: the name is taken or not valid, `after` is not a list, or `on_failed`
+                is not a value of OnFailed.
         """
         if name is None:
             name = self._free(node_name(job.task))
@@ -125,24 +125,24 @@ class Workflow(Startable):
         if self._taken(name):
             raise InvalidWorkflow(f"workflow {self.name}: two jobs are named {name!r}")
         if isinstance(after, str | int):
-            raise InvalidWorkflow(f"after={after!r} is no list of names: after=[{after!r}]")
+            raise InvalidWorkflow(f"after={after!r} is not a list: write after=[{after!r}]")
         self._nodes[name] = Node(name, job, tuple(dict.fromkeys(after)), _policy(on_failed))
         return name
 
     def on_success(self, job: NewJob) -> None:
-        """Run this job when all jobs of add() are done."""
+        """Run this job when all jobs that were added with add() are done."""
         self._callbacks.append(("on_success", job, OnFailed.CANCEL))
 
     def on_failure(self, job: NewJob) -> None:
-        """Run this job once, as soon as a job of add() has failed or was cancelled."""
+        """Run this job once, when the first job that was added with add() fails or is cancelled."""
         self._callbacks.append(("on_failure", job, OnFailed.ONLY))
 
     def on_completion(self, job: NewJob) -> None:
-        """Run this job when all jobs of add() are done, failed or cancelled."""
+        """Run this job when all jobs that were added with add() are done, failed or cancelled."""
         self._callbacks.append(("on_completion", job, OnFailed.CONTINUE))
 
     async def start(self, *, conn: object = None, client: Client | None = None) -> Started:
-        """Enqueue all jobs of the workflow with one statement, so either all of them or none.
+        """Enqueue all jobs of the workflow with one statement. If it fails, no job is enqueued.
 
         Args:
             conn: the caller's connection, as `Client.enqueue` takes it.
@@ -164,7 +164,7 @@ class Workflow(Startable):
         return name in self._nodes or any(name == each for each, _, _ in self._callbacks)
 
     def _free(self, base: str) -> str:
-        """Return the name, with a number appended if the name is taken."""
+        """Return this name, with a number appended if the name is taken."""
         name = base
         while self._taken(name):
             number = self._numbers[base] = self._numbers.get(base, 1) + 1
@@ -182,10 +182,10 @@ class Workflow(Startable):
 
 
 def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) -> Workflow:
-    """Make a workflow of jobs that run one after another, each when the previous one is done.
+    """Make a workflow of jobs that run one after another, each when the previous job is done.
 
-    No result is passed on as an argument: a job reads the result of the previous one with
-    `ctx.results()`. The stages of a pipeline() get results as arguments.
+    Results are not passed on as arguments: a job reads the result of the previous job with
+    `ctx.results()`. In contrast, the stages of a pipeline() get results as arguments.
 
     Args:
         name: name of the workflow.
@@ -211,12 +211,13 @@ def group(
 ) -> Workflow:
     """Make a workflow of jobs that run in parallel, and a last job that starts when all are done.
 
-    The nodes of these jobs, the members, are named by task and index: `send[0]`, `send[1]`. In the
-    last job, `ctx.results()` returns their results in that order.
+    The jobs that run in parallel are the members of the group. Their nodes are named by task and
+    index: `send[0]`, `send[1]`. In the last job, `ctx.results()` returns the results of the members
+    in this order.
 
     Args:
         jobs: the members.
-        then: the last job; None: there is none.
+        then: the last job, or None.
         name: name of the workflow.
         on_failed: what happens to the last job when a member fails or is cancelled; a value of
             OnFailed.
@@ -246,10 +247,10 @@ def stage(
     """Make a stage of a pipeline.
 
     Args:
-        name: the name of the stage, with which a handler chooses this stage: `Next(name)`.
+        name: the name of the stage. A handler that returns `Next(name)` chooses this stage.
         task: the task whose handler the stage runs.
         queue, max_attempts, timeout_s: replace the options of the task.
-        priority: priority of the jobs; None: 100.
+        priority: priority of the jobs; None stands for 100.
 
     Raises:
         InvalidWorkflow: the name is not valid.
@@ -294,7 +295,7 @@ class Pipeline(Startable):
     ) -> Started:
         """Start a run: enqueue the job of the first stage with these arguments.
 
-        The stages are stored with the run, so that a later deploy does not change them.
+        The stages are stored with the run, so a later deploy does not change this run.
 
         Args:
             args, kwargs: the arguments of the first stage's handler.
@@ -334,24 +335,25 @@ class Pipeline(Startable):
 def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
     """Make a pipeline of named stages, in which the result of a stage is passed to the next one.
 
-    If a result is a dict, its items are the arguments of the next stage by name. None means no
-    arguments. Any other result is the only required argument of the next stage, or else its only
-    argument. A handler that returns `Next("stage", **args)` chooses another stage, which can be an
-    earlier one. A handler that returns `Stop(result)` ends the run.
+    If a result is a dict, its items are the arguments of the next stage by name. If it is None, the
+    next stage gets no arguments. Any other result becomes the only required argument of the next
+    stage. If there is not exactly one required argument, it becomes the only argument. A handler
+    that returns `Next("stage", **args)` chooses another stage, even an earlier stage. A handler
+    that returns `Stop(result)` ends the run.
 
     Args:
         name: name of each run.
         stages: made by stage(), in their order.
 
     Raises:
-        InvalidWorkflow: there is no stage, two stages have one name, or a stage returns a type that
-            the next one cannot take.
+        InvalidWorkflow: there is no stage, two stages have the same name, or a stage returns a type
+            that the next stage cannot take.
     """
     return Pipeline(name, stages)
 
 
 def _returns(task: Task[..., Any]) -> Any:
-    """Return the annotated type of the handler's result; None if it is not known."""
+    """Return the annotated type of the handler's result; None if the type is not known."""
     if task.kind is HandlerKind.BATCH:
         return None
     try:

@@ -1,9 +1,9 @@
 """Settings: declared once (settings.py), parsed (parsing.py), read from all sources (sources.py).
 
-DSNs: their form (dsn.py), the words of libpq in them (libpq_words.py), and what service files and
-variables add to them (connection_words.py).
+The package also reads DSNs: their form (dsn.py), the parameters of libpq in them (libpq_words.py),
+and the parameters that service files and variables add (connection_words.py).
 
-Imports only taskd.errors. Any package can import it.
+Of taskd, this package imports only taskd.errors. Any package can import it.
 """
 
 from taskd.config.connection_words import connection_words, user_of_process

@@ -1,4 +1,7 @@
-"""The words of libpq that a connection uses: those of the DSN, of a service, of the environment."""
+"""The parameters of libpq for a connection: from the DSN, a service, and environment variables.
+
+The code calls the keyword of a parameter, such as `sslmode`, a word.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from taskd.errors import ConfigError
 
 
 def connection_words(dsn: str) -> dict[str, str]:
-    """Return the words of a checked DSN, completed by its service and by PG* variables.
+    """Return the parameters of a checked DSN, completed by its service and by PG* variables.
 
     As in libpq, the DSN overrides the service, and the service overrides the variables.
 
     Raises:
-        ConfigError: a service cannot be found, or taskd cannot honour a word.
+        ConfigError: a service cannot be found, or taskd cannot honour a parameter.
     """
     words = dsn_words(dsn)
     given = _variables(os.environ)
@@ -50,7 +53,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _service(name: str, file: str | None) -> dict[str, str]:
-    """Return the words of a service of libpq's service file."""
+    """Return the parameters that libpq's service file contains for a service."""
     import configparser
 
     searched = [Path(file)] if file else list(_service_files())
@@ -78,7 +81,7 @@ def _service(name: str, file: str | None) -> dict[str, str]:
 
 
 def _why(error: Exception) -> str:
-    # The text of a parser's error quotes the line, which can contain a password.
+    # The text of a parser's error quotes a line of the file, which can contain a password.
     return error.strerror or "" if isinstance(error, OSError) else type(error).__name__
 
 
@@ -90,11 +93,11 @@ def _service_files() -> Iterator[Path]:
 
 
 def _verified(words: dict[str, str]) -> dict[str, str]:
-    """Return the words, with the verification of the server's certificate if they require it."""
+    """Return the parameters; add verification of the server's certificate if they require it."""
     mode = words.get("sslmode")
     if words.get("channel_binding") == "require" and mode != "verify-full":
-        # The driver has no channel binding, which protects from a server in the middle. The
-        # verification of the server's certificate does the same.
+        # Channel binding protects from a server in the middle. The driver does not support it, but
+        # verifying the server's certificate gives the same protection.
         hosts = words.get("host", words.get("hostaddr", "/")).split(",")
         if mode == "disable" or any(host.startswith("/") for host in hosts):
             raise ConfigError(
@@ -116,7 +119,7 @@ def _verified(words: dict[str, str]) -> dict[str, str]:
 
 
 def user_of_process() -> str:
-    """Return the name of the user of this process, the default of libpq's word `user`.
+    """Return the name of the user of this process, the default of libpq's parameter `user`.
 
     Raises:
         ConfigError: the user has no name, as in a container with `--user 54321`.

@@ -1,6 +1,7 @@
-"""The words of libpq's connection strings: which of them taskd honours, ignores or refuses.
+"""The parameters of libpq's connection strings: which of them taskd honours, ignores or refuses.
 
-The driver, asyncpg, would pass a word that it does not know to the server as a setting.
+Their keywords, such as `sslmode`, are called words here. taskd checks them itself, because the
+driver, asyncpg, would pass an unknown word to the server as a setting.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import Mapping
 SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 TLS_VERSIONS = ("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3")
 
-# Parameters that other clients read from a URI, and that no server knows: those of Prisma,
+# Parameters of a URI that other clients read, and that no server knows. The clients are Prisma,
 # Supabase's integrations and node-postgres.
 OF_OTHER_CLIENTS = frozenset(
     {"connection_limit", "pgbouncer", "pool_timeout", "schema", "supa", "uselibpqcompat"}
 )
-# taskd names its connections itself, always talks UTF-8, and uses version 3.0 of the protocol.
+# taskd ignores these, because it names its connections itself, always uses UTF-8, and always uses
+# version 3.0 of the protocol without compression.
 WITHOUT_EFFECT = frozenset(
     {
         "application_name",
@@ -25,7 +27,8 @@ WITHOUT_EFFECT = frozenset(
         "sslcompression",
     }
 )
-# The values that taskd honours; any other value would change what the connection guarantees.
+# The values that taskd honours. It refuses any other value, because the connection would not
+# guarantee what that value asks for.
 VALUES: Mapping[str, tuple[str, ...]] = {
     "channel_binding": ("disable", "prefer", "require"),
     "gssdelegation": ("0",),
@@ -65,7 +68,7 @@ REFUSED: Mapping[str, str] = {
     "sslcrldir": "name one file with sslcrl",
     "sslkeylogfile": "set the variable SSLKEYLOGFILE instead",
 }
-# The words that are settings of the connection and not of the server's session.
+# The words for the connection itself. All other words are settings of the session in the server.
 OF_CONNECTION = (
     frozenset(
         {
@@ -77,7 +80,7 @@ OF_CONNECTION = (
     | WITHOUT_EFFECT | frozenset(VALUES) | NUMBERS | frozenset(REFUSED)
 )  # fmt: skip
 
-# The variables of libpq whose name is not `PG` followed by the word.
+# The variables of libpq whose name is not made of `PG` and the word.
 _VARIABLES = {"connect_timeout": "PGCONNECT_TIMEOUT", "dbname": "PGDATABASE"}
 _WITHOUT_VARIABLE = {
     "fallback_application_name", "keepalives", "keepalives_count", "keepalives_idle",
@@ -92,10 +95,10 @@ VARIABLES: Mapping[str, str] = {
 
 
 def check_words(words: Mapping[str, str]) -> None:
-    """Check that taskd can honour these words of libpq.
+    """Check that taskd can honour these parameters of libpq.
 
     Raises:
-        ValueError: taskd cannot honour a word, which the message names.
+        ValueError: taskd cannot honour a parameter; the message names it.
     """
     for word, value in words.items():
         if word in REFUSED:
@@ -105,11 +108,11 @@ def check_words(words: Mapping[str, str]) -> None:
                 f"its parameter {word} is {value!r}; taskd supports only {', '.join(VALUES[word])}"
             )
         if word in NUMBERS and not value.strip().isdecimal():
-            raise ValueError(f"its parameter {word} is {value!r}, and not a whole number")
+            raise ValueError(f"its parameter {word} is {value!r}, which is not a whole number")
     ports = words.get("port", "").split(",")
     if not all(port.isdecimal() and int(port) <= 65535 for port in ports if port):
         raise ValueError("its parameter port is not a number up to 65535")
     if len(ports) not in (1, words.get("host", "").count(",") + 1):
-        raise ValueError("it has several ports, and not one for each host")
+        raise ValueError("the number of its ports is neither one nor the number of its hosts")
     if "hostaddr" in words and "host" in words:
         raise ValueError("taskd cannot honour host and hostaddr together: give one of them")

@@ -84,14 +84,14 @@ def url(value: Any) -> str:
 
 
 def environment_name(value: Any) -> str:
-    """Return a checked name of an environment; taskd.environment has a CHECK with the same rule."""
+    """Check and return a name of an environment; the table taskd.environment has the same rule."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", str(value)):
         raise ValueError("use 1 to 63 of the characters A-Z a-z 0-9 _ . -")
     return str(value)
 
 
 def app_name(value: Any) -> str:
-    """Return a checked name of an app."""
+    """Check and return the name of an app."""
     text = str(value).strip()
     if not text or len(text) > APP_NAME_CHARS_MAX or not text.isprintable():
         raise ValueError(f"use 1 to {APP_NAME_CHARS_MAX} printable characters")
@@ -99,12 +99,12 @@ def app_name(value: Any) -> str:
 
 
 def task_prefix(value: Any) -> str:
-    """Return a checked prefix of task names, without the dot that follows it."""
+    """Check and return a prefix of task names, which does not include the dot after the prefix."""
     text = str(value).strip()
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,2}", text):
         raise ValueError(
-            f"{text!r} is no prefix such as billing: use the characters A-Z a-z 0-9 _ -, in one to "
-            "three parts with dots between them"
+            f"{text!r} is not a prefix such as billing: use one to three parts of the characters "
+            "A-Z a-z 0-9 _ -, with dots between the parts"
         )
     return text
 
@@ -124,7 +124,7 @@ def networks(value: Any) -> tuple[str, ...]:
 
 
 def table(value: Any) -> dict[str, Any]:
-    """Return values by name, given as a TOML table or as the text of a JSON object."""
+    """Return values by name, from a TOML table or from the text of a JSON object."""
     if isinstance(value, str):
         import json
 

@@ -1,9 +1,9 @@
 """Settings: each is declared once, with its default, unit and help.
 
-A declaration defines the key in `[tool.taskd]` of pyproject.toml or in taskd.toml, the variable
-`TASKD_<NAME>`, the row of `taskd config` and the row of the reference. Flags override the
-environment, the environment overrides taskd.toml, taskd.toml overrides pyproject.toml, and all of
-them override the default.
+A declaration defines a key of taskd.toml and of `[tool.taskd]` in pyproject.toml, the variable
+`TASKD_<NAME>`, a row of `taskd config` and a row of the reference. Flags override the environment,
+the environment overrides taskd.toml, taskd.toml overrides pyproject.toml, and all of them override
+the default.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Settings:
     environment: str | None = setting(
         None,
         "Name of the environment, such as production. A worker runs jobs only if the database "
-        "belongs to the same environment: a worker of staging runs no job in a copy of "
-        "production's database.",
+        "belongs to the same environment. So a worker of staging runs no job in a copy of the "
+        "database of production.",
         environment_name,
     )
     embedded: str = setting(
@@ -86,8 +86,8 @@ class Settings:
     )
     pg_major: int | None = setting(
         None,
-        "Major version of the embedded PostgreSQL; by default the newest version that has "
-        "data, or, if there is no data, the version of the programs that taskd finds.",
+        "Major version of the embedded PostgreSQL. By default, the newest version that has data; "
+        "if there is no data, the version of the programs that taskd finds.",
         whole_number(PG_MAJOR_OLDEST, 99),
     )
     app: str | None = setting(None, "The module whose @task functions the worker runs.", str)
@@ -126,13 +126,13 @@ class Settings:
     )
     process_jobs_max: int = setting(
         1000,
-        "Attempts that a process for process=True runs before a new process replaces it.",
+        "Attempts that a process for process=True handlers runs before a new process replaces it.",
         whole_number(1, 10**9),
     )
     process_memory_mb: int | None = setting(
         None,
-        "Memory of a process for process=True in MiB: a handler that needs more gets MemoryError; "
-        "no limit by default.",
+        "Memory limit of a process for process=True handlers, in MiB. A handler that needs more "
+        "gets MemoryError. By default, there is no limit.",
         whole_number(64, 16 * 1024 * 1024),
     )
     transaction_connections: int = setting(
@@ -213,7 +213,9 @@ class Settings:
     web_password_file: Path | None = setting(
         None, "A file with the password, or with a line `name:scrypt:...` per user.", Path
     )
-    smtp_host: str | None = setting(None, "The mail server; enables the task send_email.", str)
+    smtp_host: str | None = setting(
+        None, "The mail server. This setting enables the task send_email.", str
+    )
     smtp_port: int | None = setting(
         None,
         "Port of the mail server; by default 25, or 587 with starttls, or 465 with tls.",
@@ -237,13 +239,13 @@ class Settings:
     )
     http_hosts: tuple[str, ...] = setting(
         (),
-        "Hosts that http_request can call: `hooks.example.org`, `*.example.org:8443`, `*`; enables "
-        "the task.",
+        "Hosts that the task http_request can call; this setting enables the task. Examples: "
+        "`hooks.example.org`, `*.example.org:8443`, `*`.",
         names,
     )
     http_networks: tuple[str, ...] = setting(
         (),
-        "Private networks that http_request can call: `10.1.0.0/16`.",
+        "Private networks that the task http_request can call, such as `10.1.0.0/16`.",
         names,
     )
     http_secrets: dict[str, Any] | None = setting(

@@ -16,8 +16,8 @@ from taskd.config.parsing import task_prefix as parse_prefix
 from taskd.config.settings import Settings
 from taskd.errors import ConfigError
 
-# Variables that begin with TASKD_ and are no settings: those of a parent process for its children,
-# of the tests, of run_command for its commands, and of Kubernetes for a service named taskd.
+# Variables that begin with TASKD_ and are not settings. They are set by a parent process for its
+# children, by run_command for its commands, by Kubernetes for a service named taskd, and for tests.
 NO_SETTINGS = re.compile(
     r"TASKD_(CHILD|TEST_DSN|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\w+)?"
     r"|JOB_ID|ATTEMPT|MAX_ATTEMPTS|IDEMPOTENCY_KEY)"
@@ -29,7 +29,7 @@ class Loaded:
     """Settings, and the source of each value, by name.
 
     Attributes:
-        ignored: a warning for each variable that looks like a setting and is none.
+        ignored: a warning for each variable that looks like a setting and is not one.
     """
 
     settings: Settings
@@ -83,9 +83,9 @@ def load(
 
 
 def task_prefix() -> str | None:
-    """Return the setting `task_prefix`, which tasks need when they are declared; None: no prefix.
+    """Return the setting `task_prefix`, which tasks need when they are declared, or None.
 
-    Only this setting is read, so that another one that is wrong does not stop an import.
+    Only this setting is read, so that a wrong value of another setting does not stop an import.
 
     Raises:
         ConfigError: the value is wrong, or the file of the setting cannot be read.
@@ -135,7 +135,7 @@ def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
         try:
             content = tomllib.loads(written.decode())
         except (ValueError, RecursionError) as error:  # such as a number of 5,000 digits
-            # An error in a pyproject.toml without settings of taskd must not stop taskd.
+            # If pyproject.toml has no settings of taskd, an error in it must not stop taskd.
             if name == "taskd.toml" or b"tool.taskd" in written:
                 raise ConfigError(f"{path}: {error}") from None
             continue
@@ -149,12 +149,12 @@ def _files(directory: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    # An empty variable counts as not set: compose files and systemd units often contain such lines.
+    # An empty variable counts as not set: compose files and systemd units often contain empty ones.
     return {name: environ[each] for each, name in _variables().items() if environ.get(each)}
 
 
 def _variables() -> dict[str, str]:
-    """Return the name of the setting of each environment variable, by the name of the variable."""
+    """Map the name of each environment variable to the name of its setting."""
     return {f"TASKD_{each.name.upper()}": each.name for each in fields(Settings)}
 
 
@@ -177,8 +177,8 @@ def _dsn_elsewhere(
 ) -> dict[str, Any]:
     """Return `dsn`, and `dsn_file` if the DSN was read from a file; note the source in `sources`.
 
-    The DSN comes from the first of these that is given: `dsn_file`, a systemd credential named
-    dsn, DATABASE_URL, libpq's variables. If none is given, the result is empty.
+    The DSN comes from the first of these sources that is given: `dsn_file`, a systemd credential
+    named dsn, DATABASE_URL, libpq's variables. If none of them is given, the result is empty.
     """
     credential = Path(environ.get("CREDENTIALS_DIRECTORY", "")) / "dsn"
     if dsn_file is None and environ.get("CREDENTIALS_DIRECTORY") and _may_be_file(credential):
@@ -205,7 +205,7 @@ def read_dsn(path: Path, source: str) -> str:
     """Return the DSN that a file contains.
 
     Args:
-        source: the words that name the file in an error message.
+        source: the description of the file for an error message.
 
     Raises:
         ConfigError: the file cannot be read, or its content is not a DSN.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def mismatch(wanted: str | None, found: str | None) -> str | None:
-    """Return why a worker must not run the jobs of a database; None if it can run them.
+    """Return why a worker must not run the jobs of a database, or None if it may run them.
 
     Args:
         wanted: the setting `environment` of the worker.
@@ -23,7 +23,8 @@ def mismatch(wanted: str | None, found: str | None) -> str | None:
         )
     has = "the setting environment is not set" if wanted is None else f"the setting is {wanted!r}"
     return (
-        f"this database belongs to the environment {found!r}, or is a copy of its database, and "
-        f"{has}: no job is started. If it is {found}'s own, set TASKD_ENVIRONMENT={found}. "
-        f"If it is a copy, pause its queues and schedules: taskd db adopt {wanted or 'NAME'}"
+        f"this database belongs to the environment {found!r}, or is a copy of the database of "
+        f"{found!r}, and {has}: no job is started. If the database is not a copy, set "
+        f"TASKD_ENVIRONMENT={found}. If it is a copy, pause its queues and schedules: taskd db "
+        f"adopt {wanted or 'NAME'}"
     )

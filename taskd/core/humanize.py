@@ -6,7 +6,7 @@ from datetime import datetime
 
 # Each unit with its length in seconds, and the next smaller unit with its length.
 UNITS = (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
-# Seconds of the units of a rate.
+# The units of time in which a rate is shown, each with its seconds.
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -56,7 +56,7 @@ def zone(value: datetime) -> str:
 def given_up(
     renewed_ago_s: float | None, lease_s: float | None, lease_until: datetime | None
 ) -> str:
-    """Return the end of a sentence about a late worker: its last renewal, and its lease's end."""
+    """Return the end of a sentence about a late worker: when it renewed its lease, and the end."""
     return (
         f"renewed its lease {span(renewed_ago_s)} ago; the lease of {span(lease_s)} "
         f"expires at about {moment(lease_until)}"
@@ -87,7 +87,7 @@ def count(number: int, noun: str) -> str:
 
 
 def rate_text(rate: float | None, burst: int | None = None) -> str:
-    """Format a rate in jobs per second: `100/s, burst 20`; None: an empty text."""
+    """Format a rate in jobs per second: `100/s, burst 20`; for None, return an empty text."""
     if rate is None:
         return ""
     unit = "s" if rate >= 1 else "m" if rate * 60 >= 1 else "h"

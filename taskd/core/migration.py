@@ -1,4 +1,4 @@
-"""Migrations as values, and the check whether this code works with a schema.
+"""Migrations as values, and the check that this code works with a schema.
 
 A migration has a number. The version of a schema is the number of its newest applied migration, and
 the version of the code is the number of the newest migration that it contains. A migration
@@ -7,8 +7,8 @@ describes itself in comment lines:
 ```
 step: expand        the migration adds objects that the new code needs; apply it before that code
                     runs
-step: contract      the migration removes objects that the new code no longer uses; that code also
-                    works before the migration is applied
+step: contract      the migration removes objects that the new code no longer uses; the new code
+                    also works before the migration is applied
 works with: >= 6    the oldest version of the code that works after the migration is applied
 locks: job share    the existing tables that are locked, each with the mode, separated by commas
 no transaction      the migration cannot run in a transaction: CREATE INDEX CONCURRENTLY
@@ -27,7 +27,8 @@ from taskd.errors import SchemaEdited, SchemaError, SchemaOutdated, SchemaTooNew
 
 EXPAND: Final = "expand"
 CONTRACT: Final = "contract"
-# The lock modes of a table, weakest first, and what waits while a lock of this mode is held.
+# The lock modes of a table, the weakest first. Each value says, about the table as `it`, what waits
+# while a lock of this mode is held.
 LOCK_MODES: Final = {
     "share update exclusive": "no job waits for it",
     "share": "writes to it wait",
@@ -57,8 +58,8 @@ class Step(NamedTuple):
     """A statement of a migration that runs outside a transaction.
 
     Attributes:
-        made: the index that the statement builds, or None. If the statement was interrupted, this
-            index is invalid.
+        made: the index that the statement builds, or None. If the statement is interrupted, the
+            index stays, and is invalid.
     """
 
     text: str
@@ -97,7 +98,7 @@ class Migration:
     def digest(self) -> str:
         """A hash of the SQL, which shows whether the migration was edited after it was applied.
 
-        Comment lines are left out of the hash, because they can be corrected.
+        The hash ignores comment lines, because comments of an applied migration may be corrected.
         """
         lines = [line.rstrip() for line in self.text.splitlines()]
         sql = "\n".join(line for line in lines if line and not line.lstrip().startswith("--"))
@@ -160,7 +161,7 @@ class Entry(NamedTuple):
 
 
 class CodeRange(NamedTuple):
-    """The oldest schema version that a version of the code works with, and the newest it knows."""
+    """The oldest schema version that the code works with, and the newest version that it knows."""
 
     oldest: int
     newest: int
@@ -173,14 +174,18 @@ class CodeRange(NamedTuple):
 def code_range(known: Sequence[Migration]) -> CodeRange:
     """Return the schema versions that code with these migrations works with.
 
-    A newer schema also works if its migrations declare that (`works with`).
+    The code also works with a newer schema if the migrations of that schema say so (`works with`).
     """
     needed = [each.number for each in known if each.is_needed]
     return CodeRange(max(needed, default=0), known[-1].number)
 
 
 def floor_of(ledger: Sequence[Entry]) -> int:
-    """Return the oldest version of the code that will work after all announced migrations."""
+    """Return the oldest version of the code that works after all applied and announced migrations.
+
+    Args:
+        ledger: the rows of taskd.migration.
+    """
     return max((entry.works_with for entry in ledger), default=0)
 
 
@@ -225,7 +230,7 @@ def out_of_date(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaEr
     ]
     if edited:
         return SchemaEdited(
-            f"{', '.join(edited)} was applied with other SQL than this taskd has: its file was "
+            f"{', '.join(edited)} was applied with other SQL than this taskd has: the file was "
             "edited. Use the version of taskd that migrated this database, or restore the "
             "file. To start over without the jobs: DROP SCHEMA taskd CASCADE."
         )
@@ -233,5 +238,5 @@ def out_of_date(known: Sequence[Migration], ledger: Sequence[Entry]) -> SchemaEr
 
 
 def version(ledger: Sequence[Entry]) -> int:
-    """Return the number of the newest applied migration; 0: none."""
+    """Return the number of the newest applied migration, or 0."""
     return max((entry.number for entry in ledger if entry.is_applied), default=0)

@@ -1,10 +1,11 @@
 """Schedules as values: the job that a schedule enqueues, its ticks, and which of them are due.
 
-No clock is read here: the current time always comes from the database. Cron follows the wall clock
-of a time zone, as Debian's cron does: if a clock change skips the time of a tick, the tick comes
-right after the gap; if a clock change repeats the time, the tick comes only at the first
-occurrence. Rules that repeat within the hour or every hour (`*` or `*/n` as minute or hour) follow
-elapsed time.
+No clock is read here: the current time always comes from the database.
+
+Cron follows the wall clock of a time zone, as Debian's cron does. If a clock change skips the time
+of a tick, the tick comes right after the gap. If a clock change repeats the time, the tick comes
+only at the first occurrence. But rules that repeat every hour or more often (`*` or `*/n` as minute
+or hour) follow elapsed time.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ JITTER_S_MAX = 86400.0
 DEADLINE_S_MIN, DEADLINE_S_MAX = 1.0, 365 * 86400.0
 CATCH_UP_MAX_DEFAULT = 100
 CATCH_UP_MAX_LIMIT = 1000
-# A tick that is fired later than this counts as missed. With a live worker, a tick is late by a few
-# seconds at most.
+# A tick that is fired later than this counts as missed. While a live worker runs, a tick is late by
+# a few seconds at most.
 MISSED_AFTER_S = 60.0
 
-# A new cron expression is refused if it has no tick after this time.
+# A cron expression is refused if it has no tick after this time.
 _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -64,7 +65,7 @@ class Every:
 
     Attributes:
         period_s: seconds, from 1 to ten years.
-        starts_at: the first tick; None: one period after the schedule was made.
+        starts_at: the first tick; with None, it is one period after the schedule was made.
 
     Raises:
         InvalidSchedule: the period is outside its limits, or `starts_at` has no time zone.
@@ -125,8 +126,8 @@ class Cron:
         """Yield the ticks after a moment, in UTC, for the fifty years that cronsim searches."""
         zone = _zone(self.timezone)
         last = after.astimezone(UTC)
-        # cronsim computes wall clock times. When a clock is set back, some times occur twice; when
-        # it is set forward, several times are the same moment.
+        # cronsim computes wall clock times. If a clock change sets the clock back, some wall clock
+        # times occur twice. If it sets the clock forward, several of them are the same moment.
         for tick in CronSim(self.expression, after.astimezone(zone)):
             moment = tick.astimezone(UTC)
             if moment > last:
@@ -164,7 +165,8 @@ class Schedule:
             columns as additional arguments. The query must name tables with their schema, and can
             use `$1` for the time of the tick.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
-        catch_up_max: with `all`, fire at most this many ticks, the newest ones; 1 to 1000.
+        catch_up_max: with `all`, only the newest missed ticks are fired, at most this many; 1 to
+            1000.
         overlap: what a tick does while a job of the schedule is live: `allow`, `skip` or `cancel`.
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after the tick.
@@ -260,7 +262,7 @@ class Due:
     Attributes:
         ticks: ticks to fire, in order.
         next_at: the first tick that is not due yet.
-        missed: whether `ticks` lacks due ticks, because `catch_up` or `catch_up_max` excludes them.
+        missed: whether `catch_up` or `catch_up_max` has excluded due ticks from `ticks`.
     """
 
     ticks: tuple[datetime, ...]
@@ -274,7 +276,7 @@ def due(
     """Return the ticks of a schedule that must be fired now, and its next tick.
 
     Args:
-        next_at: the first tick that was not fired; None: the ticks of the schedule begin now.
+        next_at: the first tick that was not fired; with None, the ticks begin now.
         now: the time by the database's clock.
 
     Raises:
@@ -290,7 +292,7 @@ def due(
 
 
 def first(when: When, now: datetime) -> datetime | None:
-    """Return the first tick of a new schedule; None: the database computes the tick."""
+    """Return the first tick of a new schedule; None if the database computes the tick."""
     return None if isinstance(when, Every) else _following(when, None, now)
 
 

@@ -1,4 +1,4 @@
-"""Checks of numbers that callers pass, with error messages of the same form."""
+"""Checks of numbers that callers pass. All error messages have the same form."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def check_seconds(name: str, value: object, low: float, high: float) -> None:
 
 
 def above_zero(for_s: float | None) -> float | None:
-    """Return the duration of a pause in seconds.
+    """Check the duration of a pause in seconds, and return it.
 
     Raises:
         InvalidJob: the duration is zero or less, or over ten years.
     """
     if for_s is not None and not 0 < for_s <= PAUSE_S_MAX:
         raise InvalidJob(
-            f"for_s {for_s!r} is not a number of seconds above zero, of at most {PAUSE_S_MAX}"
+            f"for_s {for_s!r} is not a number of seconds above zero and up to {PAUSE_S_MAX}"
         )
     return for_s

@@ -15,12 +15,13 @@ BLOCKED_S_MIN = 5.0
 
 
 class LoopBlocked(msgspec.Struct, frozen=True):
-    """Blocks of the event loop within the last minute.
+    """How the event loop was blocked within the last minute.
 
     Attributes:
         blocked_s: for how many seconds of the last minute the loop was blocked.
-        since_s: how long ago the series of blocks began; a minute without a block ends a series.
-        task: the task that blocked the loop the longest; None: the cause is not a handler.
+        since_s: how long ago the first of these blockages began. A minute without a blockage ends
+            the series.
+        task: the task that blocked the loop the longest; None if the cause is not a handler.
     """
 
     blocked_s: float
@@ -33,7 +34,7 @@ class ThreadsTaken(msgspec.Struct, frozen=True):
 
     Attributes:
         threads: number of threads.
-        since_s: how long ago the latest call began.
+        since_s: how long ago the latest call of a handler began.
         tasks: number of busy threads, by task.
     """
 

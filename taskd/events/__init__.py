@@ -1,7 +1,8 @@
-"""The events: one function for each, so that a misspelt event is a type error.
+"""The events. Each event has its own function, so a type checker finds a misspelt event.
 
-The log, the metrics and subscribers receive the same events (stream.py). These modules import core
-and config; the store, the client, the worker, the command line and the dashboard import them.
+The log, the metrics and subscribers receive the same events (stream.py). The modules of this
+package import core and config. The store, the client, the worker, the command line and the
+dashboard import this package.
 """
 
 from taskd.events.attempts import (

@@ -35,7 +35,7 @@ def job_result_unstored(job: Job, reason: str) -> None:
 def job_result_refused(job_id: int) -> None:
     """The job failed after `job.done`: the next stage of its pipeline cannot get its result.
 
-    The reason of the job, which `taskd why` shows, says why.
+    `taskd why` shows the reason.
     """
     emit("job.result_refused", "error", job_id=job_id)
 
@@ -63,7 +63,7 @@ def job_released(job: Job) -> None:
 def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
     """An attempt was cut short; `why`: `stop`, `fence` (lease lost), `foreign` (by other code).
 
-    `foreign`: code outside of taskd has cancelled the asyncio task of the attempt.
+    `foreign` means that code outside of taskd has cancelled the asyncio task of the attempt.
     """
     emit(
         "job.interrupted",
@@ -75,7 +75,7 @@ def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
 
 
 def job_abandoned(job: Job, why: str, stack: str) -> None:
-    """An attempt ignored its cancellation and was abandoned: another job can use its slot."""
+    """An attempt ignored its cancellation and was abandoned; its slot is free for another job."""
     emit("job.abandoned", "error", **job_fields(job), why=why, stack=stack)
 
 
@@ -102,7 +102,7 @@ def job_outcome_refused(job_id: int, error: str) -> None:
 def job_change_refused(job_id: int, action: str, error: str) -> None:
     """PostgreSQL refuses to change a job, for example because of a trigger; other jobs go on.
 
-    The worker retries every minute, and logs this once. `action`: claim, promote, admit, expire,
+    The worker retries every minute, and logs this once. `action` is claim, promote, admit, expire,
     unpark or rescue.
     """
     emit("job.change_refused", "error", job_id=job_id, action=action, error=error)
@@ -119,7 +119,7 @@ def task_outdated(task: str, queue: str, args_version: int) -> None:
 
 
 def task_args_unfit(job: Job, error: str) -> None:
-    """The arguments of a claimed job do not fit the code of its task; no attempt counts.
+    """The arguments of a claimed job do not fit its task's code; the claim counts as no attempt.
 
     Logged once for each task and version of its arguments; `taskd doctor` counts the jobs.
     """
@@ -158,7 +158,7 @@ def errors_not_reported(count: int, why: str) -> None:
 
 
 def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
-    """Handlers of a task left `count` asyncio tasks running; `stack` shows one of these."""
+    """Handlers of a task left `count` asyncio tasks running; `stack` shows one of these tasks."""
     emit(
         "task.leaks",
         "warning",
@@ -172,7 +172,7 @@ def task_leaks(job: Job, count: int, *, cancelled: int, stack: str) -> None:
 
 
 def _error(ack: Ack) -> str | None:
-    """Return the error of an ack as `Type: message`, without its traceback; None: no error."""
+    """Return the error of an ack as `Type: message`, without the traceback, or None."""
     if ack.error is None:
         return None
     import msgspec

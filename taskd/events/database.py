@@ -25,7 +25,7 @@ def store_pooled() -> None:
 
 
 def store_verified() -> None:
-    """Instead of the channel binding that the DSN requires, taskd verifies the certificate."""
+    """The DSN requires channel binding; instead, taskd verifies the server's certificate."""
     emit("store.verified", "info")
 
 
@@ -70,7 +70,7 @@ def queue_mark_refused(queue: str, error: str) -> None:
 
 
 def queue_woken(queue: str, source: str) -> None:
-    """The worker claims from a queue after a pause; `source`: `notify`, `idle_poll` or `time`."""
+    """The worker claims again from an idle queue; `source` is `notify`, `idle_poll` or `time`."""
     if stream.is_watched("debug"):
         emit("queue.woken", "debug", queue=queue, source=source)
 
@@ -172,7 +172,7 @@ def limits_contested(app: str, owners: Mapping[str, str]) -> None:
 
 
 def app_published(app: str) -> None:
-    """The last worker with another version of the app has ended; this one published its version."""
+    """No live worker has another version of the app any more; this worker published its version."""
     emit("app.published", "info", app=app)
 
 
@@ -198,9 +198,10 @@ def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
 
 
 def schedule_delayed(schedule: str, tick: datetime | None, error: str) -> None:
-    """A tick is delayed, because a lock was held or PostgreSQL refused it; the worker retries it.
+    """A tick is delayed: a lock is held, or PostgreSQL refuses the tick. The worker retries it.
 
-    Logged when this begins, and then every ten minutes; `service.failing` follows if it lasts.
+    Logged when the delay begins, and then every ten minutes. If the delay lasts, `service.failing`
+    follows.
     """
     since = tick.isoformat() if tick else None
     emit("schedule.delayed", "warning", schedule=schedule, tick=since, error=error)
@@ -258,7 +259,7 @@ def migration_applied(number: int, name: str) -> None:
 def migration_delayed(
     number: int, name: str, error: str, delay_s: float, held_by: Sequence[str]
 ) -> None:
-    """A migration got no lock or met a deadlock, and has changed nothing; taskd retries it."""
+    """A migration got no lock, or met a deadlock. It has changed nothing, and taskd retries it."""
     emit(
         "migration.delayed",
         "warning",

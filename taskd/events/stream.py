@@ -3,9 +3,9 @@
 At most `job_lines_per_s` successful attempts per second are logged individually; one line
 `jobs.folded` per second counts the others. Failures are always logged individually.
 
-A `Meter` counts successful attempts and claims without a dictionary of fields, which would cost
-more than the counting. job_done() and queue_claimed() are in this module because they read its
-state, for speed.
+A `Meter` counts successful attempts and claims without a dictionary of fields, because making the
+dictionary would cost more than counting. For speed, job_done() and queue_claimed() read the state
+of this module, so they are defined here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def configure(
             terminal, otherwise `json`.
         log_level: the lowest level that is logged: `debug`, `info`, `warning` or `error`.
         job_lines_per_s: the most successful attempts per second that are logged individually.
-        stream: where to write the lines; None: stderr.
+        stream: where the lines are written; by default, to stderr.
     """
     global _log, _log_level, _stream  # noqa: PLW0603 - one process, one log
     stream = _stream = stream or sys.stderr
@@ -81,11 +81,11 @@ def configure(
     )
     rendering = [_for_terminals, renderer] if console else [renderer, _for_programs]
     stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console)
-    # bind() returns a logger. Without it, _log is a lazy proxy, which costs 650 ns per call, even
-    # for a line below the level.
+    # bind() returns a real logger. Without bind(), _log would be a lazy proxy, which costs 650 ns
+    # per call, even for a line below the level.
     _log = structlog.wrap_logger(
-        # WriteLogger writes each line in one call, so lines of several processes on a pipe do not
-        # mix.
+        # WriteLogger writes each line in one call. So if several processes write to the same pipe,
+        # their lines do not mix.
         structlog.WriteLogger(cast("TextIO", _Unbreakable(stream))),
         processors=[stamp, structlog.processors.add_log_level, _mask, _in_order, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(_log_level),
@@ -100,7 +100,7 @@ def bind(**fields: Any) -> None:
 
 
 def log_stream() -> TextIO | None:
-    """Return the stream to which the log is written; None: there is no log."""
+    """Return the stream to which the log is written; None if there is no log."""
     return _stream
 
 
@@ -163,7 +163,7 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
 
 
 def measure(meter: Meter | None) -> None:
-    """Let `meter` count every later event; None: count no more events."""
+    """Let `meter` count every later event; with None, no further event is counted."""
     global _meter  # noqa: PLW0603 - one process, one stream
     _meter = meter
     _update_watched()
@@ -250,10 +250,11 @@ def turn_second() -> None:
 
 
 def job_fields(job: Job | None, duration_s: float | None = None) -> dict[str, Any]:
-    """Return the fields that describe a job in an event; none if `job` is None.
+    """Return the fields that describe a job in an event; an empty dict if `job` is None.
 
     Args:
-        duration_s: the duration of an ended attempt; adds the fields of its wait and run time.
+        duration_s: the duration of an ended attempt. If it is given, the fields for the wait and
+            the run time are added.
     """
     if job is None:
         return {}

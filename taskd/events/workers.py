@@ -52,7 +52,7 @@ def worker_reloaded(limits: Mapping[str, int]) -> None:
 
 
 def worker_declared_dead(worker_id: int) -> None:
-    """Another worker declared this one dead: this worker drops its jobs and registers again."""
+    """Another worker declared this worker dead: this worker drops its jobs and registers again."""
     emit("worker.declared_dead", "error", worker_id=str(worker_id))
 
 
@@ -73,7 +73,7 @@ def workers_declared_dead(workers: Sequence[str], proof: str) -> None:
 
 
 def loop_blocked(blocked_s: float, job: Job | None, stack: str, suppressed: int) -> None:
-    """The event loop is blocked, by `job_id` if known; `suppressed` counts unlogged blockages."""
+    """The event loop is blocked, by `job_id` if that is known; `suppressed`: unlogged blockages."""
     emit(
         "loop.blocked",
         "warning",
@@ -108,8 +108,8 @@ _on_service_error: list[ServiceError] = []
 def on_service_error(callback: ServiceError) -> Callable[[], None]:
     """Call `callback(service, error)` for each later service.crashed and service.failing.
 
-    Unlike the fields of an event, the error of a crash is the exception itself. The callback can be
-    called in any thread. Return a function that ends this.
+    For a crash, `error` is the exception itself, which the event does not contain. The callback can
+    be called in any thread. Return a function that ends the calls.
     """
     _on_service_error.append(callback)
     return lambda: _on_service_error.remove(callback)
@@ -192,5 +192,5 @@ def task_replaced(name: str, by: str) -> None:
 
 
 def app_import_slow(app: str, waits_s: float, at: str, hint: str) -> None:
-    """The import of the app takes long; `at` is the line of a module that is being executed."""
+    """The import of the app takes long; `at` is the line that is being executed."""
     emit("app.import_slow", "warning", app=app, waits_s=round(waits_s, 1), at=at, hint=hint)

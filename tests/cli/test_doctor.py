@@ -632,9 +632,9 @@ def test_transaction_ids_that_are_behind_are_reported(doctor, monkeypatch):
     monkeypatch.setattr(server, "XIDS_WARNING", 1)
     finding = doctor.one("wraparound")
     assert finding["level"] == "warning"
-    before = int("".join(filter(str.isdigit, finding["found"][0].partition(" behind")[0])))
+    before = int("".join(filter(str.isdigit, finding["found"][0].partition(";")[0])))
     doctor.repair(finding)
-    after = doctor.one("wraparound")["found"][0].partition(" behind")[0]
+    after = doctor.one("wraparound")["found"][0].partition(";")[0]
     assert int("".join(filter(str.isdigit, after))) <= before
 
 
@@ -665,7 +665,7 @@ def test_a_clock_of_the_database_that_was_set_back_is_reported(doctor):
     assert finding["level"] == "warning"
     [text] = finding["found"]
     assert text.startswith("the database's clock was set back, by 59m")
-    for words in ("1 lease renewal", "1 last tick (nightly)", "1 enqueued job"):
+    for words in ("1 lease renewal", "1 schedule tick (nightly)", "1 job enqueue"):
         assert words in text
     listed = taskd("schedules", "list").stderr
     assert "nightly: the last tick, " in listed
@@ -886,7 +886,7 @@ def test_jobs_that_somebody_has_blocked_by_hand_are_reported_and_set_free(doctor
     taskd.sql(
         "UPDATE taskd.job SET state = 'blocked' WHERE id = $1", taskd.enqueue("t", "--queue", "q")
     )
-    doctor.finds_and_repairs("stuck_jobs", "error", "blocked, but by neither a limit")
+    doctor.finds_and_repairs("stuck_jobs", "error", "blocked, but neither by a limit")
     assert [tuple(row) for row in taskd.sql("SELECT state::text FROM taskd.job")] == [
         ("scheduled",)
     ]
@@ -913,7 +913,7 @@ def test_limits_that_nobody_checks_are_reported(doctor, late):
     assert "no worker has published its bounds" in finding["found"][0]
     doctor.repair(finding)
     taskd.sql("UPDATE taskd.opening SET at = now() - interval '1 h'")
-    assert "none runs" in doctor.one("limits")["found"][0]
+    assert "none of its jobs runs" in doctor.one("limits")["found"][0]
     taskd("queues", "set", "q", "--max-depth", "100")
     assert any("depth of the queue q" in text for text in doctor.one("limits")["found"])
 

@@ -89,7 +89,7 @@ def test_a_job_whose_arguments_do_not_fit(taskd, why):
     )
     words, text = why(made)
     assert words == ["args_unfit", "scheduled"]
-    assert "do not fit the code of the worker that claimed it last: odd. No attempt counts." in text
+    assert "claimed it last: odd. The claim does not count as an attempt." in text
     assert f"next: taskd jobs set {made} --arg NAME=VALUE\n" in text
     assert "in 4m 59s: its worker could not run it.\n" in text or "in 5m: its worker could" in text
 

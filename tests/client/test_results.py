@@ -318,7 +318,7 @@ async def test_a_result_that_is_gone_is_a_clear_error(
     await sql.execute("INSERT INTO taskd.queue (name, keep_done_s) VALUES ('sync', 0)")
     job_id = await client.enqueue(job())
     await end(worker, await claim(worker), JobState.DONE)
-    with pytest.raises(JobNotFound, match="keeps it no longer"):
+    with pytest.raises(JobNotFound, match="no longer keeps it"):
         await job_id.result()
 
 

@@ -121,9 +121,9 @@ KEYED = NewJob("t", queue="q", unique=Unique("k"))
     ("make", "words"),
     [
         (circle, "wait for each other: "),
-        (unknown, "a waits for 'nobody', which is no node of the workflow"),
+        (unknown, "a waits for 'nobody', which is not a node of the workflow"),
         (doubled, "two jobs are named 'a'"),
-        (text, "after='b' is no list of names"),
+        (text, "after='b' is not a list"),
         (lambda: Workflow("w"), "it has no job"),
         (lambda: Workflow(""), "use printable characters, 1 to 100 bytes"),
         (lambda: chain(JOB, KEYED), "has a unique key"),

@@ -122,7 +122,7 @@ def test_arguments_that_do_not_fit_need_action_and_are_no_failed_attempt() -> No
     assert words(**unfit) == ["args_unfit", "queued"]
     known = msgspec.convert(NOTHING | QUEUED | LATER | unfit, Facts)
     [why_not, when] = [each.text for each in explain(known)]
-    assert "the code of the worker that claimed it last: task t: odd. No attempt counts" in why_not
+    assert "the code of the worker that claimed it last: task t: odd. The claim does not" in why_not
     assert "its handler asked" not in when
 
 

@@ -173,7 +173,7 @@ def test_an_escaped_space_in_a_password_hides_no_part_of_it_less() -> None:
         ("postgresql://h/d?target_session_attrs=standby", "any, read-write, primary"),
         ("postgresql://h/d?connect_timeout=soon", "not a whole number"),
         ("postgresql://h/d?port=70000", "up to 65535"),
-        ("postgresql://a,b/d?port=1,2,3", "not one for each host"),
+        ("postgresql://a,b/d?port=1,2,3", "neither one nor the number of its hosts"),
         ("postgresql://h/d?hostaddr=10.0.0.1", "hostaddr together"),
     ],
 )

@@ -1,4 +1,5 @@
 """The location of a producer's database, and the connections and event loops of a client.
 
-Imports enqueueing and results. The modules of the client above import this package.
+Of the client, this package imports only enqueueing and results. Other modules of the client import
+this package.
 """

@@ -1,9 +1,10 @@
 """An event loop in its own thread, for producers that have no event loop.
 
 gevent and eventlet can replace Python's threads or sockets (monkey patching). The threads of such a
-process are greenlets, which share one thread: a greenlet runs only while the others wait in a
-function of the library. An event loop never waits there, so it would stop all other greenlets. And
-because asyncio finds the running loop by the thread, all greenlets would seem to run in the loop.
+process are greenlets, which share one real thread: a greenlet runs only while all others wait in
+functions of gevent or eventlet. An event loop never waits in these functions, so no other greenlet
+would run. And because asyncio finds the running loop by the thread, all greenlets would seem to run
+in the loop.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SOCKETS = ("socket", "select")
 
 
 class BackgroundLoop:
-    """A daemon thread that runs coroutines for other threads, until stop()."""
+    """A daemon thread that runs coroutines for other threads until stop() is called."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -57,7 +58,8 @@ def patched(*, sockets: bool = False) -> str | None:
     """Return the library that has replaced the module threading: `gevent`, `eventlet`, or None.
 
     Args:
-        sockets: also return a library that has replaced only the modules socket or select.
+        sockets: with True, also return a library that has replaced only the module socket or
+            select.
     """
     for library, threads in THREADS.items():
         modules = (threads, *SOCKETS) if sockets else (threads,)

@@ -58,8 +58,8 @@ class ClientConnections:
         self._background_lock = threading.Lock()
 
     def _leave_to_parent(self) -> None:
-        # No code reads this attribute. It keeps the objects alive, whose destructors would act on
-        # sockets and an epoll set that the parent process still uses.
+        # No code reads this attribute. It keeps these objects alive: their destructors would act on
+        # sockets and on an epoll set that the parent process still uses.
         self._inherited = (self._pools, self._closers, self._waiters, self._background)
         self._begin()
 
@@ -75,7 +75,7 @@ class ClientConnections:
         await self.close()
 
     async def open(self) -> None:
-        """Connect now, so that a wrong setting raises an error here.
+        """Connect now. If a setting is wrong, the error is raised here and not at a later call.
 
         Raises:
             ConfigError: there is no usable DSN, or the server has no such database.
@@ -102,7 +102,7 @@ class ClientConnections:
     def close_sync(self) -> None:
         """Close the connections of the sync methods, and end the background thread.
 
-        The embedded server, if the client uses it, can stop from now on.
+        If the client uses the embedded server, this server can stop from now on.
         """
         with self._background_lock:
             background, self._background = self._background, None
@@ -151,14 +151,14 @@ class ClientConnections:
         return pool
 
     def _drop_closed_loops(self) -> None:
-        # The pool of a loop is removed when the loop closes its async generators. Some loops are
-        # closed without closing their async generators.
+        # Normally, the pool of a loop is removed when the loop closes its async generators. But
+        # some loops are closed without that.
         for loop in [loop for loop in self._pools if loop.is_closed()]:
             del self._pools[loop], self._closers[loop], self._waiters[loop]
 
     async def _close_with(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
-        # An event loop has no callback for its end. But asyncio.run, uvloop and pytest close the
-        # async generators of a loop before the loop, so this async generator closes the pool.
+        # An event loop has no callback for its end. But before asyncio.run, uvloop and pytest close
+        # a loop, they close its async generators. So this async generator closes the pool.
         try:
             yield
         finally:
@@ -175,7 +175,7 @@ class ClientConnections:
             return self._target
         settings = self._settings or loaded_settings()
         target = await open_target(settings)
-        # While the embedded server starts, another loop can open the target as well.
+        # While open_target() started the embedded server, another loop can have opened the target.
         kept = self._target or target
         if kept is not target:
             target.close()
@@ -183,7 +183,7 @@ class ClientConnections:
         return kept
 
     def _listen_database(self, target: Target) -> Database:
-        """Return the database to LISTEN on: that of `listen_dsn` if set, else that of the DSN."""
+        """Return the database for LISTEN: the one of `listen_dsn` if it is set, or of the DSN."""
         return Database({"dsn": self._listen_dsn}) if self._listen_dsn else target.database
 
     def _refuse_in_loop(self, instead: str) -> None:

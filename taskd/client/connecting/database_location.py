@@ -26,7 +26,7 @@ class Target:
     Attributes:
         database: how to connect to it.
         dsn: the DSN for psql and other programs; it contains the password and must not be logged.
-        embedded: the embedded server, which this process uses until close(); None: the database
+        embedded: the embedded server, which this process uses until close(). None if the database
             is on another server.
     """
 
@@ -41,10 +41,10 @@ class Target:
         return f"the embedded PostgreSQL {self.embedded.major} in {self.embedded.home}"
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Stop using the embedded server, which stops shortly after the last process has done so.
+        """Stop using the embedded server. The server stops shortly after the last use of it ends.
 
         Args:
-            wait_s: the most seconds to block until the server has stopped.
+            wait_s: for at most this many seconds, block until the server has stopped.
         """
         if self.embedded is not None:
             self.embedded.close(wait_s)
@@ -53,8 +53,8 @@ class Target:
 async def open_target(settings: Settings) -> Target:
     """Return the database of these settings.
 
-    With a DSN, make no connection yet. Without a DSN, start the embedded server and apply missing
-    migrations.
+    If the settings have a DSN, no connection is made yet. Otherwise, the embedded server is
+    started, and missing migrations are applied.
 
     Raises:
         ConfigError: the DSN is not valid, or there is no DSN and the embedded server is off.
@@ -92,8 +92,8 @@ async def _embedded(settings: Settings) -> Target:
     database = Database(
         server.connect_args(),
         statement_timeout_s=settings.statement_timeout_s,
-        # If the embedded server was killed, the first program that needs it starts it again, at the
-        # same address.
+        # If the embedded server was killed, the first program that needs the server starts it again
+        # at the same address.
         revive=lambda: _start(settings).close(),
     )
     try:

@@ -1,7 +1,8 @@
 """The settings of clients that were given neither a DSN nor settings.
 
-The pytest plugin restricts them, so that a test cannot write into a real database by accident. This
-module imports no driver, because the plugin imports it at the start of each pytest.
+The pytest plugin restricts these settings, so that a test cannot write into a real database by
+accident. This module imports no driver, because each pytest run imports the plugin at its start,
+and the plugin imports this module.
 """
 
 from __future__ import annotations

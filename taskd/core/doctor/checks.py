@@ -45,7 +45,7 @@ DATABASE = (
     ),
     Check(
         "server_settings", "Harmful settings of the server, the database and logins",
-        "Each of them can lose jobs, delay them or make transactions fail.",
+        "Each of them can lose or delay jobs, or make transactions fail.",
         ("doctor_settings", "doctor_server", "doctor_partitions"), settings.settings,
     ),
     Check(
@@ -74,18 +74,18 @@ DATABASE = (
         ("doctor_clock",), server.clock_set_back,
     ),
     Check(
-        "wraparound", "The age of the oldest transaction id",
-        "When transaction ids run out, the server accepts no more writes.",
+        "wraparound", "The age of the oldest transaction id or multixact id",
+        "When these ids run out, the server accepts no more writes.",
         ("doctor_server",), server.wraparound,
     ),
     Check(
         "notify_queue", "How full the notification queue is, and which session may hold it back",
-        "When it is nearly full, producers do not notify, so jobs start seconds late.",
+        "When the queue is nearly full, producers do not notify, so jobs start seconds late.",
         ("doctor_server", "doctor_listeners"), server.notify_queue,
     ),
     Check(
         "held_snapshots", "Transactions, replication slots and standbys that hold vacuum back",
-        "Vacuum cannot remove rows that died after the snapshot, and claims have to skip these.",
+        "They hold old snapshots: vacuum keeps rows that died later, and claims have to skip them.",
         ("doctor_snapshots", "doctor_server"), storage.held_snapshots,
     ),
     Check(
@@ -110,7 +110,7 @@ DATABASE = (
     ),
     Check(
         "invalid_indexes", "Indexes that are invalid",
-        "Writes still update most of them, but no query uses them.",
+        "Writes still update most invalid indexes, but no query uses them.",
         ("doctor_indexes", "schema_objects"), storage.invalid_indexes,
     ),
     Check(
@@ -124,7 +124,7 @@ DATABASE = (
         ("doctor_environment", "setup"), schema.environment,
     ),
     Check(
-        "objects", "Tables, columns, constraints, indexes, functions that are missing or changed",
+        "objects", "Tables, indexes, functions and other objects that are missing or were changed",
         "taskd's guarantees depend on these objects.",
         ("doctor_objects", "schema_objects", *_SCHEMA), schema.objects,
     ),
@@ -135,7 +135,7 @@ DATABASE = (
     ),
     Check(
         "extra_objects", "Indexes, triggers and other objects that users have added",
-        "Each of them can slow down or change what taskd's statements do.",
+        "Each of them can slow taskd's statements down, or change what the statements do.",
         ("doctor_objects", "schema_objects", *_SCHEMA), schema.extra_objects,
     ),
     Check(
@@ -156,7 +156,8 @@ DATABASE = (
     ),
     Check(
         "default_partition", "Finished jobs in the default partition of the history",
-        "PostgreSQL refuses a partition for their day, and deleting rows costs more than a drop.",
+        "PostgreSQL then refuses to create their partition, and deleting the rows one by one costs "
+        "more than dropping a partition.",
         ("doctor_default",), schema.default_partition,
     ),
     Check(
@@ -205,18 +206,18 @@ DATABASE = (
         ("doctor_workers",), jobs.blocked_loops,
     ),
     Check(
-        "workers", "Workers with an expired lease, workers that drain, and different versions",
+        "workers", "Workers with an expired lease, draining workers, and different versions",
         "The jobs of a worker whose lease has expired wait until another worker declares it dead.",
         ("doctor_workers",), jobs.workers,
     ),
     Check(
         "apps", "Apps that share a name, and tasks that two apps define differently",
-        "An app that starts replaces the tasks of another app with the same name.",
+        "When an app starts, it replaces the published tasks of any other app of its name.",
         ("doctor_apps", "doctor_contested"), jobs.apps,
     ),
     Check(
         "services", "Services of workers that fail repeatedly",
-        "The work of such a service is not done: rescue, promotion, schedules, upkeep.",
+        "While a service fails, its work is not done, such as rescue, promotion or schedules.",
         ("doctor_services",), jobs.services,
     ),
     Check(
@@ -231,7 +232,7 @@ DATABASE = (
     ),
     Check(
         "stuck_jobs", "Jobs that have stayed in their state for too long",
-        "Workers normally prevent each of these cases, or end it within seconds.",
+        "Workers normally change the state of such a job within seconds.",
         ("doctor_stuck", "doctor_queues"), jobs.stuck_jobs,
     ),
     Check(

@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 Row = Mapping[str, Any]
-# The rows by the name of the statement that returned them, and the LOCAL facts of `checks`.
+# Maps the name of each statement to the rows that it returned. Also contains the LOCAL facts of
+# checks.py, each by its name.
 Facts = Mapping[str, Sequence[Row]]
 # A message shows at most this many names, and the number of the others.
 NAMED_MAX = 5
@@ -17,7 +18,7 @@ COUNTED_MAX = 10_000
 
 
 class Level(StrEnum):
-    """The level of a finding; the worst level is the first."""
+    """The levels of findings, from the worst to the best."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -31,8 +32,8 @@ class Level(StrEnum):
         return list(Level).index(self)
 
 
-# If a finding has one of these levels, `taskd doctor` exits with code 4. If it cannot read the
-# settings or the database, it exits with the code of that error instead.
+# If a finding has one of these levels, `taskd doctor` exits with code 4. If the settings or the
+# database cannot be read, it exits with the exit code of the error that says so (errors.py).
 FAILED = (Level.ERROR, Level.WARNING)
 
 
@@ -43,7 +44,7 @@ class Repair:
     Attributes:
         kind: `sql`: SQL of sql/repairs.sql; `command`: a shell command; `advice`: a sentence.
         text: the name of the SQL in sql/repairs.sql, the command, or the sentence.
-        args: the values for the SQL.
+        args: the values for the variables of the SQL.
     """
 
     kind: str
@@ -108,7 +109,7 @@ class Check:
         name: the name for the command line; it must not change, because scripts use it.
         about: the subject of the check.
         why: one sentence that says why the subject matters.
-        needs: the statements and the LOCAL facts of `checks` that `decide` uses.
+        needs: the names of the statements, and of the LOCAL facts of checks.py, that `decide` uses.
         decide: returns the observations from these facts; none means that the check passed.
     """
 
@@ -143,7 +144,7 @@ def run_check(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding
     """Run a check.
 
     Args:
-        refused: the reasons why statements failed, by statement. A check that needs one of these
+        refused: maps each statement that failed to the reason. A check that needs one of these
             statements is not run; its level is UNKNOWN.
     """
     missing = [refused[name] for name in check.needs if name in refused]
@@ -152,7 +153,8 @@ def run_check(check: Check, facts: Facts, refused: Mapping[str, str]) -> Finding
     )
     observations.sort(key=lambda each: each.level.rank)
     worst = observations[0].level
-    # Most checks yield an OK at their end in any case; it counts only if nothing else was found.
+    # Most checks yield an OK as their last observation, whatever they have found. The OK counts
+    # only if it is the only observation.
     shown = [each for each in observations if each.level is not Level.OK or worst is Level.OK]
     repairs = tuple(dict.fromkeys(_hashable(m) for each in shown for m in each.repairs))
     return Finding(
@@ -174,7 +176,7 @@ def count(number: int, noun: str) -> str:
 
 
 def many(number: int, noun: str) -> str:
-    """Format a number that was counted up to COUNTED_MAX: `10,000 jobs or more`."""
+    """Format the result of a count that ended at COUNTED_MAX: `10,000 jobs or more`."""
     return count(number, noun) + (" or more" if number >= COUNTED_MAX else "")
 
 

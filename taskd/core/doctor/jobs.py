@@ -27,7 +27,7 @@ from taskd.core.worker_status import BLOCKED_S_MIN, FailureStreak, decode
 # Shorter delays are normal: a deployment, or the rescue of a dead worker's jobs, causes them.
 GRACE_S = 60.0
 PAUSED_S = 86_400.0
-# If the event loop is blocked for this many seconds of a minute, other jobs get half of its time.
+# At this many blocked seconds in a minute, half of the event loop's time is left for other jobs.
 BLOCKED_ERROR_S = 30.0
 # A worker that drains is reported if it has been up for this long: its row does not tell when the
 # drain began.
@@ -189,9 +189,9 @@ def _list_running(task: str) -> str:
 
 
 def failing_tasks(facts: Facts) -> Iterator[Observation]:
-    """Find tasks of which five attempts or more have failed in a process, for a minute or longer.
+    """Find tasks whose attempts in one process have all failed for a minute or longer.
 
-    A success in the process ends such a series.
+    A process publishes a task when five of its attempts have failed since the last success.
     """
     found: dict[str, list[tuple[Row, FailureStreak]]] = {}
     for row in facts["doctor_workers"]:
@@ -214,7 +214,7 @@ def failing_tasks(facts: Facts) -> Iterator[Observation]:
                 "removed: `taskd tasks resume NAME`, then `taskd jobs retry --task NAME`."
             ),
         )
-    yield ok("no task has failed five times over a minute without a success")
+    yield ok("no task's attempts in a process have all failed for a minute or longer")
 
 
 def blocked_loops(facts: Facts) -> Iterator[Observation]:
@@ -243,7 +243,7 @@ def blocked_loops(facts: Facts) -> Iterator[Observation]:
 
 
 def workers(facts: Facts) -> Iterator[Observation]:
-    """Find workers with an expired lease, old workers that drain, and different versions."""
+    """Find workers with an expired lease, workers that drain, and workers of several versions."""
     rows = facts["doctor_workers"]
     silent = [row for row in rows if row["late_s"] > 0]
     live = [row for row in rows if row["late_s"] <= 0]
@@ -253,8 +253,8 @@ def workers(facts: Facts) -> Iterator[Observation]:
                 f"the worker with pid {row['pid']} on {row['host']} has not renewed its lease for "
                 f"{span(row['renewed_ago_s'])}, and no worker has declared it dead",
                 advice(
-                    "A live worker would have done so within seconds. Start a worker, `taskd "
-                    "run`. If the silent process still runs, check its connection to the database."
+                    "A live worker declares it dead within seconds: start one, `taskd run`. If the "
+                    "silent process still runs, check its connection to the database."
                 ),
             )
     for row in live:
@@ -264,7 +264,10 @@ def workers(facts: Facts) -> Iterator[Observation]:
     if len(versions) > 1:
         yield hint(
             f"workers of the versions {', '.join(versions)} run side by side",
-            advice("Fine during a rolling upgrade; otherwise restart the older ones."),
+            advice(
+                "This is fine during a rolling upgrade; otherwise restart the workers of the "
+                "older versions."
+            ),
         )
     yield ok(f"{count(len(live), 'live worker')}")
 
@@ -290,14 +293,18 @@ def apps(facts: Facts) -> Iterator[Observation]:
             f"{span(row['contested_ago_s'])} ago",
             advice(
                 "Give the tasks of one app a prefix (TASKD_TASK_PREFIX), or rename the task. If no "
-                f"worker needs the older one: `taskd tasks forget {shlex.quote(row['name'])}`."
+                f"worker needs the task of the app {row['app']} any more: `taskd tasks forget "
+                f"{shlex.quote(row['name'])}`."
             ),
         )
     yield ok("no two live apps share a name, and no task has two definitions")
 
 
 def _unrelated(rows: list[Row]) -> list[Row]:
-    """Return the versions of an app that share no task with the first one, even through others."""
+    """Return the versions of an app that are unrelated to the first version.
+
+    Two versions are related if they have a task in common, or are both related to a third version.
+    """
     known, left = set(rows[0]["tasks"]), rows[1:]
     while kin := [row for row in left if not known.isdisjoint(row["tasks"])]:
         known.update(*(row["tasks"] for row in kin))
@@ -317,7 +324,7 @@ def services(facts: Facts) -> Iterator[Observation]:
 
 
 def schedules(facts: Facts) -> Iterator[Observation]:
-    """Find schedules with an overdue or a failed tick, and withdrawn ones."""
+    """Find schedules that are withdrawn or overdue, or whose app has no worker or tick failed."""
     for row in facts["doctor_schedules"]:
         if row["withdrawn_s"] is not None:
             yield warning(
@@ -343,7 +350,7 @@ def schedules(facts: Facts) -> Iterator[Observation]:
                 f"{late}, because its tick fails again and again: {row['delayed_by']}",
                 advice(
                     "Remove the cause that the error names, such as a trigger. A worker retries "
-                    "every second, and then fires the schedule."
+                    "the tick every second."
                 ),
             )
         elif row["late_s"] is not None and row["late_s"] >= GRACE_S:
@@ -367,8 +374,8 @@ STUCK = {
     "overtime": "running for longer than the timeout allows",
     "expired": "waiting past the deadline",
     "unlooked": "waiting for a limit that no worker has checked",
-    "orphan": "waiting for other jobs, but without a dependency on one",
-    "aimless": "blocked, but by neither a limit nor other jobs",
+    "orphan": "waiting for other jobs, but without a dependency that is still open",
+    "aimless": "blocked, but neither by a limit nor by other jobs",
 }
 STUCK_REPAIRS = {"orphan": "cancel_orphans", "aimless": "schedule_aimless"}
 
@@ -416,7 +423,7 @@ def suspects(facts: Facts) -> Iterator[Observation]:
 
 
 def limits(facts: Facts) -> Iterator[Observation]:
-    """Find limits that block jobs although they could admit them, and outdated queue depths."""
+    """Find limits that block jobs which they could admit, and outdated depths of queues."""
     for row in facts["doctor_limits"]:
         name = row["name"]
         if row["kind"] == "depth":
@@ -440,7 +447,7 @@ def limits(facts: Facts) -> Iterator[Observation]:
             )
         elif not row["counted"] and _unopened(row):
             yield error(
-                f"the limit {name} blocks {many(row['blocked'], 'job')}, but none runs",
+                f"the limit {name} blocks {many(row['blocked'], 'job')}, but none of its jobs runs",
                 advice("A live worker admits jobs: start one, `taskd run`."),
             )
         elif row["allowed"] is not None and row["counted"] > row["allowed"] + row["blocked"]:
@@ -452,9 +459,10 @@ def limits(facts: Facts) -> Iterator[Observation]:
 
 
 def _unopened(row: Row) -> bool:
-    """Return whether no worker will soon admit the jobs.
+    """Return whether no worker will soon admit the jobs of a limit.
 
-    Either a check of the limit is overdue, or no check is stored and the limit has no rate.
+    This is the case if a check of the limit is overdue. It is also the case if the limit has no
+    rate, and no check of it is planned.
     """
     late_s = row["opens_late_s"]
     return row["rate"] is None if late_s is None else bool(late_s >= GRACE_S)
@@ -469,4 +477,4 @@ def keys(facts: Facts) -> Iterator[Observation]:
             f"{span(row['oldest_s'])} ago",
             sql("prune_keys"),
         )
-    yield ok("no unique key expired over an hour ago and still exists")
+    yield ok("all unique keys that expired over an hour ago were deleted")

@@ -1,4 +1,4 @@
-"""Repairs that create missing objects of the schema, or restore the definitions of changed ones."""
+"""Repairs that create missing objects of the schema, or restore the definitions of others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Object:
 
     @property
     def owner(self) -> str:
-        """The table that a part of a table belongs to; otherwise the object's own name."""
+        """For a part of a table, such as a column, the table; otherwise the object's own name."""
         return self.name.partition(".")[0]
 
     @property
@@ -61,7 +61,9 @@ def make(each: Object, expected: Mapping[tuple[str, str], Object]) -> list[Repai
 
 
 def undo(each: Object, found: str) -> list[Repair]:
-    """Return the repairs that restore an object as it was installed; none, if no SQL can do so.
+    """Return the repairs that restore an object as it was installed.
+
+    The list is empty if no SQL can do so.
 
     Args:
         found: the object's definition in the database.
@@ -95,7 +97,7 @@ def undo(each: Object, found: str) -> list[Repair]:
     return [sql(REPLACED[each.kind], table=table, part=part, text=definition)]
 
 
-# The repairs, by kind of object, that need only the name and the definition.
+# Maps a kind of object to its repair, if the repair needs only the object's name and definition.
 REPLACED = {
     "constraint": "replace_constraint",
     "identity": "set_identity",

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from taskd.core.doctor.finding import Observation, Row, advice, error, hint, ok
 from taskd.core.doctor.object_repairs import Object, escaped, make, undo
 
-# A CREATE statement; it ends at the first semicolon at the end of a line, outside of $$ bodies.
+# Matches a CREATE statement. The statement ends at the first semicolon that is at the end of a line
+# and not in a $$ body.
 CREATED = re.compile(
     r"^CREATE (?:OR REPLACE |UNLOGGED )?(DOMAIN|FUNCTION|SEQUENCE|TABLE|TYPE|VIEW) "
     r"(?:IF NOT EXISTS )?taskd\.(\w+)(?:\$\$.*?\$\$|[^$]|\$(?!\$))*?;$",
@@ -56,7 +57,7 @@ def expected(objects: str, migrations: str) -> dict[tuple[str, str], Object]:
 
 
 def _create(kind: str, name: str, definition: str) -> str:
-    """Return the SQL that creates an object, or for some kinds the part that follows ADD."""
+    """Return the SQL that creates an object; for a column or a constraint, the part after ADD."""
     table, _, part = name.partition(".")
     match kind:
         case "index":
@@ -104,7 +105,7 @@ def compare(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Ite
 def _comes_with_its_parent(
     each: Object, expected: dict[tuple[str, str], Object], found: dict[tuple[str, str], str]
 ) -> bool:
-    """Return whether an object is a part of a partition, and its parent's repair includes it."""
+    """Return whether the repair of a partitioned table repairs this part of its partition, too."""
     if each.kind not in ("column", "constraint") or ("partition", each.owner) not in expected:
         return False
     parent = each.owner.rpartition("_")[0]

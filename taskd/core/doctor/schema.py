@@ -1,4 +1,4 @@
-"""Checks of the schema: version, objects, rights, logins, and the partitions of the history."""
+"""Checks of the schema: version, environment, objects, sequences, rights, logins, partitions."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ GRANT = re.compile(
 COMMENT = re.compile(r"--.*$", re.MULTILINE)
 TOP_COMMA = re.compile(r",(?![^(]*\))")
 PRIVILEGE = re.compile(r"(\w+)\s*(?:\((.*)\))?", re.DOTALL)
-# A partition is named by the day on which its rows expire, and workers drop it on the next day.
-# From the third day after that day on, the partition is reported.
+# The name of a partition contains the day on which its rows expire. Workers drop the partition on
+# the day after. It is reported if it still exists on the third day after the day in its name.
 EXPIRED_DAYS = 2
 MIGRATE = command("taskd db migrate")
 NO_SCHEMA = "this database has no schema taskd"
@@ -41,7 +41,7 @@ OTHER_VERSION = (
     "the schema has another version than this taskd: run `taskd doctor schema_version` first"
 )
 
-# Kind and name of the object, column or None, privilege, role without the prefix.
+# A right: kind and name of the object, column or None, privilege, role without the prefix.
 Right = tuple[str, str, str | None, str, str]
 
 
@@ -65,7 +65,7 @@ def version(facts: Facts) -> Iterator[Observation]:
     edited = [n for n in known.keys() & done.keys() if known[n]["digest"] != done[n]["digest"]]
     if edited:
         numbers = ", ".join(f"{n:04d}" for n in sorted(edited))
-        yield hint(f"applied with other SQL than this taskd has: migration {numbers}")
+        yield hint(f"the applied SQL differs from the SQL of this taskd: migration {numbers}")
     yield ok(f"the schema is at version {newest:04d}, as this taskd expects")
 
 
@@ -122,7 +122,8 @@ def publications(facts: Facts) -> Iterator[Observation]:
         else:
             yield warning(
                 f"the publication {publication} publishes the partitions of taskd.job_history "
-                "individually: subscribers stop at the next partition, for which they lack a table",
+                "individually: subscribers stop when taskd uses a new partition, because they have "
+                "no table for it",
                 sql("publish_via_root", publication=publication),
                 advice(
                     "Then copy the history again, on each subscriber: SELECT "
@@ -138,7 +139,7 @@ def sequences(facts: Facts) -> Iterator[Observation]:
     for row in facts["doctor_sequences"]:
         yield error(
             f"the sequence taskd.{row['name']} is at {row['last']}, but the rows require at least "
-            f"{row['newest']}: logical replication copies rows without sequences",
+            f"{row['newest']}: logical replication copies rows, but not the values of sequences",
             command("taskd db check --mend"),
         )
     yield ok("the value of each sequence fits the rows")
@@ -259,12 +260,12 @@ def partitions_ahead(facts: Facts) -> Iterator[Observation]:
     make = sql("create_partitions")
     if today:
         yield error(
-            f"no partition for jobs that end today and are kept for {_days(today)}",
+            f"there is no partition for jobs that end today and are kept for {_days(today)}",
             make,
         )
     elif tomorrow:
         yield warning(
-            f"no partition for jobs that end tomorrow and are kept for {_days(tomorrow)}",
+            f"there is no partition for jobs that end tomorrow and are kept for {_days(tomorrow)}",
             make,
         )
     yield ok(f"{count(len(there), 'partition')}, including those for jobs that end tomorrow")
@@ -279,8 +280,9 @@ def expired_partitions(facts: Facts) -> Iterator[Observation]:
     old = [row for row in facts["doctor_partitions"] if row["in_days"] < -EXPIRED_DAYS]
     if old:
         yield warning(
-            f"{count(len(old), 'expired partition')} not dropped, the oldest of {old[0]['day']}. "
-            "Workers drop expired partitions, unless sessions lock the history for long",
+            f"{count(len(old), 'expired partition')} not dropped; the rows of the oldest expired "
+            f"on {old[0]['day']}. Workers drop expired partitions, unless a session locks the "
+            "history for long",
             *(sql("drop_partition", leaf=row["leaf"]) for row in old),
         )
-    yield ok(f"no partition expired more than {EXPIRED_DAYS} days ago and still exists")
+    yield ok(f"all partitions that expired more than {EXPIRED_DAYS} days ago were dropped")

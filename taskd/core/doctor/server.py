@@ -1,4 +1,8 @@
-"""Checks of the server and of the connection: version, encoding, connections, clocks, pooler."""
+"""Checks of the server, and of the connection to the server.
+
+They cover: whether the server is a primary, its version, the encoding, free connections, the age of
+transaction ids, the notification queue, the clocks, and poolers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ SUPPORTED_UNTIL = {
     17: date(2029, 11, 8),
     18: date(2030, 11, 14),
 }
-# A difference of seconds makes the logs of two machines hard to compare; after a difference of
+# If two clocks differ by seconds, the logs of their machines are hard to compare. If they differ by
 # minutes, certificates and tokens are refused.
 SKEW_HINT_S, SKEW_WARNING_S = 5.0, 300.0
 FREE_SHARE_MIN = 0.1
@@ -82,8 +86,8 @@ def encoding(facts: Facts) -> Iterator[Observation]:
         yield ok("the encoding of the database is UTF8")
         return
     harm = (
-        "PostgreSQL refuses names of tasks, queues and keys with letters beyond ASCII, and \\u "
-        "escapes in JSON from SQL"
+        "PostgreSQL refuses names of tasks, queues and keys with letters beyond ASCII. When an SQL "
+        "client enqueues a job, PostgreSQL also refuses \\u escapes of such letters in its JSON"
         if name == "SQL_ASCII"
         else "PostgreSQL refuses jobs, results and errors with characters that this encoding lacks"
     )
@@ -106,8 +110,8 @@ def connections(facts: Facts) -> Iterator[Observation]:
     )
     more = advice(
         "Raise max_connections (which needs a restart), run fewer processes, or use a pooler. "
-        "A worker process takes up to 7 connections, and more in some cases: tasks with "
-        "transaction=, several queues, an HTTP port."
+        "A worker process takes up to 7 connections. It takes more if it has tasks with "
+        "transaction=, several queues, or an HTTP port."
     )
     if free <= 0:
         yield error(f"{figures}: none is left", more)
@@ -130,7 +134,8 @@ def connections(facts: Facts) -> Iterator[Observation]:
 
 
 def _bounded(allowed: int, used: int, who: str, repair: Repair) -> Iterator[Observation]:
-    # A worker process takes up to seven connections. An `allowed` of -1 means no limit.
+    # A worker process takes up to 7 connections; the advice of connections() lists the exceptions.
+    # If `allowed` is -1, there is no limit.
     if allowed >= 0 and allowed - used < 7:
         yield warning(f"{who} {count(allowed, 'connection')}, and {used:,} are in use", repair)
 
@@ -139,10 +144,11 @@ def wraparound(facts: Facts) -> Iterator[Observation]:
     """Check the age of the oldest transaction id or multixact id of the database."""
     server = only(facts, "doctor_server")
     age = max(server["xid_age"], server["mxid_age"])
-    text = f"the oldest transaction id of the database is {age:,} behind the newest one"
+    kind = "transaction id" if age == server["xid_age"] else "multixact id"
+    text = f"the oldest {kind} of the database has an age of {age:,}"
     if age >= XIDS_WARNING:
         level = error if age >= XIDS_ERROR else warning
-        yield level(f"{text}; the server accepts no more writes at 2,100,000,000", sql("freeze"))
+        yield level(f"{text}; from 2,100,000,000 on, the server refuses writes", sql("freeze"))
     else:
         yield ok(text)
 
@@ -185,8 +191,8 @@ def clock(facts: Facts) -> Iterator[Observation]:
         yield ok(f"this machine's clock and the database's differ by at most {SKEW_HINT_S:g} s")
 
 
-# What a row of `doctor_clock` counts, by its kind.
-AHEAD = {"lease": "lease renewal", "schedule": "last tick", "job": "enqueued job"}
+# The kinds of rows of `doctor_clock`, and the times that each of them counts.
+AHEAD = {"lease": "lease renewal", "schedule": "schedule tick", "job": "job enqueue"}
 
 
 def clock_set_back(facts: Facts) -> Iterator[Observation]:
@@ -202,12 +208,13 @@ def clock_set_back(facts: Facts) -> Iterator[Observation]:
         for row in rows
     ]
     yield (warning if back_s > SKEW_HINT_S else hint)(
-        f"the database's clock was set back, by {span(back_s)} or more: later than now are "
-        f"{', '.join(found)}",
+        f"the database's clock was set back, by {span(back_s)} or more: the database contains "
+        f"times in the future: {', '.join(found)}",
         advice(
-            "Workers have corrected leases, limits and schedules. Retries and delayed jobs start "
-            "late by this difference, unless you move them: `taskd jobs set --help`. Keep the "
-            "clock right by NTP, which slows a fast clock down instead of setting it back."
+            "Live workers correct leases, limits and schedules within seconds. Retries and delayed "
+            "jobs stay late by this difference, unless you make them due earlier: `taskd jobs set "
+            "--help`. Keep the clock right by NTP, which slows a fast clock down instead of "
+            "setting it back."
         ),
     )
 

@@ -63,14 +63,14 @@ def _ms(setting: str) -> float:
 # taskd sets these in its own sessions, so a value for a login or the database matters only to
 # sessions that handlers and producers open themselves.
 OF_SESSIONS = ("default_transaction_isolation", "statement_timeout", "lock_timeout")
-# Setting, whether a value is harmful, level of the finding, and the harm.
+# Each entry: the setting, a function that tells whether a value is harmful, the level, the harm.
 HURTS: tuple[tuple[str, Any, str, str], ...] = (
     ("fsync", lambda v: v == "off", "error",
      "a crash of the machine may destroy the whole database"),
     ("full_page_writes", lambda v: v == "off", "hint",
      "a crash can leave partly written pages, unless the file system prevents it"),
     ("synchronous_commit", lambda v: v == "off", "warning",
-     "jobs are lost if the server crashes within half a second of their commit"),
+     "a job is lost if the server crashes within half a second after the commit of its enqueue"),
     ("synchronous_commit", lambda v: v == "local", "hint",
      "jobs that no standby has received are lost in a failover"),
     ("default_transaction_read_only", lambda v: v == "on", "error",
@@ -89,7 +89,7 @@ HURTS: tuple[tuple[str, Any, str, str], ...] = (
 
 
 def _repair(row: Row, rows: Sequence[Row], server: Row) -> Repair:
-    """Reset the value that was set for the database or the login, or else set it on the server."""
+    """Reset a value that was set for the database or the login; otherwise, set the server's."""
     database, login = server["database"], server["login"]
     for each in rows:
         if each["scope"] and each["name"] == row["name"] and each["login"] in (None, login):
@@ -132,7 +132,7 @@ def _of_sessions(row: Row, database: str) -> Iterator[Observation]:
         )
     elif name.endswith("_timeout") and 0 < _ms(value) < SHORT_TIMEOUT_MS:
         yield hint(
-            f"{name} of {whose} is {value}: an enqueue that waits that long for another one fails",
+            f"{name} of {whose} is {value}: an enqueue fails if it waits that long for another one",
             _reset(row, database),
         )
 

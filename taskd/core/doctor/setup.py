@@ -1,4 +1,4 @@
-"""Checks that need no database: settings, the DSN, the embedded server."""
+"""Checks of the settings, the DSN, the embedded server, and whether the database can be reached."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ HELD_WARNING_XIDS, HELD_ERROR_XIDS = 1_000_000, 20_000_000
 LOCK_S = 60.0
 # A busy queue makes about this many dead rows per minute, and autovacuum starts once a minute.
 DEAD_MIN = 100_000
-# A table has many dead rows at this multiple of the number at which autovacuum is due.
+# A table has many dead rows if it has DEAD_TIMES as many as the number at which autovacuum is due.
 DEAD_TIMES = 10
 # Many dead rows are reported if the last vacuum was LATE_S ago, or if there are DEAD_MAX of them.
 LATE_S, DEAD_MAX = 600.0, 2_000_000
@@ -142,14 +142,17 @@ class _Dead:
 
     @property
     def late(self) -> bool:
-        """The table has many dead rows, and had no vacuum for LATE_S or has DEAD_MAX dead rows."""
+        """Whether many dead rows are reported, by the rules of DEAD_TIMES, LATE_S and DEAD_MAX."""
         row = self.row
         much = row["dead"] >= max(DEAD_MIN, DEAD_TIMES * row["due_at"])
         return bool(much and ((row["idle_s"] or 0) >= LATE_S or row["dead"] >= DEAD_MAX))
 
     @property
     def left_alone(self) -> bool:
-        """No vacuum ran for UNVACUUMED_S, with over twice the dead rows at which vacuum is due."""
+        """Whether the table was long due for a vacuum, and none ran for UNVACUUMED_S.
+
+        Vacuum is long due at twice the number of dead rows at which autovacuum is due.
+        """
         row = self.row
         return bool(row["dead"] > 2 * row["due_at"] and (row["idle_s"] or 0) >= UNVACUUMED_S)
 
@@ -195,7 +198,7 @@ def autovacuum(facts: Facts) -> Iterator[Observation]:
 def _kept_out(row: Row, facts: Facts) -> Iterator[Repair]:
     for held in each_of(facts["doctor_locks"], table=row["table"]):
         yield advice(
-            f"pid {held['pid']} holds {held['mode']}; autovacuum skips the table meanwhile."
+            f"pid {held['pid']} holds {held['mode']}. Until it ends, autovacuum skips the table."
         )
 
 

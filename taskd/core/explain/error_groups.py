@@ -1,8 +1,8 @@
 """Group errors that differ only in details: numbers, ids, quoted text and paths.
 
-`pattern` makes `order # took #s` of `order 4711 took 3.2s`; `group` counts by task and pattern. One
-text alone does not tell whether `k12` is an id or a name such as `utf8`. If several texts differ
-only in such words, `group` treats the words as ids.
+pattern() turns `order 4711 took 3.2s` into `order # took #s`; group() counts errors by task and
+pattern. A single text does not show whether a word such as `k12` is an id, or a name like `utf8`.
+If several texts differ only in such words, group() treats the words as ids.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from taskd.core.jobs.job import JobState
 
 PATTERN_CHARS_MAX = 200
 PASSES_MAX = 10
-# Placeholders: for a number or an id, and for other variable text.
+# The placeholder for a number or an id, and the one for other variable text.
 NUMBER, TEXT = "#", "…"
 
-# No letter precedes an opening quote, except a prefix such as that of bytes, and no letter
-# follows a closing quote. So the apostrophe in "can't" is neither.
+# No letter precedes an opening quote, except the prefix of a literal (b'...'). No letter follows a
+# closing quote. So the apostrophe in "can't" is not a quote.
 _QUOTED = re.compile(r"(?<!\w)[bru]?(['\"`])(?:(?!\1)[^\\]|\\.)*\1(?!\w)")
 _QUOTED_IN_PRINT = re.compile(r"([\u201c\u2018«])[^\u201d\u2019»]*([\u201d\u2019»])")
 _MAIL_ADDRESS = re.compile(r"(?<![\w.+%-])[\w.+%-]+@[\w-]+(?:\.[\w-]+)+")
@@ -35,28 +35,28 @@ _UUID = re.compile(
     r"(?<![0-9A-Za-z])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9A-Za-z])",
     re.IGNORECASE,
 )
-# An id contains a letter and a digit, and is hexadecimal, or long, or has letters between digits.
-# After a `#`, any word with a digit is an id. A word whose letters all precede the number is a name
-# (utf8), and a word whose letters all follow the number has a unit (30ms).
+# An id is a word with letters and digits that is hexadecimal, or long, or has letters between
+# digits. After a `#`, any word with a digit is an id. If all letters precede the number, the word
+# is a name (utf8). If all letters follow the number, they are a unit (30ms).
 _ID = re.compile(
     r"(?<![0-9a-z])(?:0x[0-9a-f]+|(?<=#)[a-z]*\d[0-9a-z]*"
     r"|(?=[a-z]*\d)(?=\d*[a-z])(?:[0-9a-f]{4,}|[0-9a-z]{12,}|[a-z]*\d+[a-z]+\d[0-9a-z]*))"
     r"(?![0-9a-z])",
     re.IGNORECASE,
 )
-# Words that can be ids if they differ from text to text: any word after a `#`, letters with digits,
-# and letters of which hexadecimal or base32 numbers can consist. `#ms` stands for a word such as
-# `30ms`, whose number was replaced before.
+# Words that are ids if they differ from text to text: a word after a `#`, a word of letters and
+# digits, and a word of letters that can be a hexadecimal or base32 number. A word after a `#` can
+# be the `#ms` into which `30ms` was turned before.
 _MAYBE_ID = re.compile(
     r"#+[0-9A-Za-z]*"
     r"|(?<!\w)(?:(?=[A-Za-z]*\d)[0-9A-Za-z]+|[a-f]{4,}|[A-F]{4,}|[A-Z]{6,})(?!\w)"
 )
-# This many texts must differ only in such words before the words count as ids.
+# Words of _MAYBE_ID count as ids if at least this many texts differ only in such words.
 ALIKE_MIN = 3
-# If a group has this many ids, all of one length, a word of letters in the same place and of the
-# same length counts as an id as well.
+# If a group has this many ids, all of the same length, then a word that has only letters, the same
+# place and the same length counts as an id as well.
 SAME_LENGTH_MIN = 10
-# Only this many groups, the largest, are compared with others to find such words.
+# To find such words of letters, only the largest groups are compared with others, this many.
 COMPARED_MAX = 20
 # A digit after a letter is part of a name, as in utf8.
 _NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?:[.,:]\d+)*")
@@ -65,13 +65,13 @@ _NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?:[.,:]\d+)*")
 def pattern(text: str) -> str:
     """Return the first line of an error's text without the parts that vary from job to job.
 
-    Numbers, times, UUIDs, and ids of letters and digits become `#`; quoted text becomes `'…'`;
-    mail addresses, and parts of a path with a digit, become `…`. The result has at most 200
-    characters.
+    Numbers, times, UUIDs and ids become `#`. Quoted text becomes `'…'`. Mail addresses become `…`,
+    and so do the parts of a path that contain a digit. The result has at most 200 characters.
     """
     lines = text.strip().splitlines() or [""]
     line = " ".join(lines[0].split())
-    # A replacement can make another one possible: after that of a number, a quote can be replaced.
+    # A replacement can make another replacement possible. For example, a quoted text can sometimes
+    # be replaced only after a number next to the quotes.
     for _ in range(PASSES_MAX):
         before, line = line, _replaced(line)
         if line == before:
@@ -134,7 +134,10 @@ class ErrorGroup(msgspec.Struct):
 
 
 def group(failures: Iterable[Failures]) -> list[ErrorGroup]:
-    """Return the groups by task and pattern, those with the most jobs first, then the latest."""
+    """Return the groups by task and pattern, sorted by the number of jobs, then by the last error.
+
+    The group with the most jobs is the first.
+    """
     by_task: dict[str, dict[str, list[Failures]]] = {}
     for each in failures:
         by_task.setdefault(each.task, {}).setdefault(pattern(each.text), []).append(each)
@@ -163,14 +166,14 @@ def _without_ids(patterns: dict[str, list[Failures]]) -> dict[str, list[Failures
 
 
 def _common(patterns: list[str]) -> str:
-    """Return one pattern for these, with `#` for each word that can be an id and differs."""
+    """Return one pattern for these patterns, with `#` for each possible id in which they differ."""
     columns = zip(*(_MAYBE_ID.findall(each) for each in patterns), strict=True)
     words = iter([column[0] if len(set(column)) == 1 else NUMBER for column in columns])
     return _MAYBE_ID.sub(lambda _: next(words), patterns[0])
 
 
 def _without_words(patterns: dict[str, list[Failures]]) -> dict[str, list[Failures]]:
-    """Merge a pattern with a word into one that has ids of the same length in place of the word."""
+    """Merge a pattern into another one that has ids in place of a word of the same length."""
     largest = sorted(
         (each for each in patterns if NUMBER in each), key=lambda each: -len(patterns[each])
     )

@@ -1,6 +1,6 @@
 """Why a job does not run: compute reasons from facts in the database.
 
-sentences.py has the words for people.
+sentences.py expresses these reasons in sentences for people.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.worker_status import BLOCKED_S_MIN, WorkerStatus
 
-# The jobs that are claimed before a queued job are counted up to this number.
+# Jobs that will be claimed before a queued job are counted up to this number.
 AHEAD_MAX = 10_000
 # If no job of a full queue has started for this long, its running jobs probably hang.
 STANDS_STILL_S = 60.0
@@ -64,11 +64,11 @@ class SlotHolder(msgspec.Struct, frozen=True):
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """A job that another one waits for.
+    """A job that another job waits for.
 
     Attributes:
-        node: the job's name in its workflow; None: it has none.
-        state: the job's state; `gone`: the job is no longer stored.
+        node: the name of this job in its workflow, or None.
+        state: the state of this job, or `gone` if the job is no longer stored.
         on_failed: what happens to the waiting job when this job fails.
     """
 
@@ -82,51 +82,55 @@ class Parent(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True):
     """What the database says about a job; all times are by the database's clock.
 
-    In this list, `it` and `its` stand for the job.
+    In this list, `it` and `its` always stand for the job.
 
     Attributes:
-        max_attempts: the job's own or its task's; None: the task is not published.
-        claimed_before: a worker has claimed it before.
-        due_in_s: seconds until it is due; negative: it has been due for so many seconds.
-        timeout_s: the timeout of one attempt, the job's own or its task's; None: no limit, or the
-            task is not published.
-        error_type, error_message: the error of the last failed attempt.
-        task_app: the app that has published its task. `task_module`: the module of this app.
-        schedule: the schedule that enqueued it, or None. `tick`: the tick for which it was
-            enqueued.
-        deadline: the time after which no attempt starts; None: it has none.
+        max_attempts: its own option, or that of its task; None if the task is not published.
+        claimed_before: whether a worker has claimed it before.
+        due_in_s: seconds until it is due. A negative number counts the seconds since it was due.
+        timeout_s: the timeout of one attempt, from its own option or that of its task. None if
+            there is no timeout, or the task is not published.
+        error_type, error_message: the error of its last failed attempt.
+        task_app: the app that has published its task.
+        task_module: the module of that app.
+        schedule: the schedule that enqueued it, or None.
+        tick: the tick of the schedule for which it was enqueued, or None.
+        deadline: the time after which no attempt starts, or None.
         args_version: the version of its arguments.
-        task_args_version: the published task's version; None: the task is not published.
-        key_holder: for a failed or cancelled job, the id of the job that holds its unique key now,
-            also if that job holds the key only by `for_s` or as a newer version.
-        task_paused_at: since when its task is paused, None if it is not; the other fields of the
-            pause are as for the queue.
-        paused_at: since when its queue is paused, None if it is not.
-        paused_until: when the pause of its queue ends; None: when someone resumes the queue.
+        task_args_version: the version of the published task; None if the task is not published.
+        key_holder: for a failed or cancelled job, the id of the job that holds its unique key now.
+            A finished job can hold the key by `for_s`, or as a newer version.
+        task_paused_at: when the pause of its task began; None if the task is not paused. The other
+            fields of this pause are as for the queue.
+        paused_at: when the pause of its queue began; None if the queue is not paused.
+        paused_until: when the pause of its queue ends; None if it lasts until someone resumes the
+            queue.
         limit_name: its limit, or None. `limit_concurrency`, `limit_in_all`, `limit_rate` and
             `limit_burst` are the bounds of the limit.
-        limit_known: a worker has published the limit, or an operator has set it.
-        gate: what it waits for while its limit blocks it: `parked` (a slot or token of its key),
-            `next` (a slot among all keys); None: it was not checked yet.
+        limit_known: whether a worker has published the limit, or an operator has set the limit.
+        gate: what it waits for while its limit blocks it: `parked` (a slot or token of its key) or
+            `next` (a slot among all keys). None if the limit was not checked yet.
         parked: whether it is parked: its task was paused, or no worker of its queue could run it.
         limit_holders: while it is blocked, some of the jobs that have the slots of its key.
-        limit_queued: admitted jobs of its key that have not started, if the key has a rate.
-        limit_opens_s: seconds until a worker checks its key of the limit again, if that is
-            scheduled.
-        queue_max_running, queue_rate: the limits of its queue; None: no limit.
-        queue_running: running jobs of its queue, if it is queued and the queue is limited.
-        slots: number of jobs of its queue that the live workers can run at a time; None: unknown.
+        limit_queued: number of admitted jobs of its key that have not started, if the key has a
+            rate.
+        limit_opens_s: seconds until a worker checks its key of the limit again, if a check is
+            planned.
+        queue_max_running, queue_rate: the limits of its queue; None if there is no such limit.
+        queue_running: number of running jobs of its queue, if it is queued and the queue is
+            limited.
+        slots: number of jobs of its queue that all live workers can run at a time, or None.
         slot_holders: the running jobs of its queue by task, if it is queued.
-        task_kind: the kind of its task's handler; None: the task is not published.
-        worker_state: the state of the worker that runs or ran it, as Server.state; None: unknown.
+        task_kind: the kind of its task's handler; None if the task is not published.
+        worker_state: the state of the worker that runs or ran it, as in Server.state, or None.
         worker_lease_s: the length of that worker's lease in seconds.
-        worker_lease_until: when that worker's lease expires, unless it is renewed.
+        worker_lease_until: when that worker's lease expires, unless the worker renews it.
         living: number of live workers of any queue.
         serving: number of live workers that serve its queue.
         knowing: number of live workers that serve its queue and know its task.
         ahead: number of jobs of its queue that will be claimed before it, counted up to AHEAD_MAX +
-            1; for a suspect, the number of suspects before it; None if it is neither queued nor a
-            suspect.
+            1. For a suspect, the number of suspects that will be claimed before it. None if it is
+            neither queued nor a suspect.
         servers: some of the workers that serve or have served the queue, live ones first.
         parents: some of the jobs that it waits for.
         parents_left: the number of all jobs that it waits for.
@@ -204,14 +208,17 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Why(StrEnum):
-    """A reason why a job is not running; for a running or finished job, also its state."""
+    """A reason why a job is not running; for a running or finished job, also that it is so.
+
+    In the comments, `it` and `its` stand for the job.
+    """
 
     FINISHED = "finished"
     RUNNING = "running"
-    # Running by its state, but its worker is silent, dead or deleted.
+    # Its state is `running`, but its worker is silent or dead, or was deleted.
     WORKER_LOST = "worker_lost"
     CANCEL_REQUESTED = "cancel_requested"
-    # Finished; it cannot be retried, because another job holds its unique key now.
+    # It is finished, and cannot be retried, because another job holds its unique key now.
     KEY_HELD = "key_held"
     PAUSED = "paused"
     TASK_PAUSED = "task_paused"
@@ -231,7 +238,7 @@ class Why(StrEnum):
     WAITS_FOR_JOBS = "waits_for_jobs"
     # A job that it waits for has failed or was cancelled, and must be retried first.
     WAITS_FOR_RETRY = "waits_for_retry"
-    # Scheduled for another attempt.
+    # It is scheduled for another attempt.
     RETRY = "retry"
     # It is due, but no worker has promoted it to queued yet.
     DUE = "due"
@@ -253,14 +260,14 @@ class Why(StrEnum):
 
 
 class Reason(NamedTuple):
-    """One reason; `needs_action`: a person must act, because the reason does not pass by itself."""
+    """One reason. With `needs_action`, the job runs only if a person does something."""
 
     why: Why
     needs_action: bool = False
 
 
 def reasons(facts: Facts) -> list[Reason]:
-    """Return all reasons, at least one; those that need a person come first."""
+    """Return all reasons, at least one; reasons that need action come first."""
     if facts.state in FINISHED:
         held = [] if facts.key_holder is None else [Reason(Why.KEY_HELD)]
         return [Reason(Why.FINISHED), *held]
@@ -272,7 +279,7 @@ def _running(facts: Facts) -> Iterator[Reason]:
     if facts.worker_state in ("live", "late", "draining"):
         yield Reason(Why.RUNNING)
     else:
-        # Any live worker rescues the job, whatever queues the worker serves.
+        # Any live worker can rescue the job, even a worker that does not serve the job's queue.
         yield Reason(Why.WORKER_LOST, needs_action=not facts.living)
     if facts.cancel_requested:
         yield Reason(Why.CANCEL_REQUESTED)
@@ -307,7 +314,7 @@ def _waiting(facts: Facts) -> Iterator[Reason]:
 
 
 def _busy(facts: Facts) -> Iterator[Reason]:
-    """Yield the reasons why workers that could run the job do not start it."""
+    """Yield the reasons why workers that can run this job do not start the job."""
     holders = facts.slot_holders
     if facts.slots and sum(each.jobs for each in holders) >= facts.slots:
         stuck = idle_s(facts) >= STANDS_STILL_S and any(each.endless for each in holders)
@@ -355,7 +362,7 @@ def _later(facts: Facts) -> Iterator[Reason]:
 
 
 def _not_run(facts: Facts) -> Iterator[Reason]:
-    """Yield the reasons why no worker could run the job if the job were due."""
+    """Yield the reasons why no worker would start the job even if the job were due."""
     if not facts.serving:
         yield Reason(Why.UNSERVED, needs_action=True)
     elif not facts.knowing:

@@ -28,7 +28,7 @@ from taskd.core.tasks.registry import BUILT_IN_APP
 
 SAID_CHARS_MAX = 200
 SERVERS_NAMED_MAX = 5
-# A timeout ends an attempt within this time, unless the handler ignores the cancellation.
+# An attempt ends within this time after its timeout, unless its handler ignores the cancellation.
 HEED_S = 5.0
 # Sentences about the job, and the commands to run next.
 Words = tuple[str, list[str]]
@@ -43,7 +43,7 @@ class Explanation(NamedTuple):
 
 
 def explain(facts: Facts) -> Iterator[Explanation]:
-    """Yield all reasons in words; those that need a person come first."""
+    """Yield all reasons in sentences; reasons that need action come first."""
     for reason in reasons(facts):
         yield Explanation(reason, *SENTENCES[reason.why](facts))
 
@@ -78,7 +78,7 @@ def _running(facts: Facts) -> Words:
     if facts.worker_state == "late":
         return f"{text} {_late(facts)}", ["taskd workers"]
     if facts.worker_state == "draining":
-        return f"{text} The worker is draining: it releases jobs that do not end in time.", [logs]
+        return f"{text} The worker is draining. It releases jobs that do not end in time.", [logs]
     over_s = (facts.started_ago_s or 0.0) - facts.timeout_s if facts.timeout_s else 0.0
     if over_s > HEED_S:
         text += (
@@ -93,7 +93,7 @@ def _running(facts: Facts) -> Words:
 
 
 def _until(facts: Facts) -> str:
-    """Say when the timeout ends the attempt; the timeout begins shortly after the claim."""
+    """Say about when the timeout ends the attempt; the timeout starts shortly after the claim."""
     if not facts.timeout_s or facts.started_at is None:
         return "It has no timeout." if facts.task_app else "Its timeout is not published."
     until = facts.started_at + timedelta(seconds=facts.timeout_s)
@@ -125,8 +125,8 @@ def _cancel_requested(facts: Facts) -> Words:
         "Its worker" if facts.worker_state in ("live", "draining") else "The worker that rescues it"
     )
     text = (
-        f"A cancellation was requested. {who} cancels it within seconds; "
-        "only a handler that ignores the cancellation runs until its timeout."
+        f"A cancellation was requested. {who} cancels it within seconds. A handler that ignores "
+        "the cancellation can run until the timeout."
     )
     return text, []
 
@@ -169,8 +169,9 @@ def _args_newer(facts: Facts) -> Words:
 def _args_unfit(facts: Facts) -> Words:
     text = (
         "Its arguments do not fit the code of the worker that claimed it last: "
-        f"{first_line(facts.error_message)}. No attempt counts. It is tried again at intervals of "
-        "up to five minutes, until a worker has other code, or the arguments are changed."
+        f"{first_line(facts.error_message)}. The claim does not count as an attempt. "
+        "Workers claim it again at intervals of up to five minutes, until their code or its "
+        "arguments have changed."
     )
     return text, [f"taskd jobs show {facts.id}", f"taskd jobs set {facts.id} --arg NAME=VALUE"]
 
@@ -335,7 +336,7 @@ def _loop_blocked(facts: Facts) -> Words:
         texts.append(
             f"The event loop of {_name(each.host, each.pid)} has been blocked repeatedly for "
             f"{span(loop.since_s)}, for {span(loop.blocked_s)} of the last minute, mostly by {by}: "
-            "meanwhile no other job starts there."
+            "while it is blocked, no other job starts there."
         )
         if loop.task:
             commands.append(f"taskd tasks pause {shlex.quote(loop.task)}")

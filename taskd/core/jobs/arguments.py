@@ -19,7 +19,7 @@ def encode_args(task: str, args: Mapping[str, Any]) -> str:
     """
     try:
         payload = msgspec.json.encode(args, enc_hook=to_argument_type)
-        # An optional argument would accept the null of a NaN.
+        # msgspec encodes NaN as null, which an optional argument would accept.
         odd = b"null" in payload and has_odd_float(args)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgs(f"task {task}: {error}") from None

@@ -77,7 +77,7 @@ DEFAULT = Exponential()
 
 
 def bounded_s(delay_s: float) -> float:
-    """Return the delay, raised to 0 or lowered to DELAY_S_MAX if necessary; one hour for NaN."""
+    """Return the nearest delay between 0 and DELAY_S_MAX; for NaN, return one hour."""
     # A Custom backoff, Retry or Snooze can give NaN.
     if math.isnan(delay_s):
         return DEFAULT.cap_s

@@ -19,8 +19,8 @@ FRAMES_MAX = 30
 # The type of the error of a job whose arguments the code of its task cannot read.
 ARGS_UNFIT = "ArgsDoNotFit"
 CHAIN_MAX = 5
-# The frames of taskd's folder precede those of a handler. But the folder of the built-in tasks
-# contains handlers. Both paths end with a slash.
+# Frames of files in PACKAGE, the folder of taskd, are cut off. Frames in BUILT_INS, the folder of
+# the built-in tasks, are kept, because they are handlers. Both paths end with a slash.
 PACKAGE = str(Path(__file__).parents[2] / "_")[:-1]
 BUILT_INS = str(Path(__file__).parents[2] / "tasks" / "_")[:-1]
 
@@ -108,7 +108,7 @@ def _trace(error: BaseException) -> str:
 
 
 def _cut_ours(stack: traceback.StackSummary) -> None:
-    """Remove taskd's frames before the first other frame; keep all if there is no other one."""
+    """Remove taskd's frames before the first frame of other code; if there is none, keep all."""
     theirs = (place for place, frame in enumerate(stack) if not _is_ours(frame.filename))
     del stack[: next(theirs, 0)]
 

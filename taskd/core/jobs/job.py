@@ -35,7 +35,7 @@ QUEUE_NAME = re.compile(r"(?!\.+\Z)[a-z0-9_.-]{1,48}")
 
 
 class JobState(StrEnum):
-    """The state of a job. The first four are live, the others finished."""
+    """The state of a job. A job is live in the first four states, and finished in the others."""
 
     BLOCKED = "blocked"
     SCHEDULED = "scheduled"
@@ -49,10 +49,10 @@ class JobState(StrEnum):
 LIVE = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
 FINISHED = frozenset(JobState) - LIVE
 
-# The only list of state changes; None is the state before a job is enqueued. A limit *admits* a job
-# when it gives the job a slot; a *suspect* is a job whose worker died while it ran the job. Each
-# statement in sql/queries lists its changes on a `-- moves:` line, and the documentation has a
-# diagram of all changes; a test compares the three.
+# The list of allowed state changes; None is the state before a job is enqueued. A limit *admits* a
+# job when it gives the job a slot. A *suspect* is a job whose worker died while it ran the job.
+# Each statement in sql/queries lists its changes on a `-- moves:` line, and the documentation has a
+# diagram of all changes. A test compares this list with these lines and with the diagram.
 TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
     {
         (None, JobState.QUEUED),  # enqueue
@@ -66,7 +66,7 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
             JobState.BLOCKED,
             JobState.SCHEDULED,
         ),  # the same, with a later due time or as a suspect
-        (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or together with a job that it needs
+        (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or because a job that it needs was
         (JobState.BLOCKED, JobState.FAILED),  # its deadline has passed
         (JobState.SCHEDULED, JobState.BLOCKED),  # due, but not yet admitted by its limit
         (
@@ -137,10 +137,11 @@ def check_task_name(name: str) -> str:
 
 
 def check_payload(task: str, args: str) -> str:
-    """Check that PostgreSQL can store the JSON text of a task's arguments, and return the text.
+    """Check that a task's arguments, as JSON text, can be stored, and return the text.
 
     Raises:
-        InvalidArgs: `args` is not a text, takes over 256 KiB, or has U+0000 or a lone surrogate.
+        InvalidArgs: `args` is not a text, takes over 256 KiB, or contains U+0000 or a lone
+            surrogate.
     """
     if not isinstance(args, str):
         raise InvalidArgs(
@@ -172,11 +173,12 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
     Args:
         name: the name of the option.
         moment: the value of the option.
-        seconds: the value of the option `instead`, which excludes the option `name`.
+        seconds: the value of another option, which excludes the option `name`.
+        instead: the name of that other option.
 
     Raises:
-        InvalidJob: both options are given, the time has no time zone, or its year is not between 2
-            and 8999.
+        InvalidJob: both options are given, the time has no time zone, or the year of the time is
+            not between 2 and 8999.
     """
     if seconds is not None:
         raise InvalidJob(f"give {name} or {instead}, not both")
@@ -191,7 +193,7 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
 
 
 def check_attempt_options(max_attempts: int | None, timeout_s: float | None) -> None:
-    """Check two options of a new or changed job; None: the option is not given.
+    """Check two options of a new or changed job. An option that is None is not given.
 
     Raises:
         InvalidJob: a value is outside its limits.
@@ -208,7 +210,7 @@ def check_times(
     deadline: datetime | None,
     deadline_s: float | None,
 ) -> None:
-    """Check the due time and the deadline of a new or changed job; None: not given.
+    """Check the due time and the deadline of a new or changed job. None means: not given.
 
     Raises:
         InvalidJob: a value is outside its limits, or both forms of one time are given.
@@ -257,26 +259,26 @@ class NewJob:
 
     Attributes:
         task: the task's name.
-        queue: the queue's name; None: the queue of the published task.
+        queue: the queue's name. With None, the job goes to the queue of the published task.
         args: the arguments, as the text of a JSON object of at most 256 KiB.
         priority: -32768 to 32767; workers claim jobs with smaller numbers first.
         run_at: when the job is due (with a time zone); excludes `delay_s`.
         delay_s: seconds from the start of the enqueueing transaction until the job is due.
-        max_attempts: the most attempts, 1 to 1000; None: the option of the task applies.
-        timeout_s: timeout of one attempt in seconds; None: the option of the task applies.
+        max_attempts: the most attempts, 1 to 1000; with None, the option of the task applies.
+        timeout_s: timeout of one attempt in seconds; with None, the option of the task applies.
         checked: whether the arguments were checked against the task's signature, as `Task.job()`
             does; if not, they are checked against the published task when the job is enqueued.
-        unique: the unique key of the job. None: no key if `checked`, otherwise the key by the rule
-            of the published task, if it has a rule.
-        no_key: True: the job gets no unique key, even if the published task has a rule.
-        deadline: no attempt starts after this time (with a time zone); a job that still waits then
-            fails as `expired`. Excludes `deadline_s`.
+        unique: the unique key of the job. With None, a job that is `checked` has no key; any other
+            job gets a key by the rule of the published task, if the task has such a rule.
+        no_key: with True, the job gets no unique key, even if the published task has a rule.
+        deadline: no attempt starts after this time (with a time zone). If the job still waits at
+            this time, it fails as `expired`. Excludes `deadline_s`.
         deadline_s: the deadline in seconds after the start of the enqueueing transaction.
-        args_version: the version of the arguments (see the task's option). None: version 1 if
-            `checked`, otherwise the published task's version.
+        args_version: the version of the arguments (see the task's option). None means version 1 if
+            the job is `checked`, and otherwise the version of the published task.
         limit: the limit that applies to the job, and the values of the limit's key.
         metadata: further values that are stored with the job, by name, such as tags or the context
-            of a trace (`traceparent`); anything that has a JSON form, at most 8 KiB.
+            of a trace (`traceparent`). Each value must have a JSON form; all take at most 8 KiB.
 
     Raises:
         InvalidJob: an option is outside its limits, or options exclude each other.
@@ -335,16 +337,17 @@ class Job(msgspec.Struct, gc=False):
     """A claimed job: the columns that the claim returns, its queue, and the worker.
 
     Attributes:
-        fence: token of this attempt; every write for the attempt checks it.
-        args: JSON text. The attempt decodes the text, so that only the job itself fails if the text
-            cannot be decoded.
-        max_attempts, timeout_s: None: the option of the task applies.
+        fence: token of this attempt; every write for the attempt checks the token.
+        args: JSON text. The claim does not decode the text. If the text cannot be decoded, only
+            this job fails, and not the claim of all its jobs.
+        max_attempts, timeout_s: options of the job; with None, the option of the task applies.
         wait_s: seconds from the job's due time to the claim, by the database's clock.
         due_at_s: the due time in seconds since 1970, by the database's clock.
         workflow_id: the workflow that the job is part of, if any.
-        args_version: the version of the arguments; None: version 1.
-        late: whether the deadline had passed when the job was claimed; None: no deadline.
-        metadata: JSON text; None: no metadata.
+        args_version: the version of the arguments; None means version 1.
+        late: whether the deadline had passed when the job was claimed; None if there is no
+            deadline.
+        metadata: JSON text, or None.
     """
 
     id: int

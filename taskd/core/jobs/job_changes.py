@@ -22,7 +22,7 @@ from taskd.core.validation import check_int
 from taskd.errors import InvalidJob
 
 FINISHED_BADLY = frozenset({JobState.FAILED, JobState.CANCELLED})
-# In Filter.error, these match any text: `*`, and the placeholders that `taskd stats errors` prints.
+# In Filter.error, each of these characters matches any text. `taskd stats errors` prints # and ….
 WILD = "*#…"
 
 
@@ -32,7 +32,7 @@ class ChangeOutcome(StrEnum):
     CHANGED = "changed"
     RUNNING = "running"
     FINISHED = "finished"
-    # No job has this id.
+    # There is no job with the given id.
     UNKNOWN = "unknown"
 
 
@@ -54,12 +54,12 @@ class Changes(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """New values for waiting jobs; None leaves a value as it is.
+    """New values for waiting jobs. A value that is None does not change.
 
     Attributes:
         priority: -32768 to 32767; workers claim jobs with smaller numbers first.
         run_at: when the job is due, sooner or later than before; excludes `delay_s`.
-        delay_s: seconds from now until the job is due; 0: the job is due now.
+        delay_s: seconds from now until the job is due; with 0, the job is due now.
         args: all arguments, in place of the present ones; excludes `update_args`.
         update_args: new values of some arguments; the others stay.
         queue: the new queue.
@@ -67,7 +67,7 @@ class Change:
         timeout_s: timeout of one attempt in seconds.
         deadline: no attempt starts after this moment; excludes `deadline_s`.
         deadline_s: the deadline, in seconds from now.
-        no_deadline: remove the deadline; excludes `deadline` and `deadline_s`.
+        no_deadline: with True, the deadline is removed; excludes `deadline` and `deadline_s`.
 
     Raises:
         InvalidJob: a value is outside its limits, or two values exclude each other.
@@ -110,13 +110,14 @@ class Filter:
     Attributes:
         queue: the queue of the job.
         task: the name of the job's task.
-        states: the job is in one of these states.
-        error: a part of the job's last error or reason, in any case of letters; `*`, `#` and `…`
-            match any text. `taskd stats errors` prints `#` and `…` for parts that differ.
-        older_than_s: a finished job ended, and a live job was enqueued, more than this many seconds
-            ago.
-        since_s: a finished job ended, and a live job was enqueued, within this many seconds.
-        args: arguments of the job, each with the value that it must have.
+        states: the states of which the job has one.
+        error: a part of the job's last error or reason, in upper or lower case. `*`, `#` and `…`
+            match any text: `taskd stats errors` prints `#` and `…` for parts that differ.
+        older_than_s: a live job matches if it was enqueued more than this many seconds ago, and a
+            finished job if it ended more than this many seconds ago.
+        since_s: a live job matches if it was enqueued within the last `since_s` seconds, and a
+            finished job if it ended within these seconds.
+        args: the values that the arguments of the job must have, by name.
     """
 
     queue: str | None = None

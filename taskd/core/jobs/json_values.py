@@ -1,8 +1,8 @@
 """The JSON forms of arguments and results.
 
 msgspec encodes JSON's own types, dates, enums, dataclasses, attrs classes and Structs. This module
-adds numbers of NumPy, models of Pydantic and the like. It recognizes them by their methods, so that
-taskd imports none of these libraries.
+adds numbers of NumPy, models of Pydantic and the like. It recognizes such objects by their methods,
+so taskd imports none of these libraries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-# An object of more items takes over 256 KiB as JSON, which neither arguments nor results can have.
+# JSON of more items takes over 256 KiB, which is more than arguments or a result may take.
 ITEMS_MAX = 128 * 1024
 _SCALARS = (bool, int, float, str, dt.date, dt.time, dt.timedelta)
 
@@ -40,17 +40,17 @@ def to_json_type(value: Any) -> Any:
     `int`, `float` and the types of `datetime`.
 
     Raises:
-        NoJsonForm: there is no such value.
+        NoJsonForm: the value has no JSON form.
     """
     kind = type(value)
     if is_model(kind):
         return value.model_dump(mode="json", by_alias=True)
     if issubclass(kind, str):
         return str.__str__(value)
-    # The item of a masked array is a number that stands for no value.
+    # A masked array has a `mask`. Its item is no real value, so it is not converted.
     if hasattr(kind, "item") and getattr(value, "shape", None) == () and not hasattr(kind, "mask"):
         return _of_scalar(value)
-    # pandas.NaT, which is no date, differs from itself.
+    # pandas.NaT ("not a time") is the only date that differs from itself.
     if issubclass(kind, dt.date | dt.time) and value == value:  # noqa: PLR0124
         return value.isoformat()
     if issubclass(kind, dt.timedelta):
@@ -70,7 +70,7 @@ def to_argument_type(value: Any) -> Any:
     """Return an argument as to_json_type() does, in a form that the same model can read again.
 
     Raises:
-        NoJsonForm: there is no such value.
+        NoJsonForm: the argument has no JSON form.
     """
     if is_model(type(value)):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
@@ -78,11 +78,11 @@ def to_argument_type(value: Any) -> Any:
 
 
 def _of_scalar(value: Any) -> Any:
-    """Return a number, text or date of NumPy, or of an array without dimensions, as Python has it.
+    """Return the Python value of a NumPy scalar, or of an array without dimensions.
 
     Raises:
-        NoJsonForm: there is no such value. A date or duration in nanoseconds has none: `item()`
-            returns its number without the unit.
+        NoJsonForm: there is no such Python value. A date or duration in nanoseconds has none,
+            because `item()` returns its number without the unit.
     """
     plain = value.item()
     is_date = getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M")

@@ -18,7 +18,7 @@ BURST_MAX = 10_000
 # The lowest rate is one job in 31 years.
 RATE_MIN, RATE_MAX = 1e-9, 1_000_000.0
 PER_S_MAX = 30 * 86400.0
-# The worker's promoter hands out tokens at most this often per second: every
+# The worker's promoter hands out tokens at most this many times per second, which is once every
 # PROMOTE_AT_MOST_EVERY_S.
 HANDED_OUT_PER_S = 20
 _encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -29,7 +29,7 @@ class LimitOf(NamedTuple):
 
     Attributes:
         name: the name of the limit.
-        values: the values that make the key of the job, a JSON array as text.
+        values: the values that make the key of the job, as the text of a JSON array.
     """
 
     name: str
@@ -38,9 +38,10 @@ class LimitOf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit for the jobs of a task, or of several tasks that share the limit, in all workers.
+    """A limit for the jobs of one task, or of several tasks that share the limit.
 
-    Operators can change the bounds at any time with `taskd limits set`.
+    It applies to all workers together. Operators can change its bounds (concurrency, rate, burst)
+    at any time with `taskd limits set`.
 
     Attributes:
         concurrency: the most running jobs per key, 1 to 10,000.
@@ -103,8 +104,8 @@ class Limit:
 
 
 def _per_second(rate: object, per_s: float) -> float:
-    # The caller refuses NaN, so a rate that is no number or too large for a float gets the same
-    # message as any other wrong rate.
+    # The caller refuses NaN with the message for a rate outside its limits. So this message also
+    # appears for a rate that is not a number, or that is too large for a float.
     if not isinstance(rate, int | float) or isinstance(rate, bool) or rate > RATE_MAX * PER_S_MAX:
         return math.nan
     return rate / per_s
@@ -114,8 +115,8 @@ def check_burst(rate: float | None, burst: int | None) -> None:
     """Check that a rate, in jobs per second, can be reached with this burst.
 
     Raises:
-        InvalidJob: a burst is given without a rate; or the rate adds more tokens between two
-            hand-outs of the promoter than the burst allows.
+        InvalidJob: a burst is given without a rate; or between two hand-outs of the promoter, the
+            rate adds more tokens than the burst allows.
     """
     if burst is None:
         return

@@ -1,7 +1,7 @@
 """Log lines of handlers: which lines are kept, and how much of each line.
 
 A handler can log a million lines, or a line of a gigabyte, and a line can contain secret arguments.
-So taskd redacts and shortens each line when it is logged, like the errors of attempts. If an
+So taskd redacts and shortens each line when it is logged, as it does with errors of attempts. If an
 attempt logs many lines, its first and its last lines are kept.
 """
 
@@ -37,7 +37,7 @@ class KeepLogs(StrEnum):
 
 
 def keep_logs_of(task: str, value: str | None) -> KeepLogs | None:
-    """Return the checked option `keep_logs` of a task; None: the setting of the worker applies.
+    """Return the checked option `keep_logs` of a task; with None, the worker's setting applies.
 
     Raises:
         ValueError: `value` is not a value of KeepLogs.
@@ -95,8 +95,9 @@ class LogEvent(msgspec.Struct, frozen=True):
 def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
     """Return a line as JSON of at most 4 KiB.
 
-    If formatting a logged object raises an Exception, the line says so instead. Other
-    BaseExceptions are passed on, because MustEnd can interrupt a handler with process=True here.
+    If formatting a logged object raises an Exception, the returned line only says so. Other
+    BaseExceptions are passed on: one of them, MustEnd, can interrupt a handler with process=True
+    while it logs.
 
     Args:
         hide: removes secrets from a text; it is called before texts are shortened.
@@ -117,7 +118,7 @@ def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
         )
         written = msgspec.json.encode(line)
         if len(written) > LINE_BYTES_MAX:
-            # Only a short text fits in any case: JSON writes a control character in six bytes.
+            # JSON writes a control character in six bytes, so the text must be a sixth as long.
             line = Line(line.at, event.level, clean(line.text, TEXT_BYTES_MAX // 6))
             written = msgspec.json.encode(line)
     except Exception:  # noqa: BLE001 - the __str__ of a logged object can raise any of them
@@ -145,7 +146,7 @@ class Lines:
     """The kept lines of one attempt.
 
     Attributes:
-        left_out: number of lines that were dropped between the first and the last ones.
+        left_out: number of lines that were dropped between the first and the last lines.
     """
 
     __slots__ = ("_bytes", "_first", "_first_bytes", "_last", "left_out")
@@ -158,7 +159,7 @@ class Lines:
         self.left_out = 0
 
     def add(self, line: bytes) -> None:
-        """Add a line; above the limits of the last lines, drop the oldest of these."""
+        """Add a line. If there are now too many last lines, drop the oldest of these."""
         size = len(line)
         if (
             self._last is None

@@ -19,7 +19,7 @@ class Next:
     """Returned by the handler of a stage: run this stage next, with these arguments.
 
     Attributes:
-        stage: the name of any stage of the pipeline, also of one that has already run.
+        stage: the name of any stage of the pipeline, including stages that have already run.
         args: the arguments of that stage, by name.
     """
 

@@ -16,7 +16,7 @@ class Report(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         done: the amount that is done, in any unit.
-        total: the total in the same unit; None: unknown.
+        total: the total in the same unit, or None if it is unknown.
         note: a few words for people.
     """
 
@@ -26,7 +26,7 @@ class Report(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, done: float, total: float | None, note: str) -> Report:
-        """Return the report with these values, checked, and with a note of limited size.
+        """Check these values, shorten the note, and return the report.
 
         Raises:
             TypeError: `done` or `total` is not a number.

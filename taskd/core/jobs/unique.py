@@ -40,20 +40,21 @@ class KeyScope(StrEnum):
     # Until a worker claims the job for the first time. After that, a new job with this key can be
     # enqueued.
     WAITING = "waiting"
-    # Until the job has finished; it keeps the key while it waits for a retry.
+    # Until the job has finished. A job that waits for a retry keeps its key.
     LIVE = "live"
 
 
 class OnConflict(StrEnum):
-    """What happens when a job is enqueued, and another job, the holder, has the same key."""
+    """What happens when a new job is enqueued while another job, the holder, holds the key."""
 
     # The new job is not enqueued; the holder stays as it is.
     SKIP = "skip"
-    # A waiting holder gets the queue, arguments, options and due time of the new job, but a retry
-    # is not brought forward. A running holder stays as it is.
+    # A waiting holder gets the queue, arguments, options and due time of the new job. But the due
+    # time of a holder that waits for a retry never becomes earlier. A running holder does not
+    # change.
     REPLACE = "replace"
-    # Like REPLACE, but the due time moves to no later than debounce_max_s after the holder was
-    # enqueued.
+    # Like REPLACE, but the new due time is at most debounce_max_s later than the time at which the
+    # holder was enqueued.
     DEBOUNCE = "debounce"
     # Enqueueing fails with KeyHeld.
     RAISE = "raise"
@@ -66,7 +67,8 @@ class ReadsResults(Protocol):
         """Return the result of the job's handler.
 
         Args:
-            job_id: an int, or an Enqueued, which names one job even if two jobs had this id.
+            job_id: an int, or an Enqueued. If two jobs have the same id, only an Enqueued says
+                which of them is meant.
         """
 
     def result_sync(self, job_id: int, timeout_s: float | None) -> Any:
@@ -79,16 +81,17 @@ RESULT_TIMEOUT_S = 60.0
 class Enqueued(int, Generic[R_co]):
     """The id of the enqueued job, or of the job that holds its unique key.
 
-    R_co is the type of the job's result; Any if the job was not enqueued by a method of its task.
+    R_co is the type of the job's result. It is Any if the job was not enqueued by a method of its
+    task.
 
     Attributes:
-        outcome: `enqueued`, or what happened instead: `skipped`, `replaced`, `debounced`; for a
-            unique key with a version also `follows` (the new job runs when the holder has ended) or
-            `ignored` (the version is not newer).
+        outcome: `enqueued`, or what happened instead: `skipped`, `replaced` or `debounced`. If the
+            unique key has a version, the outcome can also be `follows` (the new job runs when the
+            holder has ended) or `ignored` (the version is not newer).
         enqueued_us: when the transaction that enqueued the job began, in microseconds since 1970,
             by the database's clock; None for a job that holds the key. The id and `enqueued_us`
-            together name one job. A switch-over by logical replication can set the sequence of ids
-            back, so that two jobs have the same id.
+            together name one job; the id alone is not enough if a switch-over by logical
+            replication has set the sequence of ids back.
         client: the client that enqueued the job and can wait for its result; None in a copy.
         decode: decodes the JSON text of the result to R_co; None: the result keeps JSON's types.
     """
@@ -105,7 +108,7 @@ class Enqueued(int, Generic[R_co]):
         handler is annotated to return, if taskd can decode this type.
 
         Args:
-            timeout_s: seconds to wait; None: wait without a limit.
+            timeout_s: seconds to wait; with None, the wait has no limit.
 
         Raises:
             InvalidResult: the result is not of the annotated type.
@@ -123,9 +126,10 @@ class Enqueued(int, Generic[R_co]):
         """Wait like result(), for code without an event loop.
 
         Raises:
-            RuntimeError: an event loop runs in this thread, and the wait would block the loop.
-            InvalidResult, JobFailed, JobCancelled, ResultNotStored, JobNotFound, TimeoutError,
-                RuntimeError: as for result().
+            RuntimeError: an event loop runs in this thread, and the wait would block the loop; or
+                this value has no client.
+            InvalidResult, JobFailed, JobCancelled, ResultNotStored, JobNotFound, TimeoutError: as
+                for result().
         """
         result: R_co = self._client().result_sync(self, timeout_s)
         return result
@@ -168,22 +172,24 @@ def _unpickled(
 class Unique:
     """A unique key and its rules.
 
-    Each task has its own keys. All jobs with the same key must have the same scope.
+    Each task has its own keys. All jobs of a task with the same key must have the same scope.
 
     Attributes:
         key: 1 to 200 bytes of text.
         by: names of arguments, instead of `key`; the key is the JSON list of their values. 1 and
-            1.0 make the same key; a list of over 200 bytes or with control characters is hashed.
+            1.0 make the same key. A list that takes over 200 bytes or has control characters is
+            hashed.
         scope: how long the job holds the key; a value of KeyScope.
-        for_s: hold the key for at least this many seconds, even if the job has ended; at most a
-            year.
+        for_s: the job holds the key for at least this many seconds, even if it ends earlier; at
+            most a year.
         on_conflict: what happens if another job holds the key; a value of OnConflict.
         debounce_max_s: with `debounce`, the latest due time that a new job can set, in seconds
             after the job that holds the key was enqueued.
         version: the version of the data that the job works on; the newest version wins. A version
-            cannot be combined with `scope`, `for_s` and `on_conflict`. Until 30 days after the
-            last version of a key was enqueued, a version that is not newer is ignored.
-        version_by: the name of the argument that contains the version; it needs `by`.
+            cannot be combined with `scope`, `for_s` or `on_conflict`. For 30 days after the last
+            version of a key was enqueued, a job whose version is not newer is ignored.
+        version_by: the name of the argument that contains the version. It can be given only
+            together with `by`.
 
     Raises:
         InvalidJob: a value is outside its limits, values exclude each other, or not exactly one of
@@ -236,7 +242,7 @@ class Unique:
         return (*self.by, self.version_by) if self.version_by else self.by
 
     def of(self, args: str, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Self:
-        """Return a copy in which key and version are computed from these arguments.
+        """Return a copy whose key and version are computed from these arguments.
 
         Args:
             args: the job's arguments, as the text of a JSON object.
@@ -262,7 +268,11 @@ class Unique:
 
 
 def of_rule(rule: str, args: str) -> Unique:
-    """Return the unique key of a job with these arguments, by a rule that Unique.rule() returned.
+    """Return the unique key of a job with these arguments.
+
+    Args:
+        rule: the rule that makes the key, as Unique.rule() returned it.
+        args: the job's arguments, as the text of a JSON object.
 
     Raises:
         InvalidJob: no key or no version can be made of the arguments.
@@ -272,7 +282,8 @@ def of_rule(rule: str, args: str) -> Unique:
     return Unique(**fields | {"by": tuple(fields["by"])}).of(args, defaults)
 
 
-# Numbers keep all their digits, as in taskd.unique_key_of(), which must make the same keys.
+# Decodes numbers with all their digits: taskd.unique_key_of() does so, too, and must make the same
+# keys.
 decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 
 

@@ -10,7 +10,7 @@ class Verdict(Exception):
 
 
 class Retry(Verdict):
-    """Retry the job after `delay_s` seconds; None: after the delay of the task's backoff.
+    """Retry the job after `delay_s` seconds; with None, after the delay of the task's backoff.
 
     The attempt counts towards `max_attempts`.
     """
@@ -21,7 +21,10 @@ class Retry(Verdict):
 
 
 class Snooze(Verdict):
-    """Run the job again after `delay_s` seconds; the attempt does not count in `max_attempts`."""
+    """Run the job again after `delay_s` seconds.
+
+    The attempt does not count towards `max_attempts`.
+    """
 
     def __init__(self, delay_s: float) -> None:
         super().__init__(f"snoozed for {delay_s} s")

@@ -11,16 +11,18 @@ class Ack(msgspec.Struct, gc=False):
     """The outcome of one attempt, ready to be written.
 
     Attributes:
-        state: the new state of the job; `scheduled` and `queued`: the job runs again.
+        state: the new state of the job. If it is `scheduled` or `queued`, the job runs again.
         delay_s: seconds until a scheduled job is due.
-        refund: the attempt does not count towards `max_attempts`.
-        interrupted: the worker ended the attempt because the worker stopped or lost its lease. At
-            most ten such attempts of a job are refunded.
+        refund: whether the attempt does not count towards `max_attempts`.
+        interrupted: whether the worker ended the attempt because the worker stopped or lost its
+            lease. At most ten such attempts of a job are refunded.
         reason: why the job has failed or was cancelled, or why its result was not stored, or None.
         error: JSON object that is appended to the job's `errors`, or None.
         result: JSON text of the job's result, or None.
-        next: JSON text of the pipeline stage that the handler chose, or of the end of the run.
-        parked: the job waits because its task is paused, or because no live worker can run it.
+        next: JSON text of the pipeline stage that the handler chose, or of the decision that the
+            run ends, or None.
+        parked: whether the job waits because its task is paused, or because no live worker can run
+            the job.
     """
 
     id: int

@@ -34,7 +34,7 @@ class TimedOut:
     Attributes:
         abandoned: the handler ignored the cancellation and possibly still runs.
         killed: the handler ignored the cancellation, and the worker killed its process.
-        error: the exception with which the cancelled handler ended; None: there was none.
+        error: the exception with which the cancelled handler ended, or None.
     """
 
     timeout_s: float
@@ -45,12 +45,13 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The attempt was cancelled because the worker stops or has lost its lease, or by the app.
+    """The worker or code of the app cancelled the attempt.
 
     Attributes:
         abandoned: the handler ignored the cancellation and possibly still runs.
-        why: `stop`; `fence`: the worker had lost its lease, or could not renew it; or `foreign`:
-            code of the app, but not the handler, has cancelled the attempt's asyncio task.
+        why: `stop` if the worker stops; `fence` if the worker had lost its lease, or could not
+            renew it; `foreign` if code of the app outside of the handler cancelled the attempt's
+            asyncio task.
     """
 
     abandoned: bool = False
@@ -85,7 +86,8 @@ class AttemptsSpent:
 class IdTaken:
     """The job was claimed and is released: another job with the same id runs in this process.
 
-    A failover has lost the other job, and the new primary has given its id to this job.
+    A failover has lost the row of the other job, and the new primary has given the same id to this
+    job.
     """
 
 
@@ -170,18 +172,21 @@ AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker
 
 
 def error_of(happened: AttemptEnd) -> BaseException | None:
-    """Return the exception of the handler; None: it has raised none in this process."""
+    """Return the exception that the handler raised in this process, or None."""
     return happened.error if isinstance(happened, Raised | TimedOut) else None
 
 
 def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
-    """Return the end of each job of a batch of `count` jobs.
+    """Return how the attempt of each job of a batch of `count` jobs ended.
+
+    If the handler returned None, all jobs succeeded. If the handler returned a list of `count`
+    entries, each entry belongs to one job: an exception or a verdict counts as raised by the job,
+    and any other value is the job's result. If the handler returned anything else, all jobs get a
+    TypeError.
 
     Args:
-        happened: the end of the call of the handler. If the handler returned None, all jobs
-            succeeded. If it returned a list of `count` entries, each entry belongs to one job: an
-            exception or a verdict counts as raised by the job, anything else is the job's result.
-            If it returned anything else, all jobs get a TypeError. Any other end counts for all.
+        happened: how the call of the handler ended. If the handler did not return, all jobs of the
+            batch end in the same way.
     """
     if not isinstance(happened, Returned) or happened.value is None:
         return [happened] * count

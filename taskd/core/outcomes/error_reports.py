@@ -20,7 +20,7 @@ from taskd.core.tasks.reporter import ErrorReport
 
 
 class ReportedError(Exception):
-    """An error of which this process has no exception; the message describes it."""
+    """An error for which this process has no exception; the message describes the error."""
 
 
 class TimedOut(ReportedError):
@@ -44,9 +44,10 @@ class TracebackThere(Exception):
 
 
 def of_attempt(job: Job, happened: AttemptEnd, ack: Ack) -> ErrorReport | None:
-    """Return the report of an attempt; None: the attempt has no error.
+    """Return the report of an attempt; None if the attempt has no error.
 
-    A verdict is a decision of the handler and no error, except a Retry after the last attempt.
+    A verdict is not an error, because the handler has decided so. But a Retry after the last
+    attempt is an error.
     """
     if ack.error is None or ack.state not in (JobState.FAILED, JobState.SCHEDULED):
         return None
@@ -61,7 +62,7 @@ def of_attempt(job: Job, happened: AttemptEnd, ack: Ack) -> ErrorReport | None:
 
 
 def of_service(service: str, error: BaseException | str) -> ErrorReport:
-    """Return the report of a service that has crashed with an exception, or fails with a text."""
+    """Return the report of a service that crashed with an exception, or whose error is a text."""
     exception = ServiceFailing(error) if isinstance(error, str) else error
     described = describe(exception)
     return ErrorReport(exception, described.type, described.message, service=service)
@@ -76,7 +77,7 @@ def of_lost_worker(worker: str, proof: str) -> ErrorReport:
 def of_rescued_job(
     job_id: int, state: JobState, task: str, queue: str, attempt: int, crashed: bool
 ) -> ErrorReport | None:
-    """Return the report of a job of a dead worker; None: the job was cancelled."""
+    """Return the report of a job of a dead worker; None if the job was cancelled."""
     if state is JobState.CANCELLED:
         return None
     how = "crashed" if crashed else "lost its lease, or was stopped"
@@ -98,7 +99,7 @@ def _is_verdict(happened: AttemptEnd, failure: Failure, *, final: bool) -> bool:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the error because of which a Retry was raised; if there is none, the Retry."""
+    """Return the error because of which a verdict was raised, or else the verdict itself."""
     try:
         cause = error.__cause__
     except BaseException:  # noqa: BLE001 - a subclass can redefine the attribute

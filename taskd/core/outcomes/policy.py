@@ -1,9 +1,9 @@
 """The policy that decides what happens to a job at the end of an attempt: `decide`.
 
-If the handler returns, the job is done. If the handler raises, the job is retried, or fails after
-its last attempt. A verdict, which the handler raises or returns or a rule of the task chooses,
-overrides this. `decide` returns an `Ack`; the statement that writes the ack checks whether the
-attempt still owns the job's row.
+If the handler returns, the job is done. If the handler raises an exception, the job is retried, or
+fails after its last attempt. A verdict overrides this: the handler raises or returns the verdict,
+or a rule of the task chooses it. `decide` returns an `Ack`. The statement that writes the ack
+checks whether the attempt still owns the job's row.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from taskd.core.tasks.task import Rule, Task
 
 # The delay of a job whose task is paused. The first worker that notices the end of the pause makes
-# such jobs due immediately; without such a worker, they are due after this delay.
+# its jobs due immediately. If no worker notices it, the jobs are due after this delay.
 PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
 
@@ -56,7 +56,8 @@ def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
     """Decide the outcome of an attempt.
 
     Args:
-        task: None: this worker does not know the task, or no handler was started.
+        task: the task of the job. It can be None if this worker does not know the task, or if no
+            handler was started.
     """
     match happened:
         case Returned(value=value):
@@ -78,16 +79,16 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
         case Interrupted(abandoned=True):
-            # The handler possibly still runs in this process. So the attempt counts, and the job is
-            # delayed: this process has probably ended when the job is due.
+            # The handler possibly still runs in this process, so the attempt counts. The job is
+            # delayed, because this process has probably ended when the job is due.
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
         case Interrupted():
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
         case CancelRequested(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=reason)
         case StillRuns():
-            # The attempt counts: otherwise workers would claim the job again and again while its
-            # handler never ends.
+            # The attempt counts. Otherwise, if the abandoned handler never ends, workers would
+            # claim the job again and again.
             text = "an abandoned attempt of this job still runs in this worker"
             delay_s = max(
                 ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
@@ -122,8 +123,8 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
     """Return the number of the last attempt that the job is allowed to have.
 
-    An attempt that rescue_jobs counts as a crash does not count towards `max_attempts`: crashes
-    have their own limit, and many jobs of a killed worker had not started.
+    An attempt that rescue_jobs counts as a crash does not count towards `max_attempts`. Crashes
+    have their own limit, because many jobs of a killed worker had not started.
     """
     return (job.max_attempts or (task.max_attempts if task else 1)) + job.crashes
 
@@ -188,8 +189,8 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
 def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:
     """Return the verdict of the task's `on_error` for the exception's most specific class, if any.
 
-    A backoff becomes a Retry with its delay. Without a rule for ResultNotStored, this error fails
-    the job: no retry can store the missing result.
+    A backoff becomes a Retry with the delay of the backoff. If there is no rule for
+    ResultNotStored, this error fails the job, because no retry can store the missing result.
     """
     rules: Mapping[type[BaseException], Rule] = {ResultNotStored: Fail}
     if task is not None:
@@ -221,7 +222,7 @@ def _again(
 
 
 def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
-    """Return the delay of a backoff; if its code raises, that of the default backoff."""
+    """Return the delay of a backoff; if its code raises, the delay of the default backoff."""
     try:
         return policy.delay_s(job.attempt)
     except Exception:  # noqa: BLE001 - an error in user code must not prevent the retry
@@ -231,7 +232,7 @@ def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
 def _due_later_s(delay_s: object) -> float:
     """Return the delay as a number of seconds above zero, because the job becomes `scheduled`.
 
-    If a handler gave something that is not a number, return the default's `base_s`.
+    If a handler gave something that is not a number, return `base_s` of the default backoff.
     """
     try:
         return max(backoff.bounded_s(float(delay_s)), 0.001)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Reports from the process of a handler with process=True to its worker, and its failures."""
+"""What the process of a handler with process=True reports to its worker, and how it can fail."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class MustEnd(BaseException):
     BaseException, so that `except Exception` does not catch it.
 
     Attributes:
-        why: `timeout`; or `stop`: the worker stops or has lost its lease, or a cancellation was
-            requested.
+        why: `timeout` after a timeout; otherwise `stop`: the worker stops or has lost its lease, or
+            a cancellation was requested.
     """
 
     def __init__(self, why: str) -> None:
@@ -36,7 +36,7 @@ class ProcessDied(Exception):
     Args:
         pid: the id of the process.
         code: the exit code, or the negative number of the signal that ended the process.
-        hung_up: the process closed its connection to the worker, and the worker then killed the
+        hung_up: whether the process closed its connection to the worker; the worker then killed the
             process.
     """
 
@@ -54,8 +54,8 @@ class HandlerRaised(Exception):
     """An exception or verdict of a handler with process=True, as its middleware sees it.
 
     The original exception stays in the process of the handler, which has already applied the rules
-    of `on_error`. The text of this exception is the type and the message of the original one, or
-    the reason of the verdict.
+    of `on_error`. The text of HandlerRaised consists of the type and the message of the original
+    exception, or is the reason of the verdict.
 
     Attributes:
         outcome: for taskd itself: the outcome of the attempt.

@@ -1,7 +1,8 @@
 """The result of a job as JSON, or why it cannot be stored.
 
-The work of a handler that has returned is done, whatever it returned. So a result that cannot be
-stored does not make the job run again: the job is done without a result, and its `reason` says why.
+When a handler has returned, its work is done, whatever value it returned. So a result that cannot
+be stored does not make the job run again: the job is done without a result, and the `reason` of the
+job says why.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Unstored:
 
 
 # The JSON of a result, or None; and the `reason` of the job if the result was not stored, or None.
-# A tuple is the cheapest type to make, and most attempts make one.
+# It is a tuple, because a tuple is the cheapest type to make, and most attempts make a Result.
 Result = tuple[str | None, str | None]
 
 
@@ -39,7 +40,7 @@ class _Refused(Exception):
 
 
 def result_of(value: Any) -> Result:
-    """Return the result of a handler that returned `value`; it never raises an error."""
+    """Return the result of a handler that returned `value`. This function never raises an error."""
     if value is None:
         return None, None
     try:

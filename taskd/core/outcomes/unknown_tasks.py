@@ -1,12 +1,12 @@
 """Jobs that a worker releases because its code cannot run them.
 
-The worker does not know the task of such a job, or its code reads only older versions of the
-arguments. If another live worker of the queue can run the jobs, they stay queued, and this worker
-no longer claims them. Otherwise they are parked with a growing delay, so that they do not slow down
-other jobs. The first worker of the queue that can run them makes them due.
+The worker does not know the task of such a job, or the worker's code reads only older versions of
+the job's arguments. If another live worker of the queue can run these jobs, they stay queued, and
+this worker no longer claims them. Otherwise they are parked with a growing delay, so that they do
+not slow down other jobs. The first worker of the queue that can run the parked jobs makes them due.
 
-A job whose arguments do not fit the code is delayed in the same way, and not parked: only an
-attempt shows whether they fit the code of another worker.
+A job whose arguments do not fit the code is delayed in the same way, but not parked: only an
+attempt shows whether the arguments fit the code of another worker.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# The delay of a job is about the time since the worker first released a job of the same task. With
-# a fixed delay of 10 s, the first of 100,000 such jobs would be due again before the worker had
-# released the last one, and the worker would never claim other jobs.
+# The delay of a job is about as long as the time since the worker first released a job of the same
+# task. With a fixed delay of 10 s, the first of 100,000 such jobs would be due again before the
+# worker had released the last of them, and the worker would never claim other jobs.
 DELAY_S, DELAY_S_MAX = 10.0, 300.0
-# Each claim and release of such a job costs the worker and the server about 100 us. So the jobs of
-# a task become due in groups of at most TOGETHER jobs, TOGETHER_EVERY_S apart, which use at most a
-# tenth of a processor.
+# A claim and a release of such a job cost the worker and the server about 100 us. So the jobs of a
+# task become due in groups of at most TOGETHER jobs, one group every TOGETHER_EVERY_S. This takes
+# at most a tenth of a processor.
 TOGETHER, TOGETHER_EVERY_S = 2000, 2.0
 # Unknown remembers at most this many tasks, because producers can enqueue jobs of any task name.
 TASKS_MAX = 1000
@@ -42,7 +42,7 @@ class _Met:
 
 
 class Unknown:
-    """Tasks whose jobs cannot run, and the delays of these jobs; times are of a monotonic clock."""
+    """Tasks whose jobs cannot run, and the delays of these jobs. Times are by a monotonic clock."""
 
     def __init__(self) -> None:
         # By task and version of the arguments; the version is 0 if the task itself is unknown.
@@ -104,14 +104,14 @@ class Elsewhere:
         return args_version <= self._can_run.get(queue, {}).get(task, 0)
 
     def leave(self, queue: str, task: str, newest: int) -> None:
-        """Exclude the jobs of this task that this worker cannot run from its further claims.
+        """Exclude jobs of this task from further claims, if this worker cannot run them.
 
         Args:
-            newest: the newest version of the arguments that this worker reads; 0: the task is
-                unknown.
+            newest: the newest version of the arguments that this worker reads, or 0 if it does not
+                know the task.
         """
         self._left.setdefault(queue, {})[task] = newest + 1
 
     def refused(self, queue: str) -> Mapping[str, int]:
-        """Return the tasks to exclude from claims: for each, the lowest excluded version."""
+        """Return the lowest version that claims must exclude, for each task to exclude."""
         return self._left.get(queue, {})

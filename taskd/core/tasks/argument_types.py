@@ -21,7 +21,7 @@ ERRORS_MAX = 3
 
 
 def from_json_type(kind: Any, value: Any) -> Any:
-    """Return a model, made of a value decoded from JSON: the `dec_hook` of arguments.
+    """Make a model from a value that was decoded from JSON: the `dec_hook` of arguments.
 
     Raises:
         ValueError: the value does not fit the model. The message does not quote the value.
@@ -47,7 +47,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
     """Return the JSON Schema of a type, with the definitions of all models in its `$defs`.
 
     Raises:
-        TypeError: a type has no JSON form, or a model no schema.
+        TypeError: a type has no JSON form, or a model has no schema.
     """
     models = _ModelSchemas(frozenset())
     schema = msgspec.json.schema(kind, schema_hook=models)
@@ -64,11 +64,11 @@ class _ModelSchemas:
     """A `schema_hook` that collects the schemas of models.
 
     Args:
-        taken: names of other definitions.
+        taken: names that other definitions already have.
 
     Attributes:
-        definitions: the schema of each model by its name, and of each type that a model uses by
-            the names of both, such as `Order.Line`.
+        definitions: schemas by name. The name of a type that a model uses begins with the name of
+            the model: `Order.Line`.
     """
 
     def __init__(self, taken: frozenset[str]) -> None:
@@ -154,8 +154,8 @@ def refusal(task: str, fields: Iterable[tuple[str, Any, Any]], error: TypeError)
     """Return the error that names the first argument that msgspec or schema_of() refuses.
 
     Args:
-        error: the exception for all arguments together; its text is used if no argument is refused
-            alone.
+        error: the exception for all arguments together. Its text is used if msgspec and schema_of()
+            accept each single argument.
     """
     for name, hint, _ in fields:
         try:

@@ -1,8 +1,8 @@
 """Versions of a task's arguments, former names of a task, and redacted arguments.
 
-A job that was enqueued before a deploy has arguments as the code of that time defined them, and the
-version of that definition. Older arguments are upgraded step by step before they are decoded. A job
-with newer arguments waits for a worker with newer code.
+The row of a job contains its arguments and their version, both as defined by the code that enqueued
+the job. If the version is older than the worker's code, the worker upgrades the arguments step by
+step, and then decodes them. If the version is newer, the job waits for a worker with newer code.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _UNCHANGED = re.compile(r"[ !#-&(-\[\]-~]+")
 
 
 class ArgsVersions:
-    """The present version of a task's arguments, and the steps that upgrade older arguments.
+    """The current version of a task's arguments, and the steps that upgrade older arguments.
 
     Attributes:
-        args_version: the present version.
-        stored: the version in the row of a new job; None is the first version.
+        args_version: the current version.
+        stored: the version as it is stored in the row of a new job; None stands for version 1.
 
     Raises:
         ValueError: the version is not a number from 1 to 32767, or the steps do not lead from one
-            version to the next, up to the present one.
+            version to the next, up to the current version.
         TypeError: a step is not a function.
     """
 
@@ -61,11 +61,11 @@ class ArgsVersions:
         self._task, self._upgrade = task, dict(upgrade)
 
     def is_newer(self, args_version: int | None) -> bool:
-        """Return whether the version is newer than this code can read."""
+        """Return whether this version is newer than the versions that this code can read."""
         return (args_version or 1) > self.args_version
 
     def lift(self, args: str, args_version: int) -> str:
-        """Upgrade older arguments to the present version, and return their JSON text.
+        """Upgrade older arguments to the current version, and return their JSON text.
 
         Raises:
             InvalidArgs: the arguments are not a JSON object, their version has no step, or a step
@@ -125,12 +125,12 @@ def check_redact(
     """Return the names of the redacted arguments, each once.
 
     Args:
-        fields: the arguments of the present version.
+        fields: the arguments of the current version.
         older: whether the task can upgrade older versions, whose arguments can have other names.
 
     Raises:
-        TypeError: `redact` is one text; or it names an argument that the task does not have, and
-            no older version can have.
+        TypeError: `redact` is one text; or it names an unknown argument, and the task has no older
+            versions.
     """
     if isinstance(redact, str):
         raise TypeError(f"task {task}: redact {redact!r} is one text; write [{redact!r}]")
@@ -164,8 +164,8 @@ def _gather(value: Any, found: set[str]) -> None:
             _gather(each, found)
     elif isinstance(value, str):
         # Errors contain values in other forms: repr() and JSON escape characters, and an
-        # ExceptionGroup indents lines. So the escaped forms are hidden, too, and each part of the
-        # value without special characters.
+        # ExceptionGroup indents lines. So hide the escaped forms, too, and each part of the value
+        # that has no special characters.
         forms = (repr(value), ascii(value), msgspec.json.encode(value).decode())
         found.update((value, *(each[1:-1] for each in forms), *_UNCHANGED.findall(value)))
     elif isinstance(value, int | float) and not isinstance(value, bool):

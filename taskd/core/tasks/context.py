@@ -31,9 +31,10 @@ class ProcessContext(Protocol):
 
     @property
     def fence(self) -> int:
-        """The fencing token of this attempt, which is larger than those of earlier attempts.
+        """The fencing token of this attempt, which is larger than the tokens of earlier attempts.
 
-        A system that the handler writes to can refuse tokens below the largest one it has seen.
+        A system to which the handler writes can refuse a token that is smaller than the largest
+        token that it has seen.
         """
 
     @property
@@ -42,10 +43,10 @@ class ProcessContext(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """When the timeout ends the attempt, on the clock of `time.monotonic()`; None: no limit."""
+        """When the timeout ends the attempt, by `time.monotonic()`; None if there is no timeout."""
 
     def remaining_s(self) -> float | None:
-        """Return the seconds until `deadline`; None: no limit."""
+        """Return the seconds until `deadline`; None if there is no timeout."""
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Report the progress of the attempt.
@@ -54,7 +55,7 @@ class ProcessContext(Protocol):
 
         Args:
             done: the amount that is done, in any unit.
-            total: the total in the same unit; None: unknown.
+            total: the total in the same unit, or None if it is unknown.
             note: a few words for people, at most 500 bytes.
 
         Raises:
@@ -69,8 +70,8 @@ class Context(ProcessContext, Protocol):
     def stopping(self) -> bool:
         """Whether this attempt should end: the worker is stopping or has cancelled the attempt.
 
-        The worker cancels an attempt after its timeout, after a requested cancellation, after
-        `drain_s` of a stop, and when the worker has lost its lease.
+        The worker cancels an attempt when its timeout has passed, when a cancellation was
+        requested, when a stop has lasted for `drain_s`, and when the worker has lost its lease.
         """
 
     @property
@@ -80,8 +81,8 @@ class Context(ProcessContext, Protocol):
     async def results(self) -> dict[str, Any]:
         """Return the results of the jobs that this job waited for, by the names of their nodes.
 
-        Only done jobs are included, in the order in which they were added to the workflow; members
-        of a group in the order of the group.
+        Only done jobs are included. They have the order in which they were added to the workflow;
+        for a group, this is the order of its members.
 
         Raises:
             ResultNotStored: the result of one of the jobs could not be stored; the job fails.

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 BATCH_MAX = 1000
-# The jobs of a batch wait for further jobs at most this long. A worker releases claimed jobs that
-# have not started after five seconds.
+# The jobs of a batch wait for further jobs at most this long. It is less than the five seconds
+# after which a worker releases claimed jobs that have not started.
 MAX_WAIT_S_MAX = 3.0
 
 
@@ -42,7 +42,7 @@ def kind_of(
     """Return the kind for a handler and its options.
 
     Raises:
-        TypeError: the options exclude each other, or the handler does not fit them.
+        TypeError: the options exclude each other, or the handler does not fit the options.
         ValueError: `batch`, `max_wait_s` or `transaction` is outside its limits.
     """
     name = handler.__name__

@@ -13,7 +13,8 @@ class ThreadHook(NamedTuple):
 
     Attributes:
         hook: the generator function; it takes no arguments, and yields once.
-        tasks: names of the tasks around whose handlers it runs; empty: all tasks.
+        tasks: names of the tasks around whose handlers the hook runs; if empty, it runs around all
+            handlers.
     """
 
     hook: Hook
@@ -27,12 +28,12 @@ class ThreadHook(NamedTuple):
 def call_inside(hooks: Sequence[Hook], call: Callable[[], Any]) -> Any:
     """Call a handler inside hooks, the first of which is the outermost; return its result.
 
-    The code after the `yield` of each hook that has begun runs in any case. The `yield` returns the
-    exception of the handler or of an inner hook, or None.
+    If a hook has begun, the code after its `yield` always runs. The `yield` returns the exception
+    of the handler or of an inner hook, or None.
 
     Raises:
-        BaseException: the exception of the handler; otherwise the first exception of a hook. Notes
-            name the exceptions of other hooks.
+        BaseException: the exception of the handler, or if it has none, the first exception of a
+            hook. Notes name the exceptions of the other hooks.
     """
     begun: list[tuple[Hook, Generator[Any, Any, Any]]] = []
     error: BaseException | None = None

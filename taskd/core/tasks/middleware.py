@@ -14,7 +14,8 @@ class Middleware(NamedTuple):
 
     Attributes:
         around: the function; it gets the context of the attempt and `call_next`.
-        tasks: names of the tasks whose attempts the function wraps; empty: all tasks.
+        tasks: names of the tasks whose attempts the function wraps; if empty, it wraps all
+            attempts.
     """
 
     around: Around
@@ -26,7 +27,7 @@ class Middleware(NamedTuple):
 
 
 async def through(chain: Sequence[Around], ctx: Any, attempt: Coroutine[Any, Any, Any]) -> Any:
-    """Run an attempt inside the chain; its first function is the outermost."""
+    """Run an attempt inside a chain of functions, the first of which is the outermost."""
     try:
         return await _call(chain, 0, ctx, attempt)
     finally:

@@ -1,4 +1,4 @@
-"""Words of other job queues, and what taskd calls them: for errors about an unknown name."""
+"""Names that other job queues use, and taskd's names for them, for errors about unknown names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ TASK_METHODS: Mapping[str, str] = {
 
 
 def unknown_option(where: str, name: str, known: Iterable[str], words: Mapping[str, str]) -> str:
-    """Return a sentence about an option that does not exist, with the right word if it is known."""
+    """Return a sentence about an option that does not exist; if possible, name taskd's option."""
     near = difflib.get_close_matches(name, list(known), n=1)
     if name in words:
         hint = f"taskd calls it {words[name]}"

@@ -31,7 +31,7 @@ class Registry:
         middleware: functions around attempts, outermost first; see taskd.core.tasks.middleware.
         reporters: functions that receive error reports; see taskd.core.tasks.reporter.
         hooks: functions in the threads of handlers, outermost first; see taskd.core.tasks.hooks.
-        module: the module of the app, as for `taskd run --app`; None: there is no app.
+        module: the module of the app, as `taskd run --app` takes it; None if there is no app.
     """
 
     def __init__(self) -> None:
@@ -48,20 +48,20 @@ class Registry:
     def add(self, task: Task[..., Any]) -> None:
         """Register a task.
 
-        If its module was reloaded, the task replaces its older version.
+        If the module of the task was reloaded, the task replaces its older version.
 
         Raises:
-            ValueError: a task with another handler has the name or a former name of this task.
+            ValueError: a task with another handler already has a name or former name of this task.
         """
         names = (task.name, *task.aliases)
         self._take_names("task", names, task.handler)
         self._tasks |= dict.fromkeys(names, task)
 
     def _take_names(self, noun: str, names: Sequence[str], function: Callable[..., Any]) -> None:
-        """Record where the function of these names is defined.
+        """Record the place at which the function with these names is defined.
 
         Raises:
-            ValueError: another function has one of the names.
+            ValueError: another function already has one of the names.
         """
         place = _Place.of(function)
         for name in names:
@@ -103,10 +103,10 @@ class Registry:
         self.schedules[schedule.name] = schedule
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Register middleware; if its module was reloaded, replace the function's older version.
+        """Register middleware; if its module was reloaded, replace its older version.
 
         Raises:
-            ValueError: another function of its module has this name.
+            ValueError: another middleware of the same module has this name.
         """
         self._add("middleware", self.middleware, middleware)
 
@@ -127,7 +127,7 @@ class Registry:
         those.append(new)
 
     def with_tasks(self, tasks: Iterable[Task[..., Any]]) -> Registry:
-        """Return a copy of this registry that has these tasks in place of its own."""
+        """Return a copy of this registry with these tasks instead of the tasks of this registry."""
         made = copy.copy(self)
         made._tasks = {  # noqa: SLF001 - a copy of this object
             name: task for task in tasks for name in (task.name, *task.aliases)
@@ -143,7 +143,7 @@ class Registry:
         return sorted(self._tasks)
 
     def args_versions(self) -> dict[str, int]:
-        """Return the newest version of the arguments that this code reads, by name of the task."""
+        """Return, for each name of a task, the newest version of arguments that this code reads."""
         return {name: self._tasks[name].versions.args_version for name in self.names()}
 
     def __iter__(self) -> Iterator[Task[..., Any]]:
@@ -161,8 +161,8 @@ class _Place(NamedTuple):
 
     Attributes:
         name: the module and the qualified name.
-        file, line: the file and the line of the source; an empty file: unknown.
-        load: the namespace and the spec of the module; a reload replaces one or both.
+        file, line: the file and the line of the source; the file is empty if it is unknown.
+        load: the namespace and the spec of the module; a reload replaces one or both of them.
     """
 
     name: str
@@ -172,17 +172,18 @@ class _Place(NamedTuple):
 
     @classmethod
     def of(cls, handler: Callable[..., Any]) -> Self:
-        """Return the place of a handler, below its decorators."""
+        """Return the place of a handler; for a decorated handler, that of the inner function."""
         function = inspect.unwrap(handler)
         code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
         file, line = (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
         return cls(_defined_at(handler), file, line, (names, names.get("__spec__")))
 
     def replaces(self, other: _Place) -> bool:
-        """Return whether this handler is the other one, defined again.
+        """Return whether this is the handler at the other place, defined again.
 
         A reload of a module defines its handlers again. A user can define a handler again at a
-        prompt, whose file is called `<stdin>`, or in a notebook, where each cell is a file.
+        prompt, where the name of the file is `<stdin>`, or in a notebook, where each cell is a
+        file.
         """
         if self.name != other.name:
             return False

@@ -12,19 +12,20 @@ class ErrorReport:
     """An error that taskd reports to the app: see report_errors.
 
     Attributes:
-        exception: the exception of the handler, with its traceback; otherwise one that describes
-            what happened: TimedOut, ProcessDied, HandlerRaised (raised in another process),
-            WorkerLost, or the exception of a service of the worker.
-        type: the type of the error, as it is stored with the job; for HandlerRaised, that of the
-            original exception.
+        exception: the exception that the handler raised, with its traceback, or the exception of a
+            service of the worker. In other cases, an exception that describes the error: TimedOut,
+            ProcessDied, HandlerRaised (raised in another process) or WorkerLost.
+        type: the type of the error, as it is stored with the job; for HandlerRaised, the type of
+            the original exception.
         message: the message of the exception, without the values of redacted arguments.
-        final: whether the job has failed; False: there will be another attempt. True also for an
-            error that belongs to no job.
-        task: the name of the job's task; None: the error belongs to no job.
+        final: False if there will be another attempt; True if the job has failed, or if the error
+            belongs to no job.
+        task: the name of the job's task; None if the error belongs to no job.
         queue: the queue of the job, or None.
         job_id: the id of the job, or None.
         attempt: the number of the attempt, from 1, or None.
-        service: the name of the service of the worker that has failed; None: no service has failed.
+        service: the name of the worker's service that has failed; None if the error is not of a
+            service.
     """
 
     exception: BaseException
@@ -43,7 +44,7 @@ class Reporter(NamedTuple):
 
     Attributes:
         callback: the function.
-        each_attempt: whether it also receives errors after which there is another attempt.
+        each_attempt: whether the function also receives errors after which the job is retried.
     """
 
     callback: Callable[[ErrorReport], object]

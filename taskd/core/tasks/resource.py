@@ -21,8 +21,8 @@ def resource(maker: Maker | None = None, *, registry: Registry = DEFAULT) -> Any
     """Register a generator function as a resource, under the name of the function.
 
     The function yields one object. A worker calls the function before its first claim, and handlers
-    find the object in `ctx.resources`. When the worker stops, the code after the `yield` runs after
-    the end of the last attempt.
+    find the object in `ctx.resources`. When the worker stops and its last attempt has ended, the
+    code after the `yield` runs.
 
     Args:
         maker: an `async def` or a plain `def` with one `yield`; it takes no arguments.

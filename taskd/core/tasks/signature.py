@@ -18,7 +18,7 @@ from taskd.core.tasks.context import ProcessContext
 from taskd.core.tasks.handler_kind import HandlerKind
 
 # A parameter named `ctx` always receives the context. A parameter named `context` receives it, too,
-# unless its annotation makes it an argument, such as the `context: dict[str, str]` of a template.
+# unless it is annotated with another type: `context: dict[str, str]` is an argument.
 CONTEXT_NAME, CONTEXT_NAME_UNTYPED = "ctx", "context"
 # The annotation of a context whose class is imported only for type checkers.
 CONTEXT_TEXT = re.compile(r"(?:\w+\.)*(?:Process|Transaction)?Context")
@@ -28,7 +28,8 @@ RESERVED_PARAMETERS = frozenset({"conn"})
 def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signature, str | None]:
     """Return the signature without the context, and the name of the parameter that receives it.
 
-    The context is found by its annotation or its name, at any place; None: the handler takes none.
+    The context can be any parameter; its annotation or its name identifies it. If no parameter
+    receives the context, the name is None.
 
     Raises:
         TypeError: a parameter is variadic or positional-only, or has a name that taskd uses; or two
@@ -64,7 +65,7 @@ def check_context(task: str, kind: HandlerKind, *, takes_context: bool) -> None:
     """Check that a handler with transaction= takes `ctx`, and that a batch handler does not.
 
     Raises:
-        TypeError: `ctx` is missing, or must not be taken.
+        TypeError: the handler does not follow this rule.
     """
     if kind is HandlerKind.BATCH and takes_context:
         raise TypeError(
@@ -123,9 +124,9 @@ def args_fields(
 def result_decoder(handler: Callable[..., Any], *, batch: bool) -> msgspec.json.Decoder[Any]:
     """Return a decoder of results to the annotated type, or else to JSON's types.
 
-    JSON's types are used if taskd cannot decode the annotated type. They are used for a batch
-    handler, whose annotation describes the results of all jobs together, and for a handler
-    annotated to return None, which can store a result by `ctx.complete(conn, result)`.
+    JSON's types are used in three cases. taskd cannot decode the annotated type; or the handler is
+    a batch handler, whose annotation describes the results of all jobs together; or the handler is
+    annotated to return None, and can still store a result by `ctx.complete(conn, result)`.
     """
     try:
         hint = typing.get_type_hints(inspect.unwrap(handler), include_extras=True).get("return")
@@ -143,7 +144,7 @@ def _default(value: Any) -> Any:
 
 
 def args_schema_of(args_type: type[msgspec.Struct]) -> str:
-    """Return the JSON Schema of the arguments: a flat top-level object, with `$defs` if needed."""
+    """Return the JSON Schema of the arguments: one object, with `$defs` only if needed."""
     schema = schema_of(args_type)
     definitions = schema.pop("$defs", {})
     top = definitions.pop(str(schema.pop("$ref", "")).rpartition("/")[2], None) or schema
@@ -158,7 +159,7 @@ def args_schema_of(args_type: type[msgspec.Struct]) -> str:
 
 
 def defaults_of(args_type: type[msgspec.Struct], names: Sequence[str]) -> dict[str, Any]:
-    """Return the default values of these arguments as decoded from JSON, without required ones.
+    """Return the default values of those arguments that have one, as decoded from JSON.
 
     Raises:
         TypeError: a default value has no JSON form.

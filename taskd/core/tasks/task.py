@@ -1,7 +1,7 @@
 """Tasks: handlers with a stable name and options, and the check of the arguments of their jobs.
 
 A Task makes a msgspec Struct of the handler's signature. When a job is enqueued, its arguments are
-encoded and decoded once, so that the check reads exactly what the worker will decode.
+encoded, and the JSON text is decoded once for a check: the worker will decode the same text.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Only in messages that begin like this does msgspec quote a value.
+# msgspec quotes a value only in messages that begin like this.
 QUOTED_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?(?= - at `|$)")
 MAX_ATTEMPTS_DEFAULT = 20
 TIMEOUT_S_DEFAULT = 3600.0
@@ -63,37 +63,37 @@ class Task(Generic[P, R]):
     """A handler registered under a stable name.
 
     Args:
-        handler: `async def`, or plain `def` (run in the worker's thread pool). A parameter that is
-            named `ctx`, is annotated as a Context, or is named `context` and has no annotation,
-            receives the attempt's context and is no argument of the job.
+        handler: `async def`, or plain `def` (run in the worker's thread pool). A parameter receives
+            the attempt's context, and is no argument of the job, if it is named `ctx`, if it is
+            annotated as a Context, or if it is named `context` without an annotation.
         name: the task's name in the job's row; by default the function's name.
         queue: the default queue of the task's jobs.
         max_attempts: the most attempts of a job, 1 to 1000.
-        timeout_s: timeout of one attempt in seconds; None: no timeout.
+        timeout_s: timeout of one attempt in seconds; with None, there is no timeout.
         backoff: the delay after each failed attempt.
         on_error: maps exception classes to a verdict, or to a backoff for that class.
         unique: the unique key of the task's jobs, or the arguments that make a key; see Unique.
         limit: how many of the task's jobs can run at the same time, or start in a period of time;
             see Limit.
-        process: True runs a plain `def` in a separate process, which taskd can stop and kill. Its
-            context is a ProcessContext.
+        process: with True, a plain `def` runs in a separate process, which taskd can stop and kill.
+            The context of the handler is a ProcessContext.
         batch: the most jobs that the handler receives in one call, as a list of Items.
         max_wait_s: how long the first job of a batch waits for further jobs, 0 to 3 seconds.
         transaction: gives the handler `ctx.conn`, a connection with an open transaction, which
-            commits with the completion of the job. True or an isolation level: `read_committed`
-            (as True), `repeatable_read` or `serializable`.
+            commits together with the completion of the job. The value is an isolation level
+            (`read_committed`, `repeatable_read`, `serializable`), or True for `read_committed`.
         args_version: the current version of the arguments; 1 is the first.
-        upgrade: maps each older version that can still be in the database to a function that
-            converts arguments of this version (a dict) into arguments of the next version.
+        upgrade: maps each older version that can still be in the database to a function. The
+            function converts arguments of that version (a dict) into arguments of the next version.
         aliases: former names of the task; jobs that were enqueued under these names run, too.
-        redact: arguments that the command line and errors show as `***`; with `upgrade`, also name
-            arguments that only older versions have.
+        redact: names of arguments whose values are shown as `***` by the command line and in
+            errors. With `upgrade`, also name those that only older versions have.
         keep_logs: which attempts keep the handler's log lines with the job: `off` (none), `failed`
-            or `all`; None: the worker's setting.
+            or `all`; with None, the worker's setting applies.
 
     Attributes:
         takes_context: whether the worker makes a context for each attempt.
-        context_name: the parameter of the handler that receives the context; None: none does.
+        context_name: the parameter of the handler that receives the context, or None.
         around: in a worker, the middleware of the task's attempts; see with_middleware().
         hooks: in a worker, the hooks around the handler in its thread or process.
         limit_defaults: the default values of the arguments that make the key of the limit.
@@ -197,11 +197,11 @@ class Task(Generic[P, R]):
 
     @property
     def limit_name(self) -> str | None:
-        """The name of the limit, by default the name of the task; None: no limit."""
+        """The name of the limit, by default the name of the task; None if there is no limit."""
         return None if self.limit is None else check_task_name(self.limit.name or self.name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the handler as a plain function; a handler with `ctx` needs `.handler(ctx, ...)`."""
+        """Call the handler as a plain function; if it takes `ctx`, call `.handler(ctx, ...)`."""
         made: R = self.handler(*args, **kwargs)
         return made
 
@@ -253,7 +253,7 @@ class Task(Generic[P, R]):
         """Decode the JSON text of a job's arguments, and upgrade them if necessary.
 
         Args:
-            args_version: the version of the arguments; None: version 1.
+            args_version: the version of the arguments; None means version 1.
 
         Returns:
             The keyword arguments for the handler.
@@ -299,8 +299,8 @@ class Task(Generic[P, R]):
         """Return `Item.args` for a batch handler, from the JSON text of a job's arguments.
 
         Raises:
-            InvalidArgs: the arguments no longer fit the handler's annotation, cannot be upgraded,
-                or their class refuses them.
+            InvalidArgs: the arguments no longer fit the handler's annotation, or they cannot be
+                upgraded, or their class refuses them.
         """
         assert self._item is not None
         try:
@@ -353,7 +353,7 @@ def _without_value(error: Exception) -> str:
 
 
 def _is_method(handler: Any) -> bool:
-    """Return whether the handler is a function of a class that needs an object or the class."""
+    """Return whether the handler is a method, which needs an object or its class."""
     if isinstance(handler, classmethod):
         return True
     return next(iter(inspect.signature(handler).parameters), "") == "self"

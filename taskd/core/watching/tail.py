@@ -1,10 +1,11 @@
 """`taskd tail`: decide from successive polls which jobs to read, and which events to report.
 
-A poll returns the ids of the live jobs and of the running jobs. A job that was live at the last
-poll and is not live now has ended. A job that was enqueued and ended between two polls was never
-seen live, so it is looked up by its id. A transaction can draw an id long before it commits the
-job. So an id without a job is looked up at each poll, until every transaction that was open when
-the id was first seen has ended.
+A poll returns the ids of the live jobs and of the running jobs. If a job was live at the last poll
+and is not live now, it has ended. If a job was enqueued and ended between two polls, no poll saw it
+live, so it is looked up by its id.
+
+A transaction can draw an id long before it commits the job. So an id without a job is looked up at
+each poll. This ends when every transaction has ended that was open when the id was first seen.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.stored_json import PastError
 
-# Ids per mask.
+# A mask of bits stands for a block of this many ids.
 BLOCK = 64
 FULL = (1 << BLOCK) - 1
 # A poll looks up at most this many ids without a job, the newest.
@@ -26,12 +27,12 @@ MISSING_MAX = 1000
 # A transaction can draw an id a moment before the server lists the transaction as open.
 MISSING_FOR = timedelta(seconds=10)
 
-# A set of ids: by block of 64 ids, a mask with a bit for each id.
+# A set of ids: maps the number of each block of 64 ids to a mask with a bit for each id in the set.
 Ids = Mapping[int, int]
 
 
 def ids_of(blocks: Sequence[int] | None, masks: Sequence[int] | None) -> dict[int, int]:
-    """Return the set of ids that the database has sent as two arrays, with signed masks."""
+    """Return the set of ids that the database sent as two arrays; the masks there are signed."""
     return {block: mask & FULL for block, mask in zip(blocks or (), masks or (), strict=True)}
 
 
@@ -57,8 +58,8 @@ class Poll(NamedTuple):
     """Live jobs, and finished jobs with ids after `after_id`, all read in one snapshot.
 
     Attributes:
-        oldest_xid: every transaction with a lower id has ended.
-        next_xid: every transaction that was open at the poll has a lower id.
+        oldest_xid: all transactions with an id below this one have ended.
+        next_xid: all transactions that were open at the poll have an id below this one.
     """
 
     now: datetime
@@ -80,10 +81,11 @@ class Changes(NamedTuple):
     """Ids of jobs with events since the last poll.
 
     Attributes:
-        born: live now and not at the last poll, or finished and never seen live.
-        claimed: running now, and not at the last poll.
-        stopped: running at the last poll, and now live but not running.
-        ended: no longer live.
+        born: jobs that are live now and were not at the last poll, and jobs that have finished and
+            were never seen live.
+        claimed: jobs that are running now and were not at the last poll.
+        stopped: jobs that were running at the last poll, and are live now but not running.
+        ended: jobs that are no longer live.
     """
 
     born: set[int]
@@ -100,8 +102,10 @@ class Watch:
     """Compares each poll with the one before.
 
     Attributes:
-        after_id: the next poll returns finished jobs with higher ids; None: there was no poll yet.
-        missing: ids without a job, each with the `next_xid` and the time of the poll that saw it.
+        after_id: the next poll returns finished jobs with ids above this one; None if there was no
+            poll yet.
+        missing: ids without a job. Each has the `next_xid` and the time of the poll that first
+            missed the job.
     """
 
     def __init__(self) -> None:
@@ -112,8 +116,8 @@ class Watch:
     def compare(self, poll: Poll) -> tuple[Changes, Watch]:
         """Return the changes since the last poll, and the Watch for the next poll.
 
-        This object does not change, so that a caller that fails to read the changed rows can
-        compare the next poll with the same last poll.
+        This Watch does not change. So if the caller fails to read the changed rows, it can compare
+        the next poll with the same last poll again.
         """
         last, following = self._last, Watch()
         born = _minus(poll.live, last.live) if last else set()
@@ -260,8 +264,8 @@ class Reporter:
             recent = [event for event in events_of(job) if event.at > self._start]
             events += recent
             if job.state in FINISHED:
-                # The first poll, which came before this read, has possibly seen the job live. The
-                # next poll then counts the job as ended.
+                # If the first poll, which was before this read, has seen the job live, the next
+                # poll counts the job as ended. Its end must not be reported twice.
                 self._ended.add(job.id)
             else:
                 self._remember(job, recent)
@@ -271,8 +275,8 @@ class Reporter:
         """Return the events since the last poll.
 
         Args:
-            jobs: rows of the changed jobs. A job without a row has ended in a queue that keeps no
-                finished jobs.
+            jobs: rows of the changed jobs. If a changed job has no row, it has ended in a queue
+                that keeps no finished jobs.
             now: the time of the poll.
         """
         events: list[Event] = []

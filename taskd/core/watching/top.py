@@ -1,8 +1,8 @@
 """`taskd top`: compute rates from two polls, and percentiles from recently ended jobs.
 
-Arrivals are the jobs with new ids. Departures are arrivals minus the growth of the number of live
-jobs, so ended jobs need not be counted. If many jobs end, percentiles are computed from a sample of
-them.
+Arrivals are the jobs with new ids. Departures are computed as arrivals minus the growth of the
+number of live jobs, so ended jobs need not be counted. If many jobs end, percentiles are computed
+from a sample of the ended jobs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ RATE_S = 10.0
 LATE_S = 60.0
 # Top keeps at most this many ended jobs, the newest.
 ENDED_MAX = 5000
-# A poll counts at most this many new jobs, the newest, by queue. If it reaches this number, its
-# counts are scaled up, so that their sum is the number of new ids.
+# A poll counts new jobs by queue, but only the newest, at most this many. If a poll reaches this
+# number, its counts are scaled up: their sum is then the number of new ids.
 BORN_MAX = 5000
 
 
@@ -53,8 +53,8 @@ class Worker(msgspec.Struct):
     """A worker that was not declared dead.
 
     Attributes:
-        ended_per_s: an estimate: the rate of departures, times the worker's share of the recently
-            ended jobs.
+        ended_per_s: an estimate of the jobs that the worker ends per second: the rate of
+            departures, times the worker's share of the recently ended jobs.
     """
 
     id: str
@@ -102,8 +102,8 @@ class State(msgspec.Struct):
     Attributes:
         now_s: the time of the poll by the database's clock, in seconds since 1970.
         last_id: the newest id of a job.
-        running: the jobs that have run for the longest time.
-        born: number of new jobs since the last poll, by queue, BORN_MAX in total at most.
+        running: the jobs that have been running for the longest time.
+        born: number of new jobs since the last poll, by queue; at most BORN_MAX in total.
     """
 
     now_s: float
@@ -131,10 +131,10 @@ class Ended(msgspec.Struct):
 
 
 class Task(msgspec.Struct):
-    """Counts and run times of one task in one queue, from the sample of the last LATE_S seconds.
+    """Counts and run times of one task in one queue, from a sample of the last LATE_S seconds.
 
     Attributes:
-        retried: number of attempts that ended and will be followed by another one.
+        retried: number of attempts that ended and will be followed by another attempt.
     """
 
     task: str
@@ -179,11 +179,11 @@ class Top:
 
     @property
     def last_id(self) -> int | None:
-        """The id after which the next poll counts new jobs; None: there was no poll yet."""
+        """The id after which the next poll counts new jobs; None if there was no poll yet."""
         return self._state.last_id if self._state else None
 
     def seen_running(self) -> list[int]:
-        """Return the ids in `running` of the last poll; the next poll reads which jobs ended."""
+        """Return the ids in `running` of the last poll; the next poll reads which of them ended."""
         return [job.id for job in self._state.running] if self._state else []
 
     def add(self, state: State, ended: Iterable[Ended]) -> None:
@@ -215,7 +215,7 @@ class Top:
             self._counts.popleft()
 
     def view(self, queue: str | None = None) -> View:
-        """Return the contents of the screen, for one queue or (None) for all."""
+        """Return the contents of the screen for one queue, or with None for all queues."""
         state = self._state
         assert state is not None
         ended = [each for each in self._ended.values() if queue in (None, each.queue)]
@@ -247,8 +247,8 @@ class Top:
             name = queue.queue
             came = last.came[name] - first.came[name]
             made.in_per_s = came / past_s
-            # A job that was retried by hand keeps its id, so it is live but not an arrival. Without
-            # max(), the rate could then be negative.
+            # A job that was retried by hand has an old id, so it is live again but not an arrival.
+            # Because of such jobs, the rate would be negative without max().
             made.out_per_s = max(0, came - last.live[name] + first.live[name]) / past_s
         made.wait_p50_s, made.wait_p95_s = _p50_p95(each.wait_s for each in mine)
         made.run_p50_s, made.run_p95_s = _p50_p95(each.run_s for each in mine)

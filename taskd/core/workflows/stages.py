@@ -12,7 +12,7 @@ import msgspec
 from taskd.errors import InvalidWorkflow
 
 STAGES_MAX = 100
-# Return types whose values are never a dict: they cannot name arguments of the next stage.
+# Return types whose values are never a dict, a Next or a Stop.
 PLAIN = (str, bytes, bool, int, float, list, tuple, set, frozenset)
 
 
@@ -21,8 +21,8 @@ class Stage(msgspec.Struct, frozen=True):
 
     Attributes:
         takes: the parameter that receives a result of the previous stage that is neither a dict nor
-            None. It is the only required parameter, or else the only accepted one; None: there is
-            no such parameter.
+            None. It is the only required parameter of the stage. If there is not exactly one, it is
+            the only accepted parameter. None if the stage has neither.
         required: the required arguments.
         accepted: all accepted arguments.
     """
@@ -43,11 +43,11 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
     """Check the plan of a pipeline.
 
     Args:
-        returns: the annotated return type of each stage's handler; None: unknown.
+        returns: the annotated return type of each stage's handler, or None if it is unknown.
 
     Raises:
         InvalidWorkflow: there is no stage, or there are too many; two stages have the same name; or
-            a stage returns a single value, and the next stage has no single parameter for it.
+            a stage returns a single value, and the next stage has no parameter that can receive it.
     """
     if not 1 <= len(stages) <= STAGES_MAX:
         raise InvalidWorkflow(
@@ -68,7 +68,7 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
 
 
 def _is_plain(kind: Any) -> bool:
-    """Return whether each type of this annotation is in PLAIN: no value is a dict, Next or Stop."""
+    """Return whether each type of this annotation is in PLAIN."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         return all(_is_plain(each) for each in typing.get_args(kind))
     kind = typing.get_origin(kind) or kind

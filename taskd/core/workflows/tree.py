@@ -1,4 +1,4 @@
-"""The tree of a workflow: one line for each part, below the last of the parts it waits for."""
+"""The tree of a workflow: it has a line for each part, below the line of a part it waits for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Part:
     Attributes:
         states: number of jobs by state; empty for a stage that has not started.
         after: the names of the parts that this part waits for.
-        on_failed: what happens to this part if a part of `after` fails; None: it is cancelled.
+        on_failed: what happens to this part if a part of `after` fails; None stands for `cancel`.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Line:
     """A line of the tree.
 
     Attributes:
-        branch: the indent and the branch before the name of the part.
-        also_after: the names of further parts that this part waits for, beside its parent in the
+        branch: the text before the name of the part, which draws the indent and the branch.
+        also_after: the names of the other parts that this part waits for, without its parent in the
             tree.
     """
 
@@ -59,7 +59,7 @@ def lines(parts: Iterable[Part]) -> list[Line]:
         if last is not None:
             parent_of[part.name] = last
     found: list[Line] = []
-    # No recursion: a chain can be longer than Python's stack.
+    # This does not recurse, because a chain of jobs can be longer than Python's stack.
     waiting = [(part, "", "") for part in reversed(children_of.get(None, []))]
     while waiting:
         part, branch, child_indent = waiting.pop()
@@ -85,7 +85,8 @@ def state_of(row: Mapping[str, Any]) -> str:
     """Return the state of a workflow in one word.
 
     Args:
-        row: the numbers of the workflow's jobs by state, and `stopped_at`.
+        row: the number of the workflow's jobs in each state, and `stopped_at`. `waiting` is the
+            number of scheduled and queued jobs.
 
     Returns:
         The state; `gone` if no job of the workflow is stored any more.
@@ -105,8 +106,11 @@ def with_stages(
 ) -> list[dict[str, Any]]:
     """Return the rows of a pipeline in the order of its plan, with a row for each unstarted stage.
 
+    Rows of parts that are not in the plan follow at the end.
+
     Args:
-        stages: the plan of the pipeline; None: the workflow is no pipeline, and `rows` is returned.
+        stages: the plan of the pipeline. If the workflow is not a pipeline, `stages` is None, and
+            `rows` is returned.
     """
     if stages is None:
         return rows

@@ -11,8 +11,8 @@ from enum import StrEnum
 from taskd.core.jobs.job import NewJob
 from taskd.errors import InvalidWorkflow
 
-# One statement inserts a whole workflow, so that it is never half written. These limits keep the
-# statement short.
+# One statement inserts a whole workflow, so that no workflow is written in part. These limits keep
+# that statement short.
 JOBS_MAX = 20_000
 DEPENDENCIES_MAX = 100_000
 ARGS_CHARACTERS_MAX = 16 * 1024 * 1024
@@ -42,8 +42,8 @@ class Node:
     """A job of a workflow.
 
     Attributes:
-        after: names of the nodes, or ids of existing jobs, that the job waits for.
-        on_failed: what happens to the job if one of these fails.
+        after: names of the nodes, or ids of existing jobs, that the job waits for: its parents.
+        on_failed: what happens to the job if a parent fails.
     """
 
     name: str
@@ -59,11 +59,12 @@ class Plan:
     Attributes:
         nodes: the jobs, each after the jobs that it waits for.
         positions: for each dependency, the position of the waiting job in `nodes`, from 1.
-        parent_positions: for each dependency, the position of the parent in `nodes`, from 1; None:
-            the parent is an existing job, in `parent_ids`.
-        parent_ids: for each dependency, the id of the parent if it is an existing job, or None.
-        on_failed: for each dependency, what happens when the parent fails.
-        stages: JSON text of a pipeline's stages; None: the plan is not of a pipeline.
+        parent_positions: for each dependency, the position of the parent in `nodes`, from 1; None
+            if the parent is an existing job.
+        parent_ids: for each dependency, the id of the parent if the parent is an existing job, or
+            None.
+        on_failed: for each dependency, what happens to the waiting job when the parent fails.
+        stages: JSON text of a pipeline's stages; None if the plan is not of a pipeline.
     """
 
     name: str
@@ -130,14 +131,15 @@ def _ordered(name: str, nodes: Sequence[Node]) -> list[Node]:
         for parent in node.after:
             if isinstance(parent, str) and parent not in by_name:
                 raise InvalidWorkflow(
-                    f"workflow {name}: {node.name} waits for {parent!r}, which is no node of the "
-                    "workflow"
+                    f"workflow {name}: {node.name} waits for {parent!r}, which is not a node of "
+                    "the workflow"
                 )
     sorter = graphlib.TopologicalSorter(
         {node.name: [one for one in node.after if isinstance(one, str)] for node in nodes}
     )
     try:
-        # As far as possible, nodes stay in the order in which they were added. Ids get this order.
+        # As far as the dependencies allow, nodes stay in the order in which they were added. The
+        # ids of their jobs have the same order.
         return [by_name[each] for each in sorter.static_order()]
     except graphlib.CycleError as error:
         circle = " -> ".join(reversed(error.args[1]))
