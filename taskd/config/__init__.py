@@ -1,12 +1,13 @@
 """Settings: declared once (settings.py), parsed (parsing.py), read from all sources (sources.py).
 
-The package also reads DSNs: their form (dsn.py), the parameters of libpq in them (libpq_words.py),
-and the parameters that service files and variables add (connection_words.py).
+The package also reads DSNs: their form (dsn.py), the parameters of libpq in them
+(libpq_parameters.py), and the parameters that service files and variables add
+(connection_parameters.py).
 
 Of taskd, this package imports only taskd.errors. Any package can import it.
 """
 
-from taskd.config.connection_words import connection_words, user_of_process
+from taskd.config.connection_parameters import connection_parameters, user_of_process
 from taskd.config.dsn import DEFAULT_PORT, check_dsn, has_password, hide_password
 from taskd.config.parsing import parse_duration_s
 from taskd.config.settings import LOG_LEVELS, PG_MAJOR_OLDEST, Settings
@@ -19,7 +20,7 @@ __all__ = [
     "Loaded",
     "Settings",
     "check_dsn",
-    "connection_words",
+    "connection_parameters",
     "has_password",
     "hide_password",
     "load",

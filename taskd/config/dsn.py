@@ -1,7 +1,7 @@
-"""DSNs: check them, split them into libpq's words, and hide their passwords.
+"""DSNs: check them, split them into parameters of libpq, and hide their passwords.
 
 A DSN is a URI (`postgresql://user@host/database?sslmode=require`) or libpq's keyword form
-(`host=... dbname=...`). libpq_words.py says which words taskd supports.
+(`host=... dbname=...`). libpq_parameters.py says which parameters taskd supports.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-from taskd.config.libpq_words import OF_OTHER_CLIENTS, check_words
+from taskd.config.libpq_parameters import OF_OTHER_CLIENTS, check_parameters
 
 DEFAULT_PORT = "5432"
 DSN_SCHEME = re.compile(r"(postgres|postgresql)(\+[a-z0-9_]+)?", re.IGNORECASE)
 HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::(\d{0,5}))?")
 KEYWORD = re.compile(r"(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s'\\]|\\.)*))(?=\s|$)\s*")
 ADO_NET = re.compile(r"(?i)(server|host)\s*=[^\s;']*;")
-SSL_WORDS = {"true": "require", "false": "disable"}
+SSLMODES = {"true": "require", "false": "disable"}
 AS_URI = "write it as postgresql://user@host/database"
 
 
@@ -47,7 +47,7 @@ def check_dsn(dsn: str) -> str:
     place, mark, query = rest.partition("?")
     kept = "&".join(_kept(query)) if mark else ""
     checked = f"postgresql://{place}{'?' if kept else ''}{kept}"
-    check_words(dsn_words(checked))
+    check_parameters(dsn_parameters(checked))
     return checked
 
 
@@ -68,15 +68,15 @@ def _kept(query: str) -> Iterator[str]:
             # Do not name the parameter: it can be a part of a password that contains `?`.
             raise ValueError("a parameter after the `?` has no value: write name=value")
         if name == "ssl":  # of JDBC and SQLAlchemy
-            yield f"sslmode={SSL_WORDS.get(value, value)}"
+            yield f"sslmode={SSLMODES.get(value, value)}"
         elif name not in OF_OTHER_CLIENTS:
             yield field
 
 
-def dsn_words(dsn: str) -> dict[str, str]:
-    """Return the values of a checked DSN by libpq's words.
+def dsn_parameters(dsn: str) -> dict[str, str]:
+    """Return the parameters of a checked DSN, by keyword.
 
-    As in libpq, a parameter after the `?` overrides the value of the same word before the `?`.
+    As in libpq, a parameter after the `?` overrides the value of the same keyword before the `?`.
 
     Raises:
         ValueError: a host or port cannot be read.
@@ -104,7 +104,7 @@ def dsn_words(dsn: str) -> dict[str, str]:
     for field in filter(None, query.split("&")):
         name, _, value = field.partition("=")
         found["dbname" if name == "database" else unquote(name)] = value
-    return {word: unquote(value) for word, value in found.items() if value}
+    return {keyword: unquote(value) for keyword, value in found.items() if value}
 
 
 def _host_and_port(text: str) -> tuple[str, str] | None:
@@ -138,20 +138,22 @@ def _keywords(dsn: str) -> dict[str, str]:
     return found
 
 
-def _uri(words: Mapping[str, str]) -> str:
-    """Return libpq's words as a URI."""
-    words = {word: value for word, value in words.items() if word not in OF_OTHER_CLIENTS}
-    check_words(words)
-    plain = re.fullmatch(r"[\w.-]+", words.get("host", "")) is not None
+def _uri(parameters: Mapping[str, str]) -> str:
+    """Return parameters of libpq as a URI."""
+    parameters = {
+        keyword: value for keyword, value in parameters.items() if keyword not in OF_OTHER_CLIENTS
+    }
+    check_parameters(parameters)
+    plain = re.fullmatch(r"[\w.-]+", parameters.get("host", "")) is not None
     aside = {"user", "password", "dbname"} | ({"host", "port"} if plain else set())
-    login = quote(words.get("user", ""), safe="")
-    if "password" in words:
-        login += ":" + quote(words["password"], safe="")
-    place = words["host"] if plain else ""
-    if plain and "port" in words:
-        place += ":" + words["port"]
-    query = "&".join(f"{w}={quote(v, safe='/,:')}" for w, v in words.items() if w not in aside)
-    uri = f"postgresql://{login}{'@' if login else ''}{place}/{quote(words.get('dbname', ''))}"
+    login = quote(parameters.get("user", ""), safe="")
+    if "password" in parameters:
+        login += ":" + quote(parameters["password"], safe="")
+    place = parameters["host"] if plain else ""
+    if plain and "port" in parameters:
+        place += ":" + parameters["port"]
+    query = "&".join(f"{w}={quote(v, safe='/,:')}" for w, v in parameters.items() if w not in aside)
+    uri = f"postgresql://{login}{'@' if login else ''}{place}/{quote(parameters.get('dbname', ''))}"
     return uri + ("?" + query if query else "")
 
 

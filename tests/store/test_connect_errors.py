@@ -12,7 +12,7 @@ from taskd.errors import ConfigError, PermissionDenied, StoreUnavailable, TaskdE
 from taskd.store.connections import database as databases
 from taskd.store.connections.connect_errors import target_of
 from taskd.store.connections.database import Database
-from taskd.store.connections.driver_args import words_of
+from taskd.store.connections.driver_args import parameters_of
 from taskd.store.connections.error_translation import Down, Silence, translate
 from tests.canary import PASSWORD
 from tests.logins import Logins
@@ -40,7 +40,7 @@ def test_the_place_is_that_of_the_dsn_without_its_password(
 ) -> None:
     for name in ("PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"):
         monkeypatch.delenv(name, raising=False)
-    found = str(target_of(words_of({"dsn": dsn.format(p=PASSWORD)})))
+    found = str(target_of(parameters_of({"dsn": dsn.format(p=PASSWORD)})))
     assert found == place
     assert PASSWORD not in found
 
@@ -51,7 +51,8 @@ def test_the_variables_of_libpq_fill_what_the_dsn_leaves_out(
     monkeypatch.setenv("PGHOST", "there")
     monkeypatch.setenv("PGPORT", "7")
     monkeypatch.setenv("PGDATABASE", "jobs")
-    assert str(target_of(words_of({"dsn": "postgresql://"}))) == "host there, port 7, database jobs"
+    target = target_of(parameters_of({"dsn": "postgresql://"}))
+    assert str(target) == "host there, port 7, database jobs"
 
 
 async def refused(dsn: str, **more: str) -> TaskdError:

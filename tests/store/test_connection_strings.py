@@ -1,4 +1,4 @@
-"""Connection strings as providers print them, and the words of libpq in them."""
+"""Connection strings as providers print them, and the found of libpq in them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from taskd.config import Settings, check_dsn, connection_words, hide_password, load
-from taskd.config.libpq_words import VARIABLES
+from taskd.config import Settings, check_dsn, connection_parameters, hide_password, load
+from taskd.config.libpq_parameters import VARIABLES
 from taskd.errors import ConfigError, StoreUnavailable
 from taskd.store.connections import driver_args
 from taskd.store.connections.database import Database
@@ -27,12 +27,12 @@ def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def words_of(dsn: str) -> dict[str, str]:
-    return driver_args.words_of({"dsn": check_dsn(dsn)})
+def parameters_of(dsn: str) -> dict[str, str]:
+    return driver_args.parameters_of({"dsn": check_dsn(dsn)})
 
 
-def place(words: dict[str, str]) -> tuple[str | None, ...]:
-    return tuple(words.get(word) for word in ("host", "port", "user", "password", "dbname"))
+def place(found: dict[str, str]) -> tuple[str | None, ...]:
+    return tuple(found.get(word) for word in ("host", "port", "user", "password", "dbname"))
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def place(words: dict[str, str]) -> tuple[str | None, ...]:
 def test_a_printed_string_is_read(
     printed: str, expected: tuple[str, ...], mode: str | None
 ) -> None:
-    words = words_of(printed)
-    assert place(words) == expected
-    assert words.get("sslmode") == mode
-    assert driver_args.server_settings(words) == {}
+    found = parameters_of(printed)
+    assert place(found) == expected
+    assert found.get("sslmode") == mode
+    assert driver_args.server_settings(found) == {}
 
 
 def test_the_string_for_ado_net_says_what_to_write() -> None:
@@ -200,28 +200,28 @@ def test_no_part_of_a_wrongly_written_password_is_told(dsn: str) -> None:
 
 
 def test_words_without_an_effect_here_are_accepted() -> None:
-    words = words_of(
+    found = parameters_of(
         "postgresql://u@h/d?application_name=x&fallback_application_name=y&client_encoding=LATIN1"
         "&gssencmode=prefer&channel_binding=prefer&target_session_attrs=primary&sslsni=1"
         "&default_transaction_read_only=off&options=-c%20geqo%3Doff"
     )
-    assert driver_args.server_settings(words) == {
+    assert driver_args.server_settings(found) == {
         "default_transaction_read_only": "off",
         "options": "-c geqo=off",
     }
 
 
 def test_the_words_of_other_drivers_for_tls_are_understood() -> None:
-    assert words_of("postgresql+asyncpg://u@h/d?ssl=verify-ca&sslrootcert=x")["sslmode"] == (
+    assert parameters_of("postgresql+asyncpg://u@h/d?ssl=verify-ca&sslrootcert=x")["sslmode"] == (
         "verify-ca"
     )
     assert check_dsn("postgresql://u@h/d?ssl=true") == "postgresql://u@h/d?sslmode=require"
 
 
 def test_channel_binding_becomes_a_verified_certificate() -> None:
-    words = words_of("postgresql://u@h/d?channel_binding=require&sslmode=require")
-    assert (words["sslmode"], words["sslrootcert"]) == ("verify-full", "system")
-    own = words_of("postgresql://u@h/d?channel_binding=require&sslrootcert=ca.pem")
+    found = parameters_of("postgresql://u@h/d?channel_binding=require&sslmode=require")
+    assert (found["sslmode"], found["sslrootcert"]) == ("verify-full", "system")
+    own = parameters_of("postgresql://u@h/d?channel_binding=require&sslrootcert=ca.pem")
     assert (own["sslmode"], own["sslrootcert"]) == ("verify-full", "ca.pem")
 
 
@@ -235,12 +235,12 @@ def test_channel_binding_becomes_a_verified_certificate() -> None:
 )
 def test_channel_binding_without_tls_is_refused(dsn: str) -> None:
     with pytest.raises(ConfigError, match="channel_binding=require needs TLS"):
-        words_of(dsn)
+        parameters_of(dsn)
 
 
 def test_the_authorities_of_the_system_need_a_verified_name() -> None:
     with pytest.raises(ConfigError, match="sslrootcert=system needs sslmode=verify-full"):
-        words_of("postgresql://u@h/d?sslrootcert=system&sslmode=require")
+        parameters_of("postgresql://u@h/d?sslrootcert=system&sslmode=require")
 
 
 # Services and variables.
@@ -254,12 +254,12 @@ def test_a_service_is_read_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PGSERVICE", "jobs")
     monkeypatch.setenv("PGPORT", "8")
     assert load().settings.dsn == "postgresql://"
-    assert place(words_of("postgresql://")) == ("there", "7", "ada", f"{PASSWORD}%s", "mine")
-    assert place(words_of("postgresql:///other"))[4] == "other"
+    assert place(parameters_of("postgresql://")) == ("there", "7", "ada", f"{PASSWORD}%s", "mine")
+    assert place(parameters_of("postgresql:///other"))[4] == "other"
     elsewhere = tmp_path / "services"
     elsewhere.write_text("[jobs]\nhost=elsewhere\n")
     monkeypatch.setenv("PGSERVICEFILE", str(elsewhere))
-    assert place(words_of("service=jobs user=u"))[:3] == ("elsewhere", "8", "u")
+    assert place(parameters_of("service=jobs user=u"))[:3] == ("elsewhere", "8", "u")
 
 
 def test_a_service_that_cannot_be_used_is_named(
@@ -267,15 +267,15 @@ def test_a_service_that_cannot_be_used_is_named(
 ) -> None:
     monkeypatch.setenv("PGSERVICE", "jobs")
     with pytest.raises(ConfigError, match=r"no service 'jobs' in .*\.pg_service\.conf"):
-        words_of("postgresql://")
+        parameters_of("postgresql://")
     file = tmp_path / "services"
     monkeypatch.setenv("PGSERVICEFILE", str(file))
     file.write_text("[jobs]\ngssencmode=require\n")
     with pytest.raises(ConfigError, match=r"the service 'jobs' of .*services: .*gssencmode"):
-        words_of("postgresql://")
+        parameters_of("postgresql://")
     file.write_text(f"[jobs]\n{PASSWORD}\n")
     with pytest.raises(ConfigError, match="cannot be read") as raised:
-        words_of("postgresql://")
+        parameters_of("postgresql://")
     assert PASSWORD not in str(raised.value)
 
 
@@ -285,13 +285,13 @@ def test_variables_fill_what_the_dsn_leaves_out(monkeypatch: pytest.MonkeyPatch)
         "PGDATABASE": "d", "PGPASSWORD": PASSWORD, "PGCONNECT_TIMEOUT": "9",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    words = words_of("postgresql://")
-    assert place(words) == ("h", None, "u", PASSWORD, "d")
-    assert (words["sslmode"], words["sslrootcert"]) == ("verify-full", "system")
-    assert driver_args.connect_timeout_s(words) == 9
+    found = parameters_of("postgresql://")
+    assert place(found) == ("h", None, "u", PASSWORD, "d")
+    assert (found["sslmode"], found["sslrootcert"]) == ("verify-full", "system")
+    assert driver_args.connect_timeout_s(found) == 9
     monkeypatch.setenv("PGGSSENCMODE", "require")
     with pytest.raises(ConfigError, match=r"^PGGSSENCMODE: "):
-        words_of("postgresql://")
+        parameters_of("postgresql://")
 
 
 def test_the_variables_are_those_of_libpq() -> None:
@@ -320,7 +320,7 @@ def test_each_dsn_without_words_takes_no_variable_for_the_embedded_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PGSERVICE", "x")
-    found = driver_args.words_of({"host": "/s", "port": 1, "user": "u", "database": "d"})
+    found = driver_args.parameters_of({"host": "/s", "port": 1, "user": "u", "database": "d"})
     assert found == {"host": "/s", "port": "1", "user": "u", "dbname": "d"}
 
 
@@ -328,12 +328,14 @@ def test_each_dsn_without_words_takes_no_variable_for_the_embedded_server(
 
 
 def test_limits_and_keepalive_are_those_of_the_dsn() -> None:
-    words = words_of("postgresql://u@h/d?connect_timeout=600&keepalives_idle=7&tcp_user_timeout=0")
-    assert driver_args.connect_timeout_s(words) == driver_args.CONNECT_TIMEOUT_MAX_S
-    assert driver_args.keepalive(words) == {
+    found = parameters_of(
+        "postgresql://u@h/d?connect_timeout=600&keepalives_idle=7&tcp_user_timeout=0"
+    )
+    assert driver_args.connect_timeout_s(found) == driver_args.CONNECT_TIMEOUT_MAX_S
+    assert driver_args.keepalive(found) == {
         "TCP_KEEPIDLE": 7, "TCP_KEEPALIVE": 7, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3,
     }  # fmt: skip
-    off = words_of("postgresql://u@h/d?keepalives=0")
+    off = parameters_of("postgresql://u@h/d?keepalives=0")
     assert list(driver_args.keepalive(off)) == ["TCP_USER_TIMEOUT"]
 
 
@@ -372,7 +374,7 @@ async def test_verification_without_an_authority_says_which_to_name() -> None:
 @pytest.fixture
 async def tls_port(dsn: str, certificate: Path) -> AsyncIterator[int]:
     """A port with TLS in front of this run's server, as a provider's proxy has it."""
-    words = words_of(dsn)
+    found = parameters_of(dsn)
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -389,11 +391,11 @@ async def tls_port(dsn: str, certificate: Path) -> AsyncIterator[int]:
         except (OSError, asyncio.IncompleteReadError):
             writer.close()
             return
-        if words["host"].startswith("/"):
-            path = f"{words['host']}/.s.PGSQL.{words['port']}"
+        if found["host"].startswith("/"):
+            path = f"{found['host']}/.s.PGSQL.{found['port']}"
             there, back = await asyncio.open_unix_connection(path)
         else:
-            there, back = await asyncio.open_connection(words["host"], int(words["port"]))
+            there, back = await asyncio.open_connection(found["host"], int(found["port"]))
         await asyncio.gather(pump(reader, back), pump(there, writer))
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -407,10 +409,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def through(dsn: str, port: int, parameters: str, host: str = "localhost") -> Database:
-    words = words_of(dsn)
-    login = f"{words['user']}:{words['password']}" if "password" in words else words["user"]
+    found = parameters_of(dsn)
+    login = f"{found['user']}:{found['password']}" if "password" in found else found["user"]
     return Database(
-        {"dsn": check_dsn(f"postgresql://{login}@{host}:{port}/{words['dbname']}?{parameters}")}
+        {"dsn": check_dsn(f"postgresql://{login}@{host}:{port}/{found['dbname']}?{parameters}")}
     )
 
 
@@ -454,7 +456,7 @@ async def test_a_connection_has_the_keepalive_of_its_dsn(dsn: str, tls_port: int
 def test_a_setting_names_its_source() -> None:
     loaded = load(environ={"DATABASE_URL": "host=h dbname=d"})
     assert loaded.settings.dsn == "postgresql://h/d"
-    assert connection_words(loaded.settings.dsn)["host"] == "h"
+    assert connection_parameters(loaded.settings.dsn)["host"] == "h"
     with pytest.raises(ConfigError, match=r"^DATABASE_URL: .*requirepeer"):
         load(environ={"DATABASE_URL": "postgresql://h/d?requirepeer=x"})
     assert Settings().dsn is None

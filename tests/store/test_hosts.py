@@ -13,7 +13,7 @@ import pytest
 from taskd.errors import StoreUnavailable
 from taskd.store.connections import database as databases
 from taskd.store.connections.database import Database
-from taskd.store.connections.driver_args import addresses, words_of
+from taskd.store.connections.driver_args import addresses, parameters_of
 from taskd.store.connections.error_translation import Silence
 
 
@@ -45,7 +45,7 @@ from taskd.store.connections.error_translation import Silence
     ],
 )
 def test_the_hosts_of_a_dsn(dsn: str, found: list[dict[str, object]]) -> None:
-    assert addresses(words_of({"dsn": dsn})) == found
+    assert addresses(parameters_of({"dsn": dsn})) == found
 
 
 async def test_each_host_is_tried() -> None:
@@ -57,7 +57,7 @@ async def test_each_host_is_tried() -> None:
 
 
 def test_random_order_of_hosts_keeps_each_port_with_its_host() -> None:
-    words = words_of({"dsn": "postgresql://u@a:1,b:2,c:3/d?load_balance_hosts=random"})
+    words = parameters_of({"dsn": "postgresql://u@a:1,b:2,c:3/d?load_balance_hosts=random"})
     ports = {"a": 1, "b": 2, "c": 3}
     orders = [addresses(words) for _ in range(60)]
     assert all({each["host"]: each["port"] for each in order} == ports for order in orders)

@@ -61,19 +61,19 @@ class Target(NamedTuple):
         return f"{self.where}, database {self.database}"
 
 
-def target_of(words: Mapping[str, str]) -> Target:
+def target_of(parameters: Mapping[str, str]) -> Target:
     """Return the target of these connection parameters of libpq."""
     return Target(
-        _hosts(words),
-        words.get("dbname", ""),
-        words.get("sslmode") in VERIFIED,
-        words.get("channel_binding") == "require",
+        _hosts(parameters),
+        parameters.get("dbname", ""),
+        parameters.get("sslmode") in VERIFIED,
+        parameters.get("channel_binding") == "require",
     )
 
 
-def _hosts(words: Mapping[str, str]) -> str:
+def _hosts(parameters: Mapping[str, str]) -> str:
     named = []
-    for address in addresses(words):
+    for address in addresses(parameters):
         host, port = address.get("host"), address.get("port", DEFAULT_PORT)
         if host is None:
             named.append(f"the local socket or localhost, port {port}")

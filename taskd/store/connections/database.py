@@ -121,11 +121,11 @@ class Database:
         self._use_args(connect_args)
 
     def _use_args(self, connect_args: Mapping[str, Any]) -> None:
-        words = driver_args.words_of(connect_args)
+        parameters = driver_args.parameters_of(connect_args)
         self.connect_args = dict(connect_args)
-        self._words = words
-        self._addresses = driver_args.addresses(words)
-        self._target = target_of(words)
+        self._parameters = parameters
+        self._addresses = driver_args.addresses(parameters)
+        self._target = target_of(parameters)
 
     def with_timeout(self, statement_timeout_s: float) -> Database:
         """Return a copy with another statement timeout."""
@@ -183,7 +183,7 @@ class Database:
                     raise
                 await asyncio.to_thread(self._revive)
                 connection = await self._connect_directly_or_not(purpose, settings, watched)
-        _keep_alive(connection, self._words)
+        _keep_alive(connection, self._parameters)
         return connection
 
     async def connect_plain(self, purpose: str) -> asyncpg.Connection:
@@ -203,7 +203,7 @@ class Database:
                 command_timeout=None,
                 **(pooled if self.pooled else {}),
             )
-        _keep_alive(connection, self._words)
+        _keep_alive(connection, self._parameters)
         return connection
 
     @contextlib.contextmanager
@@ -218,7 +218,7 @@ class Database:
 
     def _connect_timeout_s(self) -> float:
         """Return the seconds within which each host must answer."""
-        return driver_args.connect_timeout_s(self._words) or CONNECT_TIMEOUT_S
+        return driver_args.connect_timeout_s(self._parameters) or CONNECT_TIMEOUT_S
 
     def _driver_args(self, address: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of asyncpg.connect for a host, without settings of the server."""
@@ -226,7 +226,7 @@ class Database:
         return {
             "target_session_attrs": "any" if any_host else "read-write",
             "timeout": self._connect_timeout_s(),
-            **driver_args.arguments(self._words),
+            **driver_args.arguments(self._parameters),
             **address,
         }
 
@@ -338,7 +338,7 @@ class Database:
         """Connect to the first suitable host; try the host of the last connect first."""
         addresses = self._addresses
         args = {"command_timeout": self.silence_s} | args
-        server_settings = driver_args.server_settings(self._words) | server_settings
+        server_settings = driver_args.server_settings(self._parameters) | server_settings
         unsure: Exception | None = None
         for number, address in enumerate(addresses, 1):
             try:
@@ -375,7 +375,7 @@ class Database:
         try:
             connection = await asyncpg.connect(
                 **args,
-                server_settings=driver_args.server_settings(self._words),
+                server_settings=driver_args.server_settings(self._parameters),
                 command_timeout=self.silence_s,
             )
             try:
@@ -416,14 +416,16 @@ async def close(connection: asyncpg.Connection) -> None:
         connection.terminate()
 
 
-def _keep_alive(connection: asyncpg.Connection, words: Mapping[str, str]) -> None:
+def _keep_alive(connection: asyncpg.Connection, parameters: Mapping[str, str]) -> None:
     # asyncpg sets only TCP_NODELAY. `_transport` is private; a test checks that it still exists.
     transport = getattr(connection, "_transport", None)
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(words.get("keepalives") != "0"))
-    for name, value in driver_args.keepalive(words).items():
+    sock.setsockopt(
+        socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(parameters.get("keepalives") != "0")
+    )
+    for name, value in driver_args.keepalive(parameters).items():
         # No operating system has all of these options.
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

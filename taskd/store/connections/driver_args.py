@@ -1,7 +1,5 @@
 """Translate connection parameters of libpq into arguments of asyncpg.connect, sockets and TLS.
 
-Here the parameters (`host`, `sslmode` ...) and their values are called words.
-
 If there are several hosts, taskd passes them to the driver one at a time. The driver has one time
 limit for all of its hosts together, so a first host that does not answer (a dead machine, a cut
 network) would leave no time for the second one.
@@ -16,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from taskd.config import connection_words, user_of_process
-from taskd.config.libpq_words import OF_CONNECTION
+from taskd.config import connection_parameters, user_of_process
+from taskd.config.libpq_parameters import OF_CONNECTION
 from taskd.errors import ConfigError
 
 # TCP keepalive finds a dead peer within 10 + 3 * 5 s. With the kernel's defaults, this would take
@@ -30,7 +28,7 @@ KEEPALIVE: Mapping[str, tuple[str, int]] = {
     "TCP_USER_TIMEOUT": ("tcp_user_timeout", 20_000),
 }
 CONNECT_TIMEOUT_MAX_S = 60.0
-# Words that are arguments of the driver, and words that the driver reads only from a DSN.
+# Parameters that are arguments of the driver, and those that the driver reads only from a DSN.
 _ARGUMENTS = {
     "dbname": "database", "gsslib": "gsslib", "krbsrvname": "krbsrvname", "passfile": "passfile",
     "password": "password", "user": "user",
@@ -43,43 +41,43 @@ VERIFIED = ("require", "verify-ca", "verify-full")
 ADVICE = "Correct the path, or remove the parameter."
 
 
-def words_of(connect_args: Mapping[str, Any]) -> dict[str, str]:
-    """Return libpq's words for arguments of asyncpg.connect: `dsn`, `host`, `user` ...
+def parameters_of(connect_args: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters of libpq for arguments of asyncpg.connect: `dsn`, `host`, `user` ...
 
     Raises:
-        ConfigError: the DSN, a service or a PG* variable has a word that taskd cannot honour.
+        ConfigError: the DSN, a service or a PG* variable has a keyword that taskd cannot honour.
     """
-    words = connection_words(connect_args["dsn"]) if connect_args.get("dsn") else {}
-    named = {**{word: word for word in ("host", "port")}, **_ARGUMENTS}
-    for word, name in named.items():
+    parameters = connection_parameters(connect_args["dsn"]) if connect_args.get("dsn") else {}
+    named = {**{keyword: keyword for keyword in ("host", "port")}, **_ARGUMENTS}
+    for keyword, name in named.items():
         if connect_args.get(name) is not None:
-            words[word] = str(connect_args[name])
+            parameters[keyword] = str(connect_args[name])
     if connect_args.get("ssl") is False:
-        words["sslmode"] = "disable"
-    if "hostaddr" in words:
-        words["host"] = words.pop("hostaddr")
-    if "user" not in words:
-        words["user"] = user_of_process()
-    words.setdefault("dbname", words["user"])
-    return words
+        parameters["sslmode"] = "disable"
+    if "hostaddr" in parameters:
+        parameters["host"] = parameters.pop("hostaddr")
+    if "user" not in parameters:
+        parameters["user"] = user_of_process()
+    parameters.setdefault("dbname", parameters["user"])
+    return parameters
 
 
-def addresses(words: Mapping[str, str]) -> list[dict[str, Any]]:
+def addresses(parameters: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the driver's arguments that select each host; without a host, only the port."""
-    ports = words.get("port", "").split(",")
-    hosts = words.get("host", "").split(",")
+    ports = parameters.get("port", "").split(",")
+    hosts = parameters.get("host", "").split(",")
     if len(ports) == 1:  # as in libpq, a single port applies to all hosts
         ports *= len(hosts)
     found = [
         ({"host": host} if host else {}) | ({"port": int(port)} if port else {})
         for host, port in zip(hosts, ports, strict=True)
     ]
-    if words.get("load_balance_hosts") == "random":
+    if parameters.get("load_balance_hosts") == "random":
         random.shuffle(found)
     return found
 
 
-def arguments(words: Mapping[str, str]) -> dict[str, Any]:
+def arguments(parameters: Mapping[str, str]) -> dict[str, Any]:
     """Return the driver's arguments that are the same for all hosts, without server settings.
 
     Each call reads the certificate files, because they can be replaced.
@@ -87,62 +85,64 @@ def arguments(words: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ConfigError: a file of a certificate or a key cannot be used.
     """
-    found: dict[str, Any] = {arg: words[word] for word, arg in _ARGUMENTS.items() if word in words}
-    if words.get("sslnegotiation") == "direct":
+    found: dict[str, Any] = {
+        arg: parameters[keyword] for keyword, arg in _ARGUMENTS.items() if keyword in parameters
+    }
+    if parameters.get("sslnegotiation") == "direct":
         found["direct_tls"] = True
-    if _by_sockets(words):
+    if _by_sockets(parameters):
         return found
-    in_dsn = {word: words[word] for word in _IN_DSN if word in words}
+    in_dsn = {keyword: parameters[keyword] for keyword in _IN_DSN if keyword in parameters}
     if in_dsn:
         found["dsn"] = f"postgresql:///?{urlencode(in_dsn)}"
-    context = _checked_tls(words)
-    if words.get("sslrootcert") == "system":
+    context = _checked_tls(parameters)
+    if parameters.get("sslrootcert") == "system":
         found["ssl"] = context
-    elif "sslmode" in words:
-        found["ssl"] = words["sslmode"]
+    elif "sslmode" in parameters:
+        found["ssl"] = parameters["sslmode"]
     return found
 
 
-def server_settings(words: Mapping[str, str]) -> dict[str, str]:
-    """Return the words that libpq does not know: they are settings of the server's session."""
-    return {word: value for word, value in words.items() if word not in OF_CONNECTION}
+def server_settings(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters that libpq does not know: they are settings of the server's session."""
+    return {keyword: value for keyword, value in parameters.items() if keyword not in OF_CONNECTION}
 
 
-def connect_timeout_s(words: Mapping[str, str]) -> float | None:
+def connect_timeout_s(parameters: Mapping[str, str]) -> float | None:
     """Return the time limit for each host, in seconds; None: taskd's default applies."""
-    given = float(words.get("connect_timeout", 0))
+    given = float(parameters.get("connect_timeout", 0))
     return min(given, CONNECT_TIMEOUT_MAX_S) or None
 
 
-def keepalive(words: Mapping[str, str]) -> dict[str, int]:
+def keepalive(parameters: Mapping[str, str]) -> dict[str, int]:
     """Return the options of TCP sockets by their names in the module `socket`."""
-    off = words.get("keepalives") == "0"
+    off = parameters.get("keepalives") == "0"
     return {
-        option: int(words.get(word, default))
-        for option, (word, default) in KEEPALIVE.items()
-        if not (off and word.startswith("keepalives")) and words.get(word) != "0"
+        option: int(parameters.get(keyword, default))
+        for option, (keyword, default) in KEEPALIVE.items()
+        if not (off and keyword.startswith("keepalives")) and parameters.get(keyword) != "0"
     }
 
 
-def _by_sockets(words: Mapping[str, str]) -> bool:
-    hosts = words.get("host", "").split(",")
+def _by_sockets(parameters: Mapping[str, str]) -> bool:
+    hosts = parameters.get("host", "").split(",")
     return all(host.startswith("/") for host in hosts)
 
 
-def _checked_tls(words: Mapping[str, str]) -> ssl.SSLContext:
+def _checked_tls(parameters: Mapping[str, str]) -> ssl.SSLContext:
     """Load the certificate files, so that an error names the file; return the TLS context.
 
     The driver uses this context only with the certificate authorities of the system, which it
     cannot load. Otherwise the driver loads the files itself.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    mode = words.get("sslmode")
+    mode = parameters.get("sslmode")
     if mode in VERIFIED:
-        root = words.get("sslrootcert")
+        root = parameters.get("sslrootcert")
         if root == "system":
             context.load_default_certs()
         elif root is not None:
-            with _reading(words, "sslrootcert"):
+            with _reading(parameters, "sslrootcert"):
                 context.load_verify_locations(cafile=root)
         elif mode != "require" and not (default := _default("root.crt")).is_file():
             raise ConfigError(
@@ -150,27 +150,31 @@ def _checked_tls(words: Mapping[str, str]) -> ssl.SSLContext:
                 "Add sslrootcert=system for a server with a publicly signed "
                 "certificate, otherwise sslrootcert=FILE with the file of the provider."
             )
-        if "sslcrl" in words:
-            with _reading(words, "sslcrl"):
-                context.load_verify_locations(cafile=words["sslcrl"])
+        if "sslcrl" in parameters:
+            with _reading(parameters, "sslcrl"):
+                context.load_verify_locations(cafile=parameters["sslcrl"])
                 context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
-    if "sslcert" in words and mode != "disable":
-        key = words.get("sslkey") or next(filter(Path.is_file, [_default("postgresql.key")]), None)
-        with _reading(words, "sslcert", "sslkey"):
-            context.load_cert_chain(words["sslcert"], key, lambda: words.get("sslpassword", ""))
-    if "ssl_min_protocol_version" in words:
-        context.minimum_version = _version(words["ssl_min_protocol_version"])
-    if "ssl_max_protocol_version" in words:
-        context.maximum_version = _version(words["ssl_max_protocol_version"])
+    if "sslcert" in parameters and mode != "disable":
+        key = parameters.get("sslkey") or next(
+            filter(Path.is_file, [_default("postgresql.key")]), None
+        )
+        with _reading(parameters, "sslcert", "sslkey"):
+            context.load_cert_chain(
+                parameters["sslcert"], key, lambda: parameters.get("sslpassword", "")
+            )
+    if "ssl_min_protocol_version" in parameters:
+        context.minimum_version = _version(parameters["ssl_min_protocol_version"])
+    if "ssl_max_protocol_version" in parameters:
+        context.maximum_version = _version(parameters["ssl_max_protocol_version"])
     context.set_alpn_protocols(["postgresql"])  # required by sslnegotiation=direct
     return context
 
 
 class _reading:  # noqa: N801 - a context manager, named as suppress and closing are
-    """Raise an error about the files of these words as a ConfigError that names the file."""
+    """Raise an error about the files of these parameters as a ConfigError that names the file."""
 
-    def __init__(self, words: Mapping[str, str], *names: str) -> None:
-        self._files = {name: Path(words[name]) for name in names if name in words}
+    def __init__(self, parameters: Mapping[str, str], *names: str) -> None:
+        self._files = {name: Path(parameters[name]) for name in names if name in parameters}
 
     def __enter__(self) -> None:
         for name, path in self._files.items():

@@ -1,7 +1,7 @@
 """The parameters of libpq's connection strings: which of them taskd honours, ignores or refuses.
 
-Their keywords, such as `sslmode`, are called words here. taskd checks them itself, because the
-driver, asyncpg, would pass an unknown word to the server as a setting.
+taskd checks their keywords (`sslmode`) and values itself: the driver, asyncpg, would pass an
+unknown keyword to the server as a setting.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ REFUSED: Mapping[str, str] = {
     "sslcrldir": "name one file with sslcrl",
     "sslkeylogfile": "set the variable SSLKEYLOGFILE instead",
 }
-# The words for the connection itself. All other words are settings of the session in the server.
+# The keywords of parameters for the connection itself. All other parameters are settings of the
+# session in the server.
 OF_CONNECTION = (
     frozenset(
         {
@@ -80,7 +81,7 @@ OF_CONNECTION = (
     | WITHOUT_EFFECT | frozenset(VALUES) | NUMBERS | frozenset(REFUSED)
 )  # fmt: skip
 
-# The variables of libpq whose name is not made of `PG` and the word.
+# The variables of libpq whose name is not made of `PG` and the keyword.
 _VARIABLES = {"connect_timeout": "PGCONNECT_TIMEOUT", "dbname": "PGDATABASE"}
 _WITHOUT_VARIABLE = {
     "fallback_application_name", "keepalives", "keepalives_count", "keepalives_idle",
@@ -89,30 +90,31 @@ _WITHOUT_VARIABLE = {
     "tcp_user_timeout",
 }  # fmt: skip
 VARIABLES: Mapping[str, str] = {
-    word: _VARIABLES.get(word, "PG" + word.replace("_", "").upper())
-    for word in (OF_CONNECTION | {"options"}) - WITHOUT_EFFECT - _WITHOUT_VARIABLE
+    keyword: _VARIABLES.get(keyword, "PG" + keyword.replace("_", "").upper())
+    for keyword in (OF_CONNECTION | {"options"}) - WITHOUT_EFFECT - _WITHOUT_VARIABLE
 }
 
 
-def check_words(words: Mapping[str, str]) -> None:
+def check_parameters(parameters: Mapping[str, str]) -> None:
     """Check that taskd can honour these parameters of libpq.
 
     Raises:
         ValueError: taskd cannot honour a parameter; the message names it.
     """
-    for word, value in words.items():
-        if word in REFUSED:
-            raise ValueError(f"taskd cannot honour its parameter {word}: {REFUSED[word]}")
-        if word in VALUES and value not in VALUES[word]:
+    for keyword, value in parameters.items():
+        if keyword in REFUSED:
+            raise ValueError(f"taskd cannot honour its parameter {keyword}: {REFUSED[keyword]}")
+        if keyword in VALUES and value not in VALUES[keyword]:
             raise ValueError(
-                f"its parameter {word} is {value!r}; taskd supports only {', '.join(VALUES[word])}"
+                f"its parameter {keyword} is {value!r}; taskd supports only "
+                f"{', '.join(VALUES[keyword])}"
             )
-        if word in NUMBERS and not value.strip().isdecimal():
-            raise ValueError(f"its parameter {word} is {value!r}, which is not a whole number")
-    ports = words.get("port", "").split(",")
+        if keyword in NUMBERS and not value.strip().isdecimal():
+            raise ValueError(f"its parameter {keyword} is {value!r}, which is not a whole number")
+    ports = parameters.get("port", "").split(",")
     if not all(port.isdecimal() and int(port) <= 65535 for port in ports if port):
         raise ValueError("its parameter port is not a number up to 65535")
-    if len(ports) not in (1, words.get("host", "").count(",") + 1):
+    if len(ports) not in (1, parameters.get("host", "").count(",") + 1):
         raise ValueError("the number of its ports is neither one nor the number of its hosts")
-    if "hostaddr" in words and "host" in words:
+    if "hostaddr" in parameters and "host" in parameters:
         raise ValueError("taskd cannot honour host and hostaddr together: give one of them")

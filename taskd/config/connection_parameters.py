@@ -1,7 +1,4 @@
-"""The parameters of libpq for a connection: from the DSN, a service, and environment variables.
-
-The code calls the keyword of a parameter, such as `sslmode`, a word.
-"""
+"""The parameters of libpq for a connection: from the DSN, a service, and environment variables."""
 
 from __future__ import annotations
 
@@ -10,12 +7,12 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from taskd.config.dsn import dsn_words
-from taskd.config.libpq_words import OF_OTHER_CLIENTS, VARIABLES, check_words
+from taskd.config.dsn import dsn_parameters
+from taskd.config.libpq_parameters import OF_OTHER_CLIENTS, VARIABLES, check_parameters
 from taskd.errors import ConfigError
 
 
-def connection_words(dsn: str) -> dict[str, str]:
+def connection_parameters(dsn: str) -> dict[str, str]:
     """Return the parameters of a checked DSN, completed by its service and by PG* variables.
 
     As in libpq, the DSN overrides the service, and the service overrides the variables.
@@ -23,33 +20,35 @@ def connection_words(dsn: str) -> dict[str, str]:
     Raises:
         ConfigError: a service cannot be found, or taskd cannot honour a parameter.
     """
-    words = dsn_words(dsn)
+    parameters = dsn_parameters(dsn)
     given = _variables(os.environ)
-    service = words.pop("service", None) or given.get("service")
-    file = words.pop("servicefile", None) or given.get("servicefile")
+    service = parameters.pop("service", None) or given.get("service")
+    file = parameters.pop("servicefile", None) or given.get("servicefile")
     of_service = {} if service is None else _service(service, file)
     used = {
-        word: value
-        for word, value in given.items()
-        if word not in words and word not in of_service and not word.startswith("service")
+        keyword: value
+        for keyword, value in given.items()
+        if keyword not in parameters
+        and keyword not in of_service
+        and not keyword.startswith("service")
     }
-    for word, value in used.items():
-        _check({word: value} if word != "port" else {}, VARIABLES[word])
-    found = used | of_service | words
+    for keyword, value in used.items():
+        _check({keyword: value} if keyword != "port" else {}, VARIABLES[keyword])
+    found = used | of_service | parameters
     _check(found, "the DSN with its service and PG* variables")
     return _verified(found)
 
 
-def _check(words: Mapping[str, str], source: str) -> None:
+def _check(parameters: Mapping[str, str], source: str) -> None:
     try:
-        check_words(words)
+        check_parameters(parameters)
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     # An empty variable counts as not set, as in libpq.
-    return {word: environ[name] for word, name in VARIABLES.items() if environ.get(name)}
+    return {keyword: environ[name] for keyword, name in VARIABLES.items() if environ.get(name)}
 
 
 def _service(name: str, file: str | None) -> dict[str, str]:
@@ -70,9 +69,12 @@ def _service(name: str, file: str | None) -> dict[str, str]:
         except (OSError, ValueError, configparser.Error) as error:
             raise ConfigError(f"the service file {path} cannot be read: {_why(error)}") from None
         if parser.has_section(name):
-            words = {"dbname" if word == "database" else word: v for word, v in parser.items(name)}
-            _check(words, f"the service {name!r} of {path}")
-            return {w: v for w, v in words.items() if v and w not in OF_OTHER_CLIENTS}
+            parameters = {
+                "dbname" if keyword == "database" else keyword: v
+                for keyword, v in parser.items(name)
+            }
+            _check(parameters, f"the service {name!r} of {path}")
+            return {w: v for w, v in parameters.items() if v and w not in OF_OTHER_CLIENTS}
     places = " or ".join(map(str, searched)) or "a service file, as this user has no home directory"
     raise ConfigError(
         f"there is no service {name!r} in {places}. Correct PGSERVICE or `service` of the DSN, or "
@@ -92,30 +94,30 @@ def _service_files() -> Iterator[Path]:
         yield Path(os.environ["PGSYSCONFDIR"]) / "pg_service.conf"
 
 
-def _verified(words: dict[str, str]) -> dict[str, str]:
+def _verified(parameters: dict[str, str]) -> dict[str, str]:
     """Return the parameters; add verification of the server's certificate if they require it."""
-    mode = words.get("sslmode")
-    if words.get("channel_binding") == "require" and mode != "verify-full":
+    mode = parameters.get("sslmode")
+    if parameters.get("channel_binding") == "require" and mode != "verify-full":
         # Channel binding protects from a server in the middle. The driver does not support it, but
         # verifying the server's certificate gives the same protection.
-        hosts = words.get("host", words.get("hostaddr", "/")).split(",")
+        hosts = parameters.get("host", parameters.get("hostaddr", "/")).split(",")
         if mode == "disable" or any(host.startswith("/") for host in hosts):
             raise ConfigError(
                 "channel_binding=require needs TLS, and this connection has none (sslmode=disable, "
                 "a socket, or no host). Remove channel_binding from the DSN."
             )
-        return words | {
+        return parameters | {
             "sslmode": "verify-full",
-            "sslrootcert": words.get("sslrootcert", "system"),
+            "sslrootcert": parameters.get("sslrootcert", "system"),
         }
-    if words.get("sslrootcert") == "system":
+    if parameters.get("sslrootcert") == "system":
         if mode not in (None, "verify-full"):
             raise ConfigError(
                 f"sslrootcert=system needs sslmode=verify-full, and sslmode is {mode}: anybody can "
                 "have a certificate of a public authority, so the host name must be verified."
             )
-        return words | {"sslmode": "verify-full"}
-    return words
+        return parameters | {"sslmode": "verify-full"}
+    return parameters
 
 
 def user_of_process() -> str:
