@@ -1,0 +1,1 @@
+"""Attacks on what taskd promises to other users, one test each."""
