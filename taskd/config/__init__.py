@@ -1,7 +1,8 @@
 """Settings: declared once (settings.py), parsed (parsing.py), read from all sources (sources.py).
 
 DSNs: their form (dsn.py), the words of libpq in them (libpq_words.py), and what service files and
-variables add to them (connection_words.py).
+variables add to them (connection_words.py). What other processes read of the environment
+(environment_block.py).
 
 Imports only taskd.errors. Any package can import it.
 """

@@ -249,9 +249,12 @@ def _answer(job: Job, task: Task[..., Any] | None, happened: Raised | Returned) 
 
 def _boot(boot: Boot) -> None:
     from taskd import configure, events
+    from taskd.config.environment_block import hide_environment
 
     sys.path[:] = boot.path
     settings = boot.settings
+    if settings.commands:
+        hide_environment()
     if settings.process_memory_mb is not None:
         _limit_memory(settings.process_memory_mb * 1024 * 1024)
     events.configure(settings.log_format, settings.log_level)
