@@ -118,7 +118,7 @@ GRANT EXECUTE ON FUNCTION
                   double precision, boolean, jsonb),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
                       double precision, integer, boolean, text, jsonb, boolean, jsonb),
-    taskd.unique_key_of(jsonb, jsonb), taskd.canonical_json(jsonb), taskd.bounded_key(text), taskd.version_of(jsonb, jsonb),
+    taskd.unique_key_of(jsonb, jsonb), taskd.bounded_key(text), taskd.version_of(jsonb, jsonb),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb, boolean, jsonb),
@@ -127,10 +127,14 @@ GRANT EXECUTE ON FUNCTION
                                text[], double precision[], text[], double precision[], bigint[], boolean, text[]),
     taskd.lock_key_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
     taskd.raise_invalid_job(text, text, jsonb, text[], text[]),
-    taskd.limit_values(jsonb, text[], jsonb), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
+    taskd.limit_values(jsonb, text[], jsonb, text[]), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
     taskd.check_queue_room(text, integer, bigint), taskd.run_enqueue_checks(text, timestamptz),
     taskd.args_are_valid(jsonb, text[], jsonpath), taskd.checked_queue_name(text)
     TO taskd_producer, taskd_admin;
+
+-- With the hash of a redacted value, a user who knows the value finds its jobs by their keys.
+GRANT EXECUTE ON FUNCTION taskd.hashed_value(jsonb), taskd.canonical_json(jsonb)
+    TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 
 -- The index job_is_valid evaluates this function for each row that is written.
 GRANT EXECUTE ON FUNCTION taskd.job_is_valid(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)

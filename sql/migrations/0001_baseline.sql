@@ -1097,7 +1097,7 @@ $$;
 
 -- Return JSON text for use in keys: without spaces, with names in the order of their bytes, and numbers by value, so that
 -- 1.0 is 1. Python creates the same text, byte for byte (taskd/core/jobs/unique.py).
--- Called by: unique_key_of(), limit_key().
+-- Called by: hashed_value(), unique_key_of(), limit_key().
 CREATE FUNCTION taskd.canonical_json(value jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1126,8 +1126,21 @@ AS $$
                 THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
 $$;
 
+-- Return the hash that stands for a redacted value in a key.
+--
+--     SELECT id FROM taskd.jobs WHERE limit_key = taskd.hashed_value('"4711"');
+--
+-- Equal values have equal hashes, in SQL and in Python (taskd/core/jobs/unique.py): SHA-256, without a secret.
+-- Called by: SQL clients, unique_key_of(), limit_values().
+CREATE FUNCTION taskd.hashed_value(value jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT 'sha256:' || encode(sha256(convert_to(taskd.canonical_json(coalesce(value, 'null')), 'UTF8')), 'hex')
+$$;
+
 -- Return the unique key that a task's rule gives a job with these arguments: the rule's own key, or the list of the
--- arguments that the rule names.
+-- arguments that the rule names. Of an argument that the task redacts, the key contains the hash.
 -- Called by: enqueue_one().
 CREATE FUNCTION taskd.unique_key_of(rule jsonb, args jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
@@ -1135,7 +1148,10 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key' ELSE taskd.bounded_key(taskd.canonical_json(made.list)) END
     FROM (
-        SELECT jsonb_agg(coalesce(args -> name, rule -> 'defaults' -> name, 'null') ORDER BY place) AS list
+        SELECT jsonb_agg(
+            CASE WHEN rule -> 'redact' ? name THEN to_jsonb(taskd.hashed_value(coalesce(args -> name, rule -> 'defaults' -> name)))
+                 ELSE coalesce(args -> name, rule -> 'defaults' -> name, 'null') END ORDER BY place
+        ) AS list
         FROM jsonb_array_elements_text(rule -> 'by') WITH ORDINALITY AS b (name, place)
     ) AS made
 $$;
@@ -1161,13 +1177,16 @@ BEGIN
 END
 $$;
 
--- Return the values that form the limit's key: those of the arguments, or the task's defaults.
+-- Return the values that form the limit's key: those of the arguments, or the task's defaults; of redacted arguments the hashes.
 -- Called by: enqueue_one(), enqueue_unique(), enqueue_after(), enqueue_next_stage(), make_scheduled_jobs(), change().
-CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb) RETURNS jsonb
+CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb, redact text[]) RETURNS jsonb
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT coalesce(jsonb_agg(coalesce(args -> name, defaults -> name) ORDER BY place), '[]')
+    SELECT coalesce(jsonb_agg(
+        CASE WHEN name = ANY (redact) THEN to_jsonb(taskd.hashed_value(coalesce(args -> name, defaults -> name)))
+             ELSE coalesce(args -> name, defaults -> name) END ORDER BY place
+    ), '[]')
     FROM unnest(limit_by) WITH ORDINALITY AS b (name, place)
 $$;
 
@@ -1258,7 +1277,7 @@ DECLARE
 BEGIN
     IF NOT checked THEN
         SELECT t.queue, nullif(t.args_version, 1)::integer, t.limit_name,
-               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
+               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END,
                CASE WHEN NOT no_key THEN t.unique_rule END, t.required, t.accepted,
                taskd.args_are_valid(args, t.accepted, t.fits)
         INTO usual_queue, args_version, limit_name, limit_values, rule, required, accepted, usual
@@ -1451,7 +1470,7 @@ BEGIN
     END IF;
     IF NOT checked THEN
         SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
-               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
+               CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END,
                taskd.args_are_valid(args, t.accepted, t.fits)
         INTO target_queue, vars.required, vars.accepted, target_args_version, target_limit, limit_values, vars.valid
         FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
@@ -2234,7 +2253,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
-           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END,
+           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END,
            taskd.args_are_valid(args, t.accepted, t.fits)
     INTO target_queue, required, accepted, args_version, limit_name, limit_values, valid
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
@@ -2359,7 +2378,7 @@ BEGIN
            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL
-                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults)) END, step -> 'metadata'
+                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults, t.redact)) END, step -> 'metadata'
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO new_id;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
@@ -2681,7 +2700,7 @@ BEGIN
                def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
                def.args_version, known.limit_name,
                CASE WHEN known.limit_name IS NOT NULL
-                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults)) END, metadata
+                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact)) END, metadata
         FROM wanted
         ORDER BY n
         RETURNING j.id
@@ -3840,7 +3859,7 @@ BEGIN
             SELECT CASE WHEN t.name IS NULL THEN j.limit_name ELSE t.limit_name END AS by,
                    CASE WHEN t.name IS NULL THEN j.limit_key
                         WHEN t.limit_name IS NOT NULL
-                        THEN taskd.limit_key(taskd.limit_values(new.args, t.limit_by, t.limit_defaults)) END AS as_key
+                        THEN taskd.limit_key(taskd.limit_values(new.args, t.limit_by, t.limit_defaults, t.redact)) END AS as_key
         ) AS goes
         WHERE j.id = ANY (ids) AND j.worker_id IS NULL
     ), opened AS (

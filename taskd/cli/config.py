@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 
 from taskd.cli.shared.output import print_rows, text_of
 from taskd.cli.shared.session import Session, json_option, pass_session
-from taskd.config import Settings, hide_password
+from taskd.config import Settings
 
 COLUMNS = {
     "SETTING": text_of("name"),
@@ -25,16 +26,16 @@ COLUMNS = {
 def config(session: Session, as_json: bool) -> None:
     """Print every setting, its value and its source.
 
-    Passwords are masked. A setting comes from [tool.taskd] of pyproject.toml, from taskd.toml, from
-    TASKD_<SETTING> or from the command line; each of these sources overrides the sources before it.
-    Durations are in seconds.
+    Secrets are masked: passwords, keys, and the variables of commands. A setting comes from
+    [tool.taskd] of pyproject.toml, from taskd.toml, from TASKD_<SETTING> or from the command line;
+    each of these sources overrides the sources before it. Durations are in seconds.
     """
     loaded = session.load()
     session.warn(loaded)
     rows = [
         {
             "name": each.name,
-            "value": _masked(getattr(loaded.settings, each.name), each.metadata["secret"]),
+            "value": _shown(getattr(loaded.settings, each.name), each.metadata["show"]),
             "source": loaded.sources[each.name],
             "variable": f"TASKD_{each.name.upper()}",
             "help": each.metadata["help"],
@@ -44,8 +45,7 @@ def config(session: Session, as_json: bool) -> None:
     print_rows(rows, COLUMNS, as_json=as_json)
 
 
-def _masked(value: Any, secret: bool) -> Any:
-    if value is None or not secret:
-        return list(value) if isinstance(value, tuple) else value
-    # Mask only the password: the rest of the DSN is useful here.
-    return hide_password(value) if "://" in value else "***"
+def _shown(value: Any, show: Callable[[Any], Any]) -> Any:
+    if value is None:
+        return None
+    return [show(each) for each in value] if isinstance(value, tuple) else show(value)

@@ -140,7 +140,7 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
         # If the job has a queue, a built-in task of this name does not count: the job can be of an
         # app's task with the same name.
         if job.queue is not None and (job.checked or job.task not in published):
-            complete.append(job)
+            complete.append(_with_key(job))
         elif job.task in tasks:
             complete.append(_complete(job, tasks[job.task]))
         else:
@@ -151,6 +151,7 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
 def _complete(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) -> NewJob:
     if not job.checked:
         check_args(job.task, job.args, task.args_schema, task.redact)
+        job = _with_key(job, task.redact)
         unique = task.unique_of(job.args) if job.unique is None and not job.no_key else job.unique
         job = replace(
             job,
@@ -159,6 +160,13 @@ def _complete(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) ->
             unique=unique,
         )
     return job if job.queue is not None else replace(job, queue=task.queue)
+
+
+def _with_key(job: NewJob, redact: Collection[str] = ()) -> NewJob:
+    """Return the job with the unique key that its own rule makes of its arguments, if any."""
+    if job.unique is None or not job.unique.by:
+        return job
+    return replace(job, unique=job.unique.of(job.args, redact=redact))
 
 
 def _stored_version(task: stored_tasks.PublishedTask | Task[..., Any]) -> int | None:

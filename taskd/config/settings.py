@@ -27,6 +27,12 @@ from taskd.config.parsing import (
     url,
     whole_number,
 )
+from taskd.config.secrets import (
+    hidden,
+    without_environments,
+    without_password,
+    without_passwords,
+)
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 PG_MAJOR_OLDEST = 15
@@ -37,10 +43,10 @@ def setting(
     help_text: str,
     parse: Callable[[Any], Any],
     *,
-    secret: bool = False,
+    show: Callable[[Any], Any] = without_passwords,
 ) -> Any:
-    """Declare a setting: its default, its help, its parser, and whether it is secret."""
-    return field(default=default, metadata={"help": help_text, "parse": parse, "secret": secret})
+    """Declare a setting: its default, its help, its parser, and how its value is displayed."""
+    return field(default=default, metadata={"help": help_text, "parse": parse, "show": show})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +58,14 @@ class Settings:
         "The database: postgresql://user@host/database. Without a DSN, taskd starts the embedded "
         "PostgreSQL.",
         dsn_text,
-        secret=True,
+        show=without_password,
     )
     dsn_file: Path | None = setting(None, "A file that contains only the DSN.", Path)
     listen_dsn: str | None = setting(
         None,
         "A DSN for LISTEN that leads to PostgreSQL itself, if `dsn` leads to a pooler.",
         dsn_text,
-        secret=True,
+        show=without_password,
     )
     environment: str | None = setting(
         None,
@@ -208,7 +214,7 @@ class Settings:
         "Password of the dashboard, or its hash from `taskd web --hash-password`. "
         "Without a password, the dashboard is read-only.",
         str,
-        secret=True,
+        show=hidden,
     )
     web_password_file: Path | None = setting(
         None, "A file with the password, or with a line `name:scrypt:...` per user.", Path
@@ -227,7 +233,7 @@ class Settings:
         one_of("auto", "starttls", "tls", "off"),
     )
     smtp_user: str | None = setting(None, "User name at the mail server.", str)
-    smtp_password: str | None = setting(None, "Password at the mail server.", str, secret=True)
+    smtp_password: str | None = setting(None, "Password at the mail server.", str, show=hidden)
     smtp_sender: str | None = setting(
         None, "The From address of mails; taskd@<host name> by default.", str
     )
@@ -236,6 +242,7 @@ class Settings:
         "Commands that run_command can run, by name; each is a table with argv. Enables the task. "
         "In the environment, write JSON.",
         table,
+        show=without_environments,
     )
     http_hosts: tuple[str, ...] = setting(
         (),
@@ -253,5 +260,5 @@ class Settings:
         "Secrets with which http_request signs requests, by name; each is `whsec_`, followed by "
         "base64. In the environment, write JSON.",
         table,
-        secret=True,
+        show=hidden,
     )

@@ -11,8 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from taskd.config.dsn import check_dsn, dsn_text
+from taskd.config.dsn import check_dsn, dsn_text, dsn_words, has_password
 from taskd.config.parsing import task_prefix as parse_prefix
+from taskd.config.secrets import open_to_others
 from taskd.config.settings import Settings
 from taskd.errors import ConfigError
 
@@ -29,12 +30,14 @@ class Loaded:
     """Settings, and the source of each value, by name.
 
     Attributes:
-        ignored: a warning for each variable that looks like a setting and is not one.
+        ignored: a warning for each variable that looks like a setting and is none.
+        exposed: a warning for each file with a secret to which other users have access.
     """
 
     settings: Settings
     sources: Mapping[str, str]
     ignored: tuple[str, ...] = ()
+    exposed: tuple[str, ...] = ()
 
 
 def load(
@@ -57,9 +60,10 @@ def load(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    directory = directory or Path.cwd()
     settings = {each.name: each for each in fields(Settings)}
     for source, given in (
-        *_files(directory or Path.cwd()),
+        *_files(directory),
         ("environment", _environment(environ)),
         ("flag", {k: v for k, v in (flags or {}).items() if v is not None}),
     ):
@@ -79,6 +83,7 @@ def load(
         Settings(**values),
         {name: sources.get(name, "default") for name in settings},
         tuple(_ignored(environ)),
+        tuple(_exposed(values, sources, directory, environ)),
     )
 
 
@@ -170,6 +175,32 @@ def _ignored(environ: Mapping[str, str]) -> Iterator[str]:
         near = difflib.get_close_matches(word, settings.values(), n=1)
         meant = f" Did you mean TASKD_{near[0].upper()}?" if near else ""
         yield f"{name} is not a setting, and is ignored.{meant}"
+
+
+def _exposed(
+    values: Mapping[str, Any],
+    sources: Mapping[str, str],
+    directory: Path,
+    environ: Mapping[str, str],
+) -> Iterator[str]:
+    """Yield a warning for each file with a secret to which other users have access."""
+    files = []
+    if values.get("dsn_file") and has_password(values["dsn"]):
+        files.append(values["dsn_file"])
+    key = dsn_words(values.get("dsn") or "postgresql://").get("sslkey") or environ.get("PGSSLKEY")
+    if key:
+        files.append(Path(key))
+    if values.get("web_password_file"):
+        files.append(values["web_password_file"])
+    for each in fields(Settings):
+        value, source = values.get(each.name), sources.get(each.name, "")
+        in_file = value is not None and source.endswith(f".toml ({each.name})")
+        # A value that is not displayed as it is contains a secret.
+        if in_file and each.metadata["show"](value) != value:
+            files.append(directory / source.removesuffix(f" ({each.name})"))
+    for path in dict.fromkeys(files):
+        if open_to_others(path):
+            yield f"other users can read {path}, which contains a secret: chmod 600 {path}"
 
 
 def _dsn_elsewhere(

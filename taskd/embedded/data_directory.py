@@ -84,8 +84,8 @@ def make_home(home: Path) -> None:
     namespaces, the new owner is the user that must run the server.
 
     Raises:
-        EmbeddedError: the home belongs to another user, others can write to it, or no user exists
-            that could run the server for root.
+        EmbeddedError: the home belongs to another user, others can write to it or replace it, or no
+            user exists that could run the server for root.
         OSError: a directory cannot be made.
     """
     missing = [p for p in (home, *home.parents) if not p.exists()]
@@ -103,6 +103,14 @@ def make_home(home: Path) -> None:
         raise EmbeddedError(f"{home} belongs to {_name(found.st_uid)}: set TASKD_DATA_DIR")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise EmbeddedError(f"{home} can be written by others: chmod 700 it, or set TASKD_DATA_DIR")
+    # In a directory without the sticky bit, every user who can write to it can replace the home.
+    for parent in home.parents:
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise EmbeddedError(
+                f"every user can replace {home}, because every user can write to {parent}: "
+                f"chmod o-w {parent}, or set TASKD_DATA_DIR"
+            )
 
 
 def choose_runner(home: Path) -> Runner:

@@ -43,7 +43,7 @@ class PublishedTask(NamedTuple):
         if self.limit_name is None:
             return None
         defaults = msgspec.json.decode(self.limit_defaults or "{}")
-        return limit_of(self.limit_name, self.limit_by or (), args, defaults)
+        return limit_of(self.limit_name, self.limit_by or (), args, defaults, self.redact)
 
     def unique_of(self, args: str) -> Unique | None:
         """Return the unique key of a job with these arguments (JSON text); None without a rule."""

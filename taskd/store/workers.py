@@ -366,7 +366,7 @@ def _columns(tasks: Sequence[tuple[str, Task[..., Any]]]) -> list[list[Any]]:
         [t.versions.args_version for _, t in tasks],
         [msgspec.json.encode(t.redact).decode() for _, t in tasks],
         [None if name == t.name else t.name for name, t in tasks],
-        [t.unique and t.unique.rule(t.unique_defaults) for _, t in tasks],
+        [t.unique and t.unique.rule(t.unique_defaults, t.redact) for _, t in tasks],
     ]
 
 

@@ -2,6 +2,9 @@
 
 An allowed name can resolve to any address, and to another one at the next look-up. So each address
 is checked when a socket for it is made; by default only public addresses are allowed.
+
+Which addresses are public is decided by the tables below: Python's `is_global` depends on its
+version, and does not know the clouds' metadata services.
 """
 
 from __future__ import annotations
@@ -21,7 +24,61 @@ _HOST = re.compile(r"(?P<host>\*|(\*\.)?[a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # Networks of IPv6 addresses that represent IPv4 addresses.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_TEREDO = ipaddress.IPv6Network("2001::/32")
+# IPv4 addresses that are not public, by IANA's registry of special-purpose addresses, unless a
+# comment says otherwise.
+_SPECIAL_4 = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8",  # this host and this network
+            "10.0.0.0/8",  # private
+            "100.64.0.0/10",  # shared by the customers of a provider
+            "127.0.0.0/8",  # loopback
+            "168.63.129.16/32",  # not in the registry: Azure's platform service
+            "169.254.0.0/16",  # link-local, with the metadata services of most clouds
+            "172.16.0.0/12",  # private
+            "192.0.0.0/24",  # assigned to protocols
+            "192.0.2.0/24",  # documentation
+            "192.88.99.0/24",  # 6to4 relays, no longer in use
+            "192.168.0.0/16",  # private
+            "198.18.0.0/15",  # benchmarks
+            "198.51.100.0/24",  # documentation
+            "203.0.113.0/24",  # documentation
+            "224.0.0.0/4",  # multicast
+            "240.0.0.0/4",  # reserved, and broadcast
+        ),
+    )
+)
+# IANA assigns public IPv6 addresses only from this network. Outside of it are the loopback,
+# private, link-local, site-local and multicast addresses, IPv4-compatible and IPv4-translated
+# addresses, NAT64 for local use (64:ff9b:1::/48), and segment routing.
+_GLOBAL_6 = ipaddress.IPv6Network("2000::/3")
+_SPECIAL_6 = tuple(
+    map(
+        ipaddress.IPv6Network,
+        (
+            "2001::/23",  # assigned to protocols, such as Teredo
+            "2001:db8::/32",  # documentation
+            "3fff::/20",  # documentation
+        ),
+    )
+)
+# Metadata services of clouds, which give credentials to whoever asks. A larger network that is
+# allowed, such as fd00::/8, does not allow them.
+_METADATA = frozenset(
+    map(
+        ipaddress.ip_address,
+        (
+            "168.63.129.16",  # Azure
+            "169.254.169.254", "fd00:ec2::254",  # AWS, and in IPv4 most other clouds
+            "169.254.170.2", "169.254.170.23", "fd00:ec2::23",  # AWS, for containers
+            "fd20:ce::254",  # Google
+            "192.0.0.192", "fd00:c1::a9fe:a9fe",  # Oracle
+            "100.100.100.200",  # Alibaba
+            "169.254.42.42", "fd00:42::42",  # Scaleway
+        ),
+    )
+)  # fmt: skip
 
 
 class AddressDenied(OSError):
@@ -93,13 +150,14 @@ def check_address(text: str, allowed: Iterable[Network]) -> None:
         AddressDenied: the address is not public, and in no allowed network.
     """
     address = _meant(ipaddress.ip_address(text.partition("%")[0]))
-    if any(address in network for network in allowed):
-        return
+    metadata = address in _METADATA
+    for network in allowed:
+        if address in network and (not metadata or network.num_addresses == 1):
+            return
     if not _is_public(address):
-        raise AddressDenied(
-            errno.EACCES,
-            f"{address} is not a public address; TASKD_HTTP_NETWORKS can allow its network",
-        )
+        kind = "is the metadata service of a cloud" if metadata else "is not a public address"
+        its = "this address" if metadata else "its network"
+        raise AddressDenied(errno.EACCES, f"{address} {kind}; TASKD_HTTP_NETWORKS can allow {its}")
 
 
 def _meant(address: Address) -> Address:
@@ -113,10 +171,6 @@ def _meant(address: Address) -> Address:
 
 
 def _is_public(address: Address) -> bool:
-    return (
-        address.is_global
-        and not address.is_multicast
-        and not address.is_reserved
-        and not address.is_unspecified
-        and address not in _TEREDO
-    )
+    if isinstance(address, ipaddress.IPv4Address):
+        return not any(address in network for network in _SPECIAL_4)
+    return address in _GLOBAL_6 and not any(address in network for network in _SPECIAL_6)

@@ -16,6 +16,9 @@ from taskd.store import workflows
 from taskd.store.connections import callers_connection
 from taskd.store.connections.statements import Fetches
 
+# Called with the job, `done`, `total`, the note, and the function that redacts the note.
+ReportsProgress = Callable[[Job, float, float | None, str, Callable[[str], str]], None]
+
 
 class Reads:
     """The connection over which contexts read results, and its event loop.
@@ -32,11 +35,10 @@ class AttemptContext:
     """The context that a handler receives as `ctx`; taskd.Context documents it for users.
 
     Attributes:
-        completed: whether a transaction has written the completion of the job. The transaction need
-            not have committed yet.
-        committed: whether this transaction is known to have committed.
-        unstored: why this transaction does not store the handler's result; None if the transaction
-            stores it, or the handler gave none.
+        completed: a transaction has written the completion of the job, and may have committed.
+        committed: this transaction is known to have committed.
+        hide: removes the redacted arguments of this job, or of all jobs of its batch, from a text.
+        unstored: why this transaction contains no result although the handler gave one, or None.
     """
 
     NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"
@@ -48,6 +50,7 @@ class AttemptContext:
         "committed",
         "completed",
         "deadline",
+        "hide",
         "idempotency_key",
         "max_attempts",
         "resources",
@@ -63,11 +66,13 @@ class AttemptContext:
         deadline: float | None,
         resources: Mapping[str, Any],
         reads: Reads,
-        progress: Callable[[Job, float, float | None, str], None],
+        progress: ReportsProgress,
+        hide: Callable[[str], str],
     ) -> None:
         self._job = job
         self._reads = reads
         self._progress = progress
+        self.hide = hide
         self.idempotency_key = idempotency_key
         self.max_attempts = max_attempts
         self.deadline = deadline
@@ -144,7 +149,7 @@ class AttemptContext:
             TypeError: `done` or `total` is not a number.
             ValueError: `done` or `total` is not finite, or a string that is not a number.
         """
-        self._progress(self._job, done, total, note)
+        self._progress(self._job, done, total, note, self.hide)
 
     async def complete(self, conn: Any, result: Any = None) -> None:
         """Complete the job inside the transaction that is open on `conn`.

@@ -294,26 +294,30 @@ NUMERALS = [
 ]
 named = st.one_of(st.sampled_from(NUMERALS), odd.json_values.map(json.dumps))
 KEY = "SELECT taskd.limit_key($1::text::jsonb)"
-KEY_OF = "SELECT taskd.limit_key(taskd.limit_values($1::text::jsonb, $2::text[], $3::text::jsonb))"
+KEY_OF = """
+    SELECT taskd.limit_key(taskd.limit_values($1::text::jsonb, $2::text[], $3::text::jsonb, $4::text[]))
+"""
 
 
 @odd.examples(60)
 @given(
     args=st.dictionaries(st.sampled_from("abc"), named, max_size=3),
     default=odd.json_values, by=st.sampled_from([("a",), ("a", "b"), ("b", "a", "c"), ()]),
+    redact=st.sampled_from([(), ("a",), ("b", "c")]),
 )  # fmt: skip
-@example({"a": "1.0", "b": "1"}, None, ("a", "b"))
-@example({"a": "[1.0]"}, None, ("a",))
-@example({"a": "1e400"}, None, ("a",))
-@example({"a": "0.10000000000000000001"}, None, ("a",))
+@example({"a": "1.0", "b": "1"}, None, ("a", "b"), ())
+@example({"a": "[1.0]"}, None, ("a",), ())
+@example({"a": "1e400"}, None, ("a",), ())
+@example({"a": "1e400"}, None, ("a",), ("a",))
+@example({"a": "0.10000000000000000001"}, None, ("a",), ("a",))
 def test_a_limit_has_one_key_in_python_and_sql(
-    ground: Ground, args: dict[str, str], default: Any, by: tuple[str, ...]
+    ground: Ground, args: dict[str, str], default: Any, by: tuple[str, ...], redact: tuple[str, ...]
 ) -> None:
     text = "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in args.items()) + "}"
-    key = ground.one(KEY_OF, text, list(by), json.dumps({"b": default}))
+    key = ground.one(KEY_OF, text, list(by), json.dumps({"b": default}), list(redact))
     assert len(key.encode()) <= 200
     try:
-        values = limit_of("l", by, text, {"b": default}).values
+        values = limit_of("l", by, text, {"b": default}, redact).values
     except TaskdError:
         return
     assert ground.one(KEY, values) == key
@@ -426,7 +430,8 @@ def test_progress_is_written_whatever_a_handler_says_or_refused_to_it(
 
     async def tell() -> None:
         writer = ProgressWriter(Lane(), lambda _: True)  # type: ignore[arg-type]
-        writer.report(Job(1, 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0), done, total, note)
+        job = Job(1, 1, "t", "{}", 1, None, None, 100, 0, 0.0, 0.0)
+        writer.report(job, done, total, note, str)
         await writer.tick()
 
     try:

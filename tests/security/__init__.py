@@ -1,1 +1,1 @@
-"""Attacks: each test is one that a stranger, a producer, a worker's login or a text has tried."""
+"""Attacks on what taskd promises to other users, one test each."""

@@ -92,7 +92,9 @@ async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Fi
         loaded = session.load()
         facts["setup"] = [_setup(loaded)]
     except ConfigError as error:
-        facts["setup"] = [{"refused": hide_password(str(error)), "dsn": None, "ignored": ()}]
+        facts["setup"] = [
+            {"refused": hide_password(str(error)), "dsn": None, "ignored": (), "exposed": ()}
+        ]
         code = error.exit_code
     if any(check not in SETUP for check in checks):
         has_facts = False
@@ -111,6 +113,7 @@ def _setup(loaded: Loaded) -> dict[str, Any]:
     found: dict[str, Any] = {
         "refused": None,
         "ignored": loaded.ignored,
+        "exposed": loaded.exposed,
         "given": [name for name, source in loaded.sources.items() if source != "default"],
         "dsn": hide_password(settings.dsn) if settings.dsn else None,
         "dsn_source": loaded.sources["dsn"],

@@ -270,10 +270,14 @@ def _begin(session: Session, flags: dict[str, Any]) -> _Begun:
     `enqueue_sync`, as in any other program.
     """
     from taskd import events
+    from taskd.config.environment_block import hide_environment
     from taskd.worker import Notify, ParentWatch, ProcessIndex
 
     loaded = session.load(**flags)
     settings = loaded.settings
+    if settings.commands:
+        # The programs that run_command starts are promised none of the worker's variables.
+        hide_environment()
     events.configure(
         settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
     )

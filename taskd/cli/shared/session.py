@@ -57,8 +57,8 @@ class Session:
             click.echo(printable(typed(message)), err=True)
 
     def warn(self, loaded: config.Loaded) -> None:
-        """Write warnings about environment variables that look like settings, but are not."""
-        for sentence in loaded.ignored:
+        """Write warnings about variables that are no settings, and about files with secrets."""
+        for sentence in (*loaded.ignored, *loaded.exposed):
             self.echo(f"taskd: {sentence}")
 
     def dsn_source(self) -> str:

@@ -8,7 +8,7 @@ from taskd.core.doctor.finding import Facts, Observation, advice, error, ok, onl
 
 
 def settings(facts: Facts) -> Iterator[Observation]:
-    """Check that the settings can be read, and find those that taskd does not know."""
+    """Check that the settings can be read, are known, and are in files that others cannot read."""
     setup = only(facts, "setup")
     if setup["refused"]:
         yield error(setup["refused"], advice("`taskd config` lists every setting."))
@@ -18,6 +18,8 @@ def settings(facts: Facts) -> Iterator[Observation]:
             sentence,
             advice("Correct or remove the name of the setting. `taskd config` lists all settings."),
         )
+    for sentence in setup["exposed"]:
+        yield warning(sentence, advice("Change the mode of the file, or mount it with mode 0400."))
     given = ", ".join(setup["given"]) or "none"
     yield ok(f"set: {given}; the other settings have their defaults")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
-from taskd.core.jobs.unique import decode_args
+from taskd.core.jobs.unique import decode_args, key_values
 from taskd.core.validation import check_int, check_seconds, quoted
 from taskd.errors import InvalidJob
 
@@ -45,8 +45,8 @@ class Limit:
 
     Attributes:
         concurrency: the most running jobs per key, 1 to 10,000.
-        by: the argument whose value is the key, or several arguments; by default all jobs share one
-            key.
+        by: the argument whose value is the key, or several arguments; none: all jobs share one key.
+            The value of an argument that the task redacts is hashed.
         concurrency_in_all: the most running jobs of all keys together, 1 to 10,000.
         rate: how many jobs per key can start within `per_s` seconds, on average.
         per_s: the period of the rate in seconds, up to 30 days.
@@ -136,7 +136,13 @@ def burst_of(rate: float) -> int:
     return min(BURST_MAX, max(1, math.ceil(rate)))
 
 
-def limit_of(name: str, by: Sequence[str], args: str, defaults: Mapping[str, Any]) -> LimitOf:
+def limit_of(
+    name: str,
+    by: Sequence[str],
+    args: str,
+    defaults: Mapping[str, Any],
+    redact: Collection[str] = (),
+) -> LimitOf:
     """Return the limit of a job with these arguments.
 
     Args:
@@ -144,9 +150,11 @@ def limit_of(name: str, by: Sequence[str], args: str, defaults: Mapping[str, Any
         args: the arguments, as the text of a JSON object.
         defaults: the default values of the task's arguments; an omitted argument without a
             default counts as null.
+        redact: arguments of which the key contains only hashes, because keys are displayed.
 
     Raises:
-        InvalidJob: the key needs arguments, and `args` is not a JSON object.
+        InvalidJob: the key needs arguments, and `args` is not a JSON object, or no key can be made
+            of the arguments.
     """
     if not by:
         return LimitOf(name, "[]")
@@ -156,5 +164,4 @@ def limit_of(name: str, by: Sequence[str], args: str, defaults: Mapping[str, Any
         raise InvalidJob(
             f"no key of the limit {name} can be made of the arguments: {error}"
         ) from None
-    values = [given.get(each, defaults.get(each)) for each in by]
-    return LimitOf(name, _encode(values).decode())
+    return LimitOf(name, _encode(key_values(by, {**defaults, **given}, redact)).decode())

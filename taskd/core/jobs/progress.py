@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -25,15 +26,25 @@ class Report(msgspec.Struct, frozen=True, gc=False):
     note: str
 
     @classmethod
-    def of(cls, done: float, total: float | None, note: str) -> Report:
-        """Check these values, shorten the note, and return the report.
+    def of(
+        cls, done: float, total: float | None, note: str, hide: Callable[[str], str] = str
+    ) -> Report:
+        """Return the report with these values, checked, and with a note of limited size.
+
+        Args:
+            hide: redacts the note.
 
         Raises:
             TypeError: `done` or `total` is not a number.
             ValueError: `done` or `total` is not finite, or a string that is not a number.
         """
         whole = None if total is None else _number("total", total)
-        return cls(_number("done", done), whole, clean(str(note), NOTE_BYTES_MAX) if note else "")
+        return cls(_number("done", done), whole, note_of(str(note), hide) if note else "")
+
+
+def note_of(text: str, hide: Callable[[str], str]) -> str:
+    """Return the text redacted by `hide`, and then shortened: a cut secret would not be found."""
+    return clean(hide(text), NOTE_BYTES_MAX)
 
 
 def _number(name: str, value: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
@@ -31,6 +31,7 @@ HELD_S_MAX = 365 * 86400.0
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 # PostgreSQL stores numbers of at most this many digits. No key can be made of a longer number.
 DIGITS_MAX = 131_072
+HASHED = "sha256:"
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -177,8 +178,8 @@ class Unique:
     Attributes:
         key: 1 to 200 bytes of text.
         by: names of arguments, instead of `key`; the key is the JSON list of their values. 1 and
-            1.0 make the same key. A list that takes over 200 bytes or has control characters is
-            hashed.
+            1.0 make the same key; a list of over 200 bytes or with control characters is hashed,
+            and so is the value of each argument that the task redacts.
         scope: how long the job holds the key; a value of KeyScope.
         for_s: the job holds the key for at least this many seconds, even if it ends earlier; at
             most a year.
@@ -241,30 +242,45 @@ class Unique:
         """The names of the arguments that make the key and the version."""
         return (*self.by, self.version_by) if self.version_by else self.by
 
-    def of(self, args: str, defaults: Mapping[str, Any] = NO_DEFAULTS) -> Self:
-        """Return a copy whose key and version are computed from these arguments.
+    def of(
+        self,
+        args: str,
+        defaults: Mapping[str, Any] = NO_DEFAULTS,
+        redact: Collection[str] = (),
+    ) -> Self:
+        """Return a copy in which key and version are computed from these arguments.
 
         Args:
             args: the job's arguments, as the text of a JSON object.
             defaults: the default values of the task's arguments; an omitted argument without a
                 default counts as null.
+            redact: arguments of which the key contains only hashes, because keys are displayed.
 
         Raises:
-            InvalidJob: no key or no version can be made of the arguments.
+            InvalidJob: no key or no version can be made of the arguments, or the version is an
+                argument that the task redacts.
         """
         if not self.by:
             return self
+        if self.version_by in redact:
+            raise InvalidJob(redacted_version(self.version_by))
         try:
             values = {**defaults, **decode_args(args)}
-            key = key_of([values.get(name) for name in self.by])
+            key = key_of(key_values(self.by, values, redact))
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidJob(f"no unique key can be made of the arguments: {error}") from None
         version = _whole(values.get(self.version_by)) if self.version_by else self.version
         return replace(self, key=key, by=(), version=version, version_by="")
 
-    def rule(self, defaults: Mapping[str, Any]) -> str:
-        """Return the rule as JSON text, for producers that do not import the task."""
-        return msgspec.json.encode(asdict(self) | {"defaults": dict(defaults)}).decode()
+    def rule(self, defaults: Mapping[str, Any], redact: Collection[str] = ()) -> str:
+        """Return the rule as JSON text, for producers that do not import the task.
+
+        Args:
+            defaults, redact: as for of().
+        """
+        hashed = [name for name in self.by if name in redact]
+        fields = asdict(self) | {"defaults": dict(defaults), "redact": hashed}
+        return msgspec.json.encode(fields).decode()
 
 
 def of_rule(rule: str, args: str) -> Unique:
@@ -278,13 +294,37 @@ def of_rule(rule: str, args: str) -> Unique:
         InvalidJob: no key or no version can be made of the arguments.
     """
     fields = msgspec.json.decode(rule, type=dict[str, Any])
-    defaults = fields.pop("defaults")
-    return Unique(**fields | {"by": tuple(fields["by"])}).of(args, defaults)
+    defaults, redact = fields.pop("defaults"), fields.pop("redact")
+    return Unique(**fields | {"by": tuple(fields["by"])}).of(args, defaults, redact)
+
+
+def redacted_version(name: str) -> str:
+    """Return the error about a version that is a redacted argument."""
+    return (
+        f"version_by {name!r} names an argument that the task redacts. Versions are compared as "
+        "numbers and displayed, so use another argument"
+    )
 
 
 # Decodes numbers with all their digits: taskd.unique_key_of() does so, too, and must make the same
 # keys.
 decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
+
+
+def key_values(
+    by: Collection[str], values: Mapping[str, Any], redact: Collection[str]
+) -> list[Any]:
+    """Return the values that make a key: for each name in `by` its value, or null.
+
+    In place of each redacted value there is its hash, so that the key shows which values are equal
+    and does not show them. taskd.hashed_value() computes the same hash in the database.
+    """
+    return [hashed(values.get(name)) if name in redact else values.get(name) for name in by]
+
+
+def hashed(value: Any) -> str:
+    """Return the SHA-256 hash of a JSON value; equal numbers have equal hashes."""
+    return HASHED + hashlib.sha256(_text(value).encode()).hexdigest()
 
 
 def key_of(values: list[Any]) -> str:
@@ -316,7 +356,8 @@ def _digits(number: Decimal) -> str:
     if not number:
         return "0"
     if abs(number.adjusted()) > DIGITS_MAX:
-        raise InvalidJob(f"no unique key can be made of {number}: it has too many digits")
+        # The number can be a redacted value, so the message does not quote it.
+        raise InvalidJob(f"no key can be made of a number with more than {DIGITS_MAX:,} digits")
     text = format(number, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 

@@ -50,20 +50,28 @@ if TYPE_CHECKING:
 # its jobs due immediately. If no worker notices it, the jobs are due after this delay.
 PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
+# An exception has three texts: its type, its message and its traceback.
+RECENT_TEXTS = 8
 
 
-def decide(job: Job, task: Task[..., Any] | None, happened: AttemptEnd) -> Ack:
+def decide(
+    job: Job,
+    task: Task[..., Any] | None,
+    happened: AttemptEnd,
+    hide: Callable[[str], str] | None = None,
+) -> Ack:
     """Decide the outcome of an attempt.
 
     Args:
-        task: the task of the job. It can be None if this worker does not know the task, or if no
-            handler was started.
+        task: None: this worker does not know the task, or no handler was started.
+        hide: removes secrets from texts; by default the redacted arguments of this job.
     """
+    hide = hide or hider([job], task)
     match happened:
         case Returned(value=value):
-            return _done(job, task, value)
+            return _done(job, task, value, hide)
         case Raised(error=error):
-            return _raised(job, task, error)
+            return _raised(job, task, error, hide)
         case DecidedElsewhere(ack=ack):
             # If the job was claimed again while its process ran, the job has a new worker or fence.
             return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
@@ -134,32 +142,35 @@ def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
     return job.attempt > 1 and job.attempt > attempts_limit(job, task)
 
 
-def _done(job: Job, task: Task[..., Any] | None, value: Any) -> Ack:
+def _done(job: Job, task: Task[..., Any] | None, value: Any, hide: Callable[[str], str]) -> Ack:
     if value is None:
         return _ack(job, JobState.DONE)
     if issubclass(type(value), Verdict):
         # `return Cancel(...)` has the same effect as `raise Cancel(...)`.
-        return _raised(job, task, value)
+        return _raised(job, task, value, hide)
     if issubclass(type(value), Next | Stop):
-        return _stepped(job, task, value)
+        return _stepped(job, task, value, hide)
     result, unstored = result_of(value)
     return _ack(job, JobState.DONE, result=result, reason=unstored)
 
 
-def _stepped(job: Job, task: Task[..., Any] | None, step: Next | Stop) -> Ack:
+def _stepped(
+    job: Job, task: Task[..., Any] | None, step: Next | Stop, hide: Callable[[str], str]
+) -> Ack:
     try:
         following = step.to_json()
     except InvalidArgs as error:
-        return _raised(job, task, error)
+        return _raised(job, task, error, hide)
     result, unstored = result_of(step.result if isinstance(step, Stop) else None)
     return _ack(job, JobState.DONE, result=result, reason=unstored, next=following)
 
 
-def _raised(job: Job, task: Task[..., Any] | None, error: BaseException) -> Ack:
+def _raised(
+    job: Job, task: Task[..., Any] | None, error: BaseException, hide: Callable[[str], str]
+) -> Ack:
     # Check the type: isinstance() also reads __class__, which the handler's object controls.
     is_verdict = issubclass(type(error), Verdict)
     decision = error if is_verdict else _rule(job, task, error)
-    hide = hider([job], task)
     described = failure.describe(error, hide)
     match decision:
         case Cancel(reason=reason):
@@ -181,9 +192,37 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
     """Return a function that removes the values of redacted arguments from a text."""
     if task is None or not task.redact:
         return str
-    found = {secret for job in jobs for secret in argument_versions.secrets(job.args, task.redact)}
-    secrets = sorted(found, key=len, reverse=True)
-    return lambda text: argument_versions.hide(text, secrets)
+    return Redaction([job.args for job in jobs], task.redact)
+
+
+class Redaction:
+    """Removes the values of redacted arguments from texts.
+
+    The jobs of a batch share one. It reads their arguments when it gets the first text, and the
+    texts of an exception that all of them have raised are redacted once.
+
+    Args:
+        argses: the arguments of the jobs, as JSON text.
+        redact: the names of the redacted arguments.
+    """
+
+    def __init__(self, argses: Sequence[str], redact: Sequence[str]) -> None:
+        self._argses, self._redact = argses, redact
+        self._secrets: list[str] | None = None
+        self._recent: dict[str, str] = {}
+
+    def __call__(self, text: str) -> str:
+        """Return the text with `***` in place of each value."""
+        if self._secrets is None:
+            found: set[str] = set()
+            found.update(*(argument_versions.secrets(args, self._redact) for args in self._argses))
+            self._secrets = sorted(found, key=len, reverse=True)
+        hidden = self._recent.get(text)
+        if hidden is None:
+            if len(self._recent) >= RECENT_TEXTS:
+                self._recent = {}
+            hidden = self._recent[text] = argument_versions.hide(text, self._secrets)
+        return hidden
 
 
 def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:

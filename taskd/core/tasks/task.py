@@ -26,7 +26,7 @@ from taskd.core.jobs.job import (
 )
 from taskd.core.jobs.limit import Limit, LimitOf, limit_of
 from taskd.core.jobs.log_lines import keep_logs_of
-from taskd.core.jobs.unique import Unique
+from taskd.core.jobs.unique import Unique, redacted_version
 from taskd.core.jobs.verdicts import Snooze, Verdict
 from taskd.core.tasks import batch as batches
 from taskd.core.tasks.argument_types import check_constraints, from_json_type, refusal
@@ -86,8 +86,8 @@ class Task(Generic[P, R]):
         upgrade: maps each older version that can still be in the database to a function. The
             function converts arguments of that version (a dict) into arguments of the next version.
         aliases: former names of the task; jobs that were enqueued under these names run, too.
-        redact: names of arguments whose values are shown as `***` by the command line and in
-            errors. With `upgrade`, also name those that only older versions have.
+        redact: arguments that the command line and errors show as `***`, and keys as hashes; with
+            `upgrade`, also name arguments that only older versions have.
         keep_logs: which attempts keep the handler's log lines with the job: `off` (none), `failed`
             or `all`; with None, the worker's setting applies.
 
@@ -159,11 +159,11 @@ class Task(Generic[P, R]):
             for attribute in ("__code__", "__defaults__", "__kwdefaults__"):
                 setattr(self, attribute, getattr(handler, attribute))
         self._take_arguments(handler)
-        self.unique = unique
-        _check_unique(self.name, unique, self._fields)
         self.versions = ArgsVersions(self.name, args_version, upgrade or {})
         self.aliases = check_aliases(self.name, aliases)
         self.redact = check_redact(self.name, redact, self._fields, older=bool(upgrade))
+        self.unique = unique
+        _check_unique(self.name, unique, self._fields, self.redact)
         self.keep_logs = keep_logs_of(self.name, keep_logs)
         self.limit = limit
         _check_limit(self.name, limit, self._fields)
@@ -330,21 +330,24 @@ class Task(Generic[P, R]):
         if self.limit is None:
             return None
         name = self.limit.name or self.name
-        return limit_of(name, self.limit.arguments, args, self.limit_defaults)
+        return limit_of(name, self.limit.arguments, args, self.limit_defaults, self.redact)
 
     def unique_of(self, args: str) -> Unique | None:
         """Return the unique key of a job with these arguments, a JSON object as text."""
-        return None if self.unique is None else self.unique.of(args, self.unique_defaults)
+        if self.unique is None:
+            return None
+        return self.unique.of(args, self.unique_defaults, self.redact)
 
     def keyed(self, unique: Unique, args: str) -> Unique:
         """Return a copy of `unique` with the key that these arguments and their defaults make.
 
         Raises:
-            TypeError: the key uses an argument that the task does not have.
+            TypeError: the key uses an argument that the task does not have, or the version is one
+                that the task redacts.
             InvalidJob: no key or no version can be made of the arguments.
         """
-        _check_unique(self.name, unique, self._fields)
-        return unique.of(args, defaults_of(self.args_type, unique.arguments))
+        _check_unique(self.name, unique, self._fields, self.redact)
+        return unique.of(args, defaults_of(self.args_type, unique.arguments), self.redact)
 
 
 def _without_value(error: Exception) -> str:
@@ -403,13 +406,17 @@ def _check_policies(
             raise TypeError(f"task {task}: on_error: {rule!r} is neither a verdict nor a backoff")
 
 
-def _check_unique(task: str, unique: Unique | None, fields: tuple[str, ...]) -> None:
+def _check_unique(
+    task: str, unique: Unique | None, fields: tuple[str, ...], redact: tuple[str, ...]
+) -> None:
     if unique is not None and not isinstance(unique, Unique):
         raise TypeError(f"task {task}: unique {unique!r} is not a Unique(...)")
     named = unique.arguments if unique else ()
     missing = [name for name in named if name not in fields]
     if missing:
         raise TypeError(f"task {task}: unique: the task has no argument {missing[0]!r}")
+    if unique is not None and unique.version_by in redact:
+        raise TypeError(f"task {task}: {redacted_version(unique.version_by)}")
 
 
 def _check_limit(task: str, limit: Limit | None, fields: tuple[str, ...]) -> None:

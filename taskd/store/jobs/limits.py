@@ -50,7 +50,8 @@ async def publish(on: Fetches, app: str, registry: Registry) -> dict[str, str]:
         By name of the limit, the app that declares it with other bounds and has live workers.
 
     Raises:
-        AppError: two tasks declare a limit of the same name with different bounds.
+        AppError: two tasks declare a limit of the same name with different bounds, or only one of
+            them redacts the arguments that make its key.
     """
     limits = _limits(app, registry)
     bounds = [limit.bounds for limit in limits.values()]
@@ -73,6 +74,7 @@ async def publish(on: Fetches, app: str, registry: Registry) -> dict[str, str]:
 
 def _limits(app: str, registry: Registry) -> dict[str, Limit]:
     found: dict[str, Limit] = {}
+    hashes: dict[str, list[bool]] = {}
     for task in registry:
         if task.limit is not None and task.limit_name is not None:
             first = found.setdefault(task.limit_name, task.limit)
@@ -81,6 +83,16 @@ def _limits(app: str, registry: Registry) -> dict[str, Limit]:
                     f"app {app!r}: the task {task.name} and another task declare the limit "
                     f"{task.limit_name!r} with different bounds. Use one Limit object for both, or "
                     "give the limits different names."
+                )
+            hashed = [name in task.redact for name in task.limit.arguments]
+            if hashes.setdefault(task.limit_name, hashed) != hashed and any(
+                hashed + hashes[task.limit_name]
+            ):
+                raise AppError(
+                    f"app {app!r}: the task {task.name} and another task share the limit "
+                    f"{task.limit_name!r}, and only one of them redacts the arguments of its key. "
+                    "The key of one would be hashed, so the tasks would not share slots: let both "
+                    "redact these arguments, or none."
                 )
     return dict(sorted(found.items()))
 

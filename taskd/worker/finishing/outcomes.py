@@ -113,7 +113,7 @@ class OutcomeRecorder:
             forget_locals(error_of(happened))
             return
         try:
-            ack = policy.decide(job, task, happened)
+            ack = policy.decide(job, task, happened, None if context is None else context.hide)
         except BaseException as error:  # noqa: BLE001 - a hostile exception or value harms one job
             text = f"the outcome could not be described: {type(error).__name__}"
             ack = policy.decide(job, task, Raised(RuntimeError(text)))

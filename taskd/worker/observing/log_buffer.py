@@ -278,7 +278,11 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
 
     The function removes the arguments that the task's `redact` names, and passwords of DSNs.
     """
-    hide = policy.hider(jobs, task)
+    return without_passwords(policy.hider(jobs, task))
+
+
+def without_passwords(hide: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a function that applies `hide` to a text, and removes passwords of DSNs."""
 
     def hidden(text: str) -> str:
         text = hide(text)

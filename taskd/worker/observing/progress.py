@@ -10,14 +10,15 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from taskd.core.jobs.job import Job
-from taskd.core.jobs.progress import Report
+from taskd.core.jobs.progress import Report, note_of
 from taskd.errors import TaskdError
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import results
 from taskd.store.jobs.results import Progress
+from taskd.worker.observing.log_buffer import without_passwords
 from taskd.worker.services.service import Loop
 
 WRITE_EVERY_S = 1.0
@@ -39,22 +40,29 @@ class ProgressWriter(Loop):
         self._lane, self._runs = lane, runs
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._new: dict[int, tuple[Job, Progress]] = {}
+        self._new: dict[int, tuple[Job, Progress, Callable[[str], str]]] = {}
         self._written: dict[int, tuple[Job, int]] = {}
         self._wrote_at = -math.inf
 
-    def report(self, job: Job, done: float, total: float | None, note: str) -> None:
+    def report(
+        self, job: Job, done: float, total: float | None, note: str, hide: Callable[[str], str]
+    ) -> None:
         """Record the progress of an attempt, to be written later; called in any thread.
+
+        Args:
+            hide: removes redacted arguments from the note.
 
         Raises:
             TypeError: `done` or `total` is not a number.
             ValueError: `done` or `total` is not finite, or a string that is not a number.
         """
-        report = Report.of(done, total, note)
-        progress = Progress(job.id, job.fence, report.done, report.total, report.note)
+        report = Report.of(done, total, "")
+        # The note is redacted when it is written, because handlers can report more often.
+        text = str(note) if note else ""
+        progress = Progress(job.id, job.fence, report.done, report.total, text)
         with self._lock:
             first = not self._new
-            self._new[job.id] = (job, progress)
+            self._new[job.id] = (job, progress, hide)
         if first:
             self._loop.call_soon_threadsafe(self.wakeup.set)
 
@@ -73,7 +81,7 @@ class ProgressWriter(Loop):
         with self._lock:
             new, self._new = self._new, {}
         try:
-            await self._write({key: each for key, each in new.items() if self._runs(each[0])})
+            await self._write([each for each in new.values() if self._runs(each[0])])
             await self._forget()
         except TaskdError:
             with self._lock:
@@ -81,11 +89,15 @@ class ProgressWriter(Loop):
             raise
         return WRITE_EVERY_S
 
-    async def _write(self, new: dict[int, tuple[Job, Progress]]) -> None:
+    async def _write(self, new: Sequence[tuple[Job, Progress, Callable[[str], str]]]) -> None:
         if new:
-            for job, progress in new.values():
+            for job, progress, _ in new:
                 self._written[job.id] = (job, progress.fence)
-            await results.write_progress(self._lane, [progress for _, progress in new.values()])
+            redacted = [
+                progress._replace(note=note_of(progress.note, without_passwords(hide)))
+                for _, progress, hide in new
+            ]
+            await results.write_progress(self._lane, redacted)
 
     async def _forget(self) -> None:
         ended = {key: fence for key, (job, fence) in self._written.items() if not self._runs(job)}

@@ -15,9 +15,11 @@ from functools import partial
 from typing import Any
 
 from taskd.core.jobs.job import Job
+from taskd.core.outcomes import policy
 from taskd.core.outcomes.attempt_ends import AttemptEnd, Raised, Returned, outcomes
 from taskd.core.tasks.batch import Item
 from taskd.core.tasks.task import Task
+from taskd.worker.attempt_context import AttemptContext
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.attempt import Attempt, CancelledByOthers, drive
 from taskd.worker.running.handler_call import HandlerCall
@@ -28,9 +30,11 @@ from taskd.worker.services.own_tasks import OwnTask, own_task
 class Member(HandlerCall):
     """One job of a batch that is being collected, waits, or runs."""
 
-    def __init__(self, batches: Batches, task: Task[..., Any], job: Job, item: Item[Any]) -> None:
+    def __init__(
+        self, batches: Batches, task: Task[..., Any], context: AttemptContext, item: Item[Any]
+    ) -> None:
         super().__init__()
-        self.job, self.item = job, item
+        self.job, self.context, self.item = context.job, context, item
         self.ended: asyncio.Future[AttemptEnd] = asyncio.get_running_loop().create_future()
         self.traceback: Any = None
         self.batch: Batch | None = None
@@ -121,7 +125,10 @@ class Batch:
         """Run the handler, and return how it ended."""
         job = self.members[0].job
         coroutine = _called(self.task.handler, [member.item for member in self.members])
-        pulse.together[job.id] = [member.job for member in self.members]
+        pulse.together[job.id] = jobs = [member.job for member in self.members]
+        hide = policy.hider(jobs, self.task)
+        for member in self.members:
+            member.context.hide = hide
         pulse.job = job
         try:
             waits_for = own.run(coroutine.send, None)

@@ -64,7 +64,8 @@ def call_of(
         return ProcessCall(executors.processes, task, job, context)
     if task.kind is HandlerKind.BATCH:
         assert context is not None
-        return Member(batches, task, job, Item(task.item(job.args, job.args_version), context))
+        item = Item(task.item(job.args, job.args_version), context)
+        return Member(batches, task, context, item)
     handle = partial(task.call, context, task.decode(job.args, job.args_version))
     if task.kind is HandlerKind.TRANSACTION:
         assert isinstance(context, TransactionAttemptContext)

@@ -28,7 +28,7 @@ from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs
-from taskd.worker.attempt_context import AttemptContext, Reads
+from taskd.worker.attempt_context import AttemptContext, Reads, ReportsProgress
 from taskd.worker.finishing.outcomes import OutcomeRecorder
 from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
@@ -66,7 +66,7 @@ class Shared:
     suspect_ended: Callable[[], None] = field(default=lambda: None)
     paused: frozenset[str] = frozenset()
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
-    progress: Callable[[Job, float, float | None, str], None] = field(default=lambda *_: None)
+    progress: ReportsProgress = field(default=lambda *_: None)
     new_variables: Callable[[], ContextVars] = ContextVars
 
 
@@ -170,6 +170,7 @@ class Preparation:
             self._shared.resources,
             self._shared.reads,
             self._shared.progress,
+            policy.hider([job], task),
         )
 
 

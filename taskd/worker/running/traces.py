@@ -22,7 +22,6 @@ from taskd.client.traces import CARRIED, SYSTEM, carrier, failed, propagators, t
 from taskd.core.jobs.failure import describe
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.verdicts import Verdict
-from taskd.core.outcomes import policy
 from taskd.core.outcomes.process_reports import HandlerRaised
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
@@ -87,7 +86,7 @@ class Traces:
             return await (attempt if middleware is None else middleware(ctx, attempt))
         except BaseException as error:
             with suppress(Exception):
-                self._record_exception(span, job, task, error)
+                self._record_exception(span, ctx.hide, error)
             raise
 
     def _begin(self, job: Job) -> Any:
@@ -121,15 +120,15 @@ class Traces:
         return _context_of(job.metadata, self._propagators)
 
     @staticmethod
-    def _record_exception(span: Any, job: Job, task: Task[..., Any], error: BaseException) -> None:
-        """Add a handler's exception to the span, without the values of redacted arguments.
+    def _record_exception(span: Any, hide: Callable[[str], str], error: BaseException) -> None:
+        """Add a handler's exception to the span, without what `hide` removes from its texts.
 
         Verdicts and cancellations are not added, nor is HandlerRaised, whose original is in another
         process.
         """
         if not span.is_recording() or isinstance(error, Verdict | HandlerRaised):
             return
-        described = describe(error, policy.hider([job], task))
+        described = describe(error, hide)
         if described.type in {"CancelledError", "GeneratorExit"}:
             return
         span.add_event(

@@ -115,20 +115,25 @@ class Program:
     def _run(self, task: Task[..., Any], hooks: list[Hook], request: Request) -> Any:
         """Run the handler inside the hooks, and return its result."""
         arguments = task.decode(request.job.args, request.job.args_version)
-        self._hide = hider([request.job], task) if task.redact or request.keep else None
+        hide = hider([request.job], task)
+        self._hide = hide if task.redact or request.keep else None
         self._kept.begin(self._hide if request.keep else None)
         self._job = request.job
         restore_trace_context(request.job)
         self._running = True
         self._send(BEGUN)
-        value = call_inside(hooks, partial(task.call, self._new_context(request), arguments))
+        value = call_inside(hooks, partial(task.call, self._new_context(request, hide), arguments))
         refuse_unfinished(value)
         self._running = False
         return value
 
-    def _new_context(self, request: Request) -> ProcessAttemptContext | None:
+    def _new_context(
+        self, request: Request, hide: Callable[[str], str]
+    ) -> ProcessAttemptContext | None:
         if request.context is not None:
-            self._context = ProcessAttemptContext(request.job, request.context, self._send_progress)
+            self._context = ProcessAttemptContext(
+                request.job, request.context, self._send_progress, hide
+            )
         return self._context
 
     def _send_progress(self, line: ProgressLine) -> None:
@@ -188,9 +193,12 @@ def _answer(job: Job, task: Task[..., Any] | None, happened: Raised | Returned) 
 
 def _boot(boot: Boot) -> None:
     from taskd import configure, events
+    from taskd.config.environment_block import hide_environment
 
     sys.path[:] = boot.path
     settings = boot.settings
+    if settings.commands:
+        hide_environment()
     if settings.process_memory_mb is not None:
         _limit_memory(settings.process_memory_mb * 1024 * 1024)
     events.configure(settings.log_format, settings.log_level)

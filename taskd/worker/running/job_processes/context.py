@@ -37,15 +37,22 @@ class ProcessAttemptContext:
 
     Args:
         send: sends a line to the worker; called in a thread.
+        hide: redacts the job's arguments in notes.
     """
 
-    def __init__(self, job: Job, fields: ContextFields, send: Callable[[ProgressLine], None]):
+    def __init__(
+        self,
+        job: Job,
+        fields: ContextFields,
+        send: Callable[[ProgressLine], None],
+        hide: Callable[[str], str],
+    ):
         self.job_id, self.task, self.queue = job.id, job.task, job.queue
         self.attempt, self.fence = job.attempt, job.fence
         self.idempotency_key, self.max_attempts = fields.idempotency_key, fields.max_attempts
         timeout_s = fields.timeout_s
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._send = send
+        self._send, self._hide = send, hide
         self._latest: Report | None = None
         self._sender: threading.Thread | None = None
         self._ended = False
@@ -69,7 +76,7 @@ class ProcessAttemptContext:
             TypeError: `done` or `total` is not a number.
             ValueError: `done` or `total` is not finite, or a string that is not a number.
         """
-        self._latest = Report.of(done, total, note)
+        self._latest = Report.of(done, total, note, self._hide)
         if self._sender is None:
             # A thread, because MustEnd can interrupt the main thread in the middle of a line.
             self._sender = threading.Thread(

@@ -1,0 +1,35 @@
+"""The environment of this process, as other processes of the same user read it.
+
+Linux shows in /proc/PID/environ the memory that held the variables when the program started. So a
+program that gets no variable of its parent can still read all of them there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+
+# Positions in /proc/self/stat after the name of the program; see proc(5).
+_ENV_START, _ENV_END = 47, 48
+
+
+def hide_environment() -> None:
+    """Empty /proc/PID/environ of this process; its variables do not change.
+
+    A process of the same user can read the variables before this call, and can still debug this
+    process if the kernel allows that. Call this before threads start, because setenv(3) is not safe
+    beside getenv(3). Outside Linux, nothing happens.
+    """
+    try:
+        stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        start, end = int(stat[_ENV_START]), int(stat[_ENV_END])
+    except (OSError, ValueError, IndexError):
+        return
+    for name, value in os.environ.items():
+        # The C library makes a copy, which this process and its children use from now on.
+        with suppress(OSError, ValueError):
+            os.putenv(name, value)
+    if 0 < start < end:
+        ctypes.memset(start, 0, end - start)

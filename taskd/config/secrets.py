@@ -1,0 +1,67 @@
+"""Secrets in settings: how settings are displayed, and which files with secrets others can read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from taskd.config.dsn import hide_password
+
+HIDDEN = "***"
+
+
+def without_passwords(value: Any) -> Any:
+    """Return the value; in a text, the passwords of URLs are masked."""
+    return hide_password(value) if isinstance(value, str) and "://" in value else value
+
+
+def without_password(dsn: str) -> str:
+    """Return a DSN without its password; the rest is useful for people."""
+    return hide_password(dsn) if "://" in dsn else HIDDEN
+
+
+def hidden(_value: Any) -> str:
+    """Return what is displayed instead of a secret."""
+    return HIDDEN
+
+
+def without_environments(commands: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of commands without the values of their environment variables.
+
+    Every user of the host can read the arguments of a running command, so only passwords of URLs
+    are masked there.
+    """
+    return {name: _command(each) for name, each in commands.items()}
+
+
+def _command(command: Any) -> Any:
+    if not isinstance(command, dict):
+        return HIDDEN
+    shown = dict(command)
+    if "env" in shown:
+        env = shown["env"]
+        shown["env"] = dict.fromkeys(env, HIDDEN) if isinstance(env, dict) else HIDDEN
+    if isinstance(shown.get("argv"), list):
+        shown["argv"] = [without_passwords(each) for each in shown["argv"]]
+    return shown
+
+
+def open_to_others(path: Path) -> bool:
+    """Return whether the file belongs to this user, and other users have access to it.
+
+    A file of another owner does not count, because this user cannot change its mode: secrets that
+    systemd, Docker and Kubernetes mount belong to root, and have modes such as 0440 and 0444. For
+    root, the group does not count.
+    """
+    if not hasattr(os, "geteuid"):
+        return False
+    try:
+        found = path.stat()
+    except OSError:  # the caller reports why the file cannot be read
+        return False
+    me = os.geteuid()
+    others = stat.S_IRWXO if me == 0 else stat.S_IRWXG | stat.S_IRWXO
+    return stat.S_ISREG(found.st_mode) and found.st_uid == me and bool(found.st_mode & others)

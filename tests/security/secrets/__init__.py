@@ -1,0 +1,1 @@
+"""Secrets: redacted arguments, passwords and keys are where they belong, and nowhere else."""
