@@ -1,8 +1,8 @@
 """Settings: declared once (settings.py), parsed (parsing.py), read from all sources (sources.py).
 
-DSNs: their form (dsn.py), the words of libpq in them (libpq_words.py), and what service files and
-variables add to them (connection_words.py). What other processes read of the environment
-(environment_block.py).
+The package also reads DSNs: their form (dsn.py), the parameters of libpq in them
+(libpq_parameters.py), and the parameters that service files and variables add
+(connection_parameters.py). It hides the environment from other processes (environment_block.py).
 
 Of taskd, this package imports only taskd.errors. Any package can import it.
 """

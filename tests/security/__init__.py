@@ -1,1 +1,1 @@
-"""Attacks on what taskd promises to other users, one test each."""
+"""Attacks of strangers, producers, workers and texts, on the database, over HTTP and terminals."""

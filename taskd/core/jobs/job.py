@@ -268,12 +268,13 @@ class NewJob:
         timeout_s: timeout of one attempt in seconds; with None, the option of the task applies.
         checked: whether the arguments were checked against the task's signature, as `Task.job()`
             does; if not, they are checked against the published task when the job is enqueued.
-        unique: the unique key of the job. None: no key if `checked`, otherwise the key by the rule
-            of the published task, if it has a rule. A key of arguments is made at once if
-            `checked`, otherwise when the job is enqueued, because the task can redact them.
-        no_key: True: the job gets no unique key, even if the published task has a rule.
-        deadline: no attempt starts after this time (with a time zone); a job that still waits then
-            fails as `expired`. Excludes `deadline_s`.
+        unique: the unique key of the job. With None, a job that is `checked` has no key; any other
+            job gets a key by the rule of the published task, if the task has such a rule. A key of
+            arguments is made at once if the job is `checked`. Otherwise it is made when the job is
+            enqueued, because the task can redact these arguments.
+        no_key: with True, the job gets no unique key, even if the published task has a rule.
+        deadline: no attempt starts after this time (with a time zone). If the job still waits at
+            this time, it fails as `expired`. Excludes `deadline_s`.
         deadline_s: the deadline in seconds after the start of the enqueueing transaction.
         args_version: the version of the arguments (see the task's option). None means version 1 if
             the job is `checked`, and otherwise the version of the published task.

@@ -29,7 +29,7 @@ class Report(msgspec.Struct, frozen=True, gc=False):
     def of(
         cls, done: float, total: float | None, note: str, hide: Callable[[str], str] = str
     ) -> Report:
-        """Return the report with these values, checked, and with a note of limited size.
+        """Check these values, redact and shorten the note, and return the report.
 
         Args:
             hide: redacts the note.

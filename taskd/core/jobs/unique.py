@@ -178,8 +178,8 @@ class Unique:
     Attributes:
         key: 1 to 200 bytes of text.
         by: names of arguments, instead of `key`; the key is the JSON list of their values. 1 and
-            1.0 make the same key; a list of over 200 bytes or with control characters is hashed,
-            and so is the value of each argument that the task redacts.
+            1.0 make the same key. A list that takes over 200 bytes or has control characters is
+            hashed, and so is the value of each argument that the task redacts.
         scope: how long the job holds the key; a value of KeyScope.
         for_s: the job holds the key for at least this many seconds, even if it ends earlier; at
             most a year.
@@ -248,7 +248,7 @@ class Unique:
         defaults: Mapping[str, Any] = NO_DEFAULTS,
         redact: Collection[str] = (),
     ) -> Self:
-        """Return a copy in which key and version are computed from these arguments.
+        """Return a copy whose key and version are computed from these arguments.
 
         Args:
             args: the job's arguments, as the text of a JSON object.

@@ -63,7 +63,8 @@ def decide(
     """Decide the outcome of an attempt.
 
     Args:
-        task: None: this worker does not know the task, or no handler was started.
+        task: the task of the job. It can be None if this worker does not know the task, or if no
+            handler was started.
         hide: removes secrets from texts; by default the redacted arguments of this job.
     """
     hide = hide or hider([job], task)

@@ -86,8 +86,9 @@ class Task(Generic[P, R]):
         upgrade: maps each older version that can still be in the database to a function. The
             function converts arguments of that version (a dict) into arguments of the next version.
         aliases: former names of the task; jobs that were enqueued under these names run, too.
-        redact: arguments that the command line and errors show as `***`, and keys as hashes; with
-            `upgrade`, also name arguments that only older versions have.
+        redact: names of arguments whose values are shown as `***` by the command line and in
+            errors, and as hashes in keys. With `upgrade`, also name those that only older versions
+            have.
         keep_logs: which attempts keep the handler's log lines with the job: `off` (none), `failed`
             or `all`; with None, the worker's setting applies.
 
