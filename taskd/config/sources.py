@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from taskd.config.dsn import check_dsn, dsn_text, dsn_parameters, has_password
+from taskd.config.dsn import check_dsn, dsn_parameters, dsn_text, has_password
 from taskd.config.parsing import task_prefix as parse_prefix
 from taskd.config.secrets import open_to_others
 from taskd.config.settings import Settings
@@ -187,7 +187,9 @@ def _exposed(
     files = []
     if values.get("dsn_file") and has_password(values["dsn"]):
         files.append(values["dsn_file"])
-    key = dsn_parameters(values.get("dsn") or "postgresql://").get("sslkey") or environ.get("PGSSLKEY")
+    key = dsn_parameters(values.get("dsn") or "postgresql://").get("sslkey") or environ.get(
+        "PGSSLKEY"
+    )
     if key:
         files.append(Path(key))
     if values.get("web_password_file"):
