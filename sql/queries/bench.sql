@@ -7,7 +7,7 @@
 -- can run all other statements here. Live jobs are counted up to a limit, because the question is only whether there are some.
 
 -- name: bench_environment(live_max bigint)
--- roles: producer, worker, observer, admin
+-- roles: worker, observer, admin
 SELECT current_setting('server_version') AS postgresql,
        current_setting('fsync') = 'on' AND current_setting('synchronous_commit') <> 'off' AS durable,
        has_table_privilege('taskd.queue', 'DELETE') AS owner,

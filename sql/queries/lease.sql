@@ -119,13 +119,6 @@ WITH RECURSIVE owner AS (
     SELECT (SELECT worker_id FROM taskd.job WHERE worker_id > owner.id ORDER BY worker_id LIMIT 1)
     FROM owner
     WHERE owner.id IS NOT NULL
-), parked AS (
-    (SELECT task::text FROM taskd.job WHERE parked AND state::text = 'scheduled' ORDER BY job.task LIMIT 1)
-    UNION ALL
-    SELECT (SELECT job.task::text FROM taskd.job
-            WHERE job.parked AND job.state::text = 'scheduled' AND job.task > parked.task ORDER BY job.task LIMIT 1)
-    FROM parked
-    WHERE parked.task IS NOT NULL
 ), paused AS MATERIALIZED (
     SELECT name::text AS task
     FROM taskd.task
@@ -167,12 +160,17 @@ WITH RECURSIVE owner AS (
                WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL
            ) AS expired,
            ARRAY(SELECT task FROM paused) AS paused,
-           ARRAY(SELECT parked.task FROM parked, me
-                 WHERE parked.task NOT IN (SELECT paused.task FROM paused)
+           -- One probe for each task and queue of this worker: producers choose how many other tasks have parked jobs.
+           ARRAY(SELECT mine.task
+                 FROM me, unnest(me.tasks, me.args_versions) AS mine (task, version)
+                 WHERE mine.task NOT IN (SELECT paused.task FROM paused)
                    AND EXISTS (
-                       SELECT FROM taskd.job AS j
-                       WHERE j.parked AND j.state::text = 'scheduled' AND j.task = parked.task AND j.queue = ANY (me.queues)
-                         AND coalesce(j.args_version, 1) <= me.args_versions[array_position(me.tasks, parked.task)]
+                       SELECT FROM unnest(me.queues) AS served (queue)
+                       WHERE EXISTS (
+                           SELECT FROM taskd.job AS j
+                           WHERE j.parked AND j.state::text = 'scheduled' AND j.task = mine.task AND j.queue = served.queue
+                             AND coalesce(j.args_version, 1::smallint) <= mine.version
+                       )
                    )) AS resumed,
            (SELECT jsonb_object_agg(queue, tasks)::text
             FROM (SELECT queue, jsonb_object_agg(task, version) AS tasks FROM elsewhere GROUP BY queue) AS q) AS elsewhere,

@@ -5,10 +5,10 @@
 -- for which an opening (taskd.opening) is due. Any worker runs admit_jobs if next_due (promote.sql) or check_upkeep (lease.sql)
 -- returns that a check is due, so limits cost nothing if none are used.
 
--- name: admit_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
+-- name: admit_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[], after_name text)
 -- roles: worker
 -- moves: blocked -> queued, blocked -> scheduled, scheduled -> blocked
-SELECT checked, queues FROM taskd.admit_due($1, $2, $3, $4::bigint[]);
+SELECT checked, queues, last_name FROM taskd.admit_due($1, $2, $3, $4::bigint[], $5);
 
 -- Claim from a queue that an operator has limited; otherwise like claim_jobs. If a token is missing, one row has no id, and
 -- `opens_s` is the number of seconds until the next token.

@@ -28,7 +28,7 @@ TIMES = "FROM generate_series(1, 10) AS n"
 MINUTE = timedelta(minutes=1)
 # Arguments, as the store passes them.
 OF_WORKERS: dict[str, tuple[Any, ...]] = {
-    "admit_jobs": (10, *ANY_JOB),
+    "admit_jobs": (10, *ANY_JOB, ""),
     "claim_limited_jobs": (crowd.ME, "limited", 10, 1, [], [], *ANY_JOB),
     "count_depths": (),
     # The tick, and the next one.

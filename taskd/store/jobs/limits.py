@@ -26,10 +26,12 @@ class Admitted(NamedTuple):
         checked: number of jobs that were checked for the first time, plus number of later checks
             that were due.
         queues: number of admitted jobs, by queue.
+        last_name: the limit after which the next call continues; empty: all limits were checked.
     """
 
     checked: int
     queues: Counter[str]
+    last_name: str = ""
 
 
 class Claimed(NamedTuple):
@@ -89,10 +91,13 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-async def admit(on: Fetches, batch: int, among: Among = ANY_JOB) -> Admitted:
-    """Admit blocked jobs: check jobs that were never checked, and keys that are due for a check."""
-    checked, queues = (await on.fetch("admit_jobs", batch, *among))[0]
-    return Admitted(checked, Counter(queues))
+async def admit(on: Fetches, batch: int, among: Among = ANY_JOB, after_name: str = "") -> Admitted:
+    """Admit blocked jobs: check jobs that were never checked, and keys that are due for a check.
+
+    One call checks about `batch` jobs of at most a hundred limits, those after `after_name`.
+    """
+    checked, queues, last_name = (await on.fetch("admit_jobs", batch, *among, after_name))[0]
+    return Admitted(checked, Counter(queues), last_name)
 
 
 async def claim(
