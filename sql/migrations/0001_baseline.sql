@@ -1928,13 +1928,20 @@ AS $$
     WITH RECURSIVE found AS (
         SELECT d.job_id, d.on_failed = 'only' OR d.on_failed = 'cancel' AND ended.state <> 'done' AS may_end
         FROM unnest(ids, states) AS ended (id, state)
-        JOIN taskd.dependency AS d ON d.parent_id = ended.id
-        WHERE NOT d.counted AND NOT (d.on_failed = 'wait' AND ended.state <> 'done')
+        -- OFFSET 0 keeps the planner from reading all dependencies, and all ended jobs for each of them.
+        CROSS JOIN LATERAL (
+            SELECT e.job_id, e.on_failed FROM taskd.dependency AS e WHERE e.parent_id = ended.id AND NOT e.counted OFFSET 0
+        ) AS d
+        WHERE NOT (d.on_failed = 'wait' AND ended.state <> 'done')
         UNION
         SELECT d.job_id, d.on_failed IN ('only', 'cancel')
         FROM found
-        JOIN taskd.dependency AS d ON d.parent_id = found.job_id
-        WHERE found.may_end AND NOT d.counted AND d.on_failed <> 'wait'
+        CROSS JOIN LATERAL (
+            SELECT e.job_id, e.on_failed FROM taskd.dependency AS e
+            WHERE e.parent_id = found.job_id AND NOT e.counted AND e.on_failed <> 'wait'
+            OFFSET 0
+        ) AS d
+        WHERE found.may_end
     )
     SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
 $$;
@@ -2038,7 +2045,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
-SET enable_hashjoin = off
+SET enable_hashjoin = on
 SET enable_mergejoin = off
 AS $$
 DECLARE
@@ -2072,15 +2079,22 @@ BEGIN
         WITH RECURSIVE gone AS (
             SELECT d.job_id
             FROM unnest(wave, wave_states) AS ended (id, state)
-            JOIN taskd.dependency AS d ON d.parent_id = ended.id
-            JOIN taskd.job AS job ON job.id = d.job_id AND job.waits_for IS NOT NULL
-            WHERE ended.state <> 'done' AND d.on_failed = 'cancel' AND NOT d.counted
+            CROSS JOIN LATERAL (
+                SELECT e.job_id FROM taskd.dependency AS e
+                WHERE e.parent_id = ended.id AND e.on_failed = 'cancel' AND NOT e.counted
+                  AND (SELECT job.waits_for FROM taskd.job AS job WHERE job.id = e.job_id) IS NOT NULL
+                OFFSET 0
+            ) AS d
+            WHERE ended.state <> 'done'
             UNION
             SELECT d.job_id
             FROM gone
-            JOIN taskd.dependency AS d ON d.parent_id = gone.job_id
-            JOIN taskd.job AS job ON job.id = d.job_id AND job.waits_for IS NOT NULL
-            WHERE d.on_failed = 'cancel' AND NOT d.counted
+            CROSS JOIN LATERAL (
+                SELECT e.job_id FROM taskd.dependency AS e
+                WHERE e.parent_id = gone.job_id AND e.on_failed = 'cancel' AND NOT e.counted
+                  AND (SELECT job.waits_for FROM taskd.job AS job WHERE job.id = e.job_id) IS NOT NULL
+                OFFSET 0
+            ) AS d
         )
         SELECT coalesce(array_agg(job_id), '{}') INTO doomed FROM gone;
         IF doomed <> '{}' THEN
@@ -2273,10 +2287,11 @@ BEGIN
     END IF;
     WITH joined AS (
         -- The row is updated even if it has a workflow, so that a transaction with an older snapshot (REPEATABLE READ), which
-        -- does not see the new dependency, cannot end the job.
+        -- does not see the new dependency, cannot end the job. Once per transaction is enough: each update adds a version of
+        -- the row, and the next look-up of the job would read all of them.
         UPDATE taskd.job AS job
         SET workflow_id = coalesce(job.workflow_id, run_id)
-        WHERE job.id = ANY (existing)
+        WHERE job.id = ANY (existing) AND (job.workflow_id IS NULL OR NOT taskd.is_own_write(job.xmin))
     ), waits AS (
         SELECT place, count(*)::integer AS parents FROM unnest(places) AS place GROUP BY place
     ), inserted AS (
@@ -4224,7 +4239,7 @@ $$;
 
 -- Return whether this transaction, or one of its savepoints, has written or locked a row with this xmin or xmax. A visible
 -- row whose transaction is still in progress is one of the own transaction.
--- Called by: check_wait().
+-- Called by: enqueue_workflow(), check_wait().
 CREATE FUNCTION taskd.is_own_write(row_xid xid) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
