@@ -90,13 +90,16 @@ GRANT EXECUTE ON FUNCTION
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text, jsonb)
     TO taskd_producer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]), taskd.jobs_with_locked_dependants(bigint[]) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION
+    taskd.unblock(bigint[], text[]), taskd.unblock_deferred(bigint), taskd.jobs_with_locked_dependants(bigint[])
+    TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.next_stage(bigint, text, jsonb, jsonb, text), taskd.enqueue_next_stage(bigint, bigint, jsonb),
     taskd.parent_results(bigint, bigint), taskd.prune_workflows()
     TO taskd_worker;
 GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_admin;
+GRANT SELECT ON taskd.unblocking TO taskd_worker, taskd_observer, taskd_admin;
 GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
 
 -- Producers enqueue through functions alone, which run with the owner's rights: no role inserts jobs. So every rule is in one

@@ -586,6 +586,16 @@ CREATE TABLE taskd.dependency (
 ) WITH (fillfactor = 70);
 CREATE INDEX dependency_of ON taskd.dependency (workflow_id, job_id);
 
+-- Ended jobs with more than a thousand dependants, which upkeep unblocks or cancels in batches. Upkeep has handled the dependants up to
+-- the id `after_job`, and deletes the row after the last one.
+CREATE TABLE taskd.unblocking (
+    parent_id bigint PRIMARY KEY,
+    state text NOT NULL,                    -- how the job has ended
+    after_job bigint NOT NULL DEFAULT 0,
+    at timestamptz NOT NULL DEFAULT clock_timestamp() -- of the last batch; the oldest is next
+);
+CREATE INDEX unblocking_at ON taskd.unblocking (at);
+
 -- Numbers of jobs by name of the workflow, part and state. In a pipeline, a part is a stage. The members of a group, such as
 -- `send[17]`, are one part, which is named by the text before the bracket.
 CREATE VIEW taskd.workflow_parts AS
@@ -1915,9 +1925,10 @@ $$;
 -- taskd.enqueue_unique_batch()), hence the lock_timeout of ten milliseconds in taskd.lock_blocked().
 
 -- Return the jobs that the end of these jobs can move or end, in the order of their ids, or NULL. `spreads`: one of them can
--- end, so that its dependants are included.
+-- end, so that its dependants are included. `many`: there are more than a thousand, and the result has only some of them: then
+-- the end of these jobs moves none, and upkeep handles all of them (unblock_deferred).
 -- Called by: jobs_with_locked_dependants(), unblock(), lock_jobs().
-CREATE FUNCTION taskd.dependants(ids bigint[], states text[], OUT jobs bigint[], OUT spreads boolean)
+CREATE FUNCTION taskd.dependants(ids bigint[], states text[], OUT jobs bigint[], OUT spreads boolean, OUT many boolean)
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
@@ -1943,11 +1954,12 @@ AS $$
         ) AS d
         WHERE found.may_end
     )
-    SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false) FROM found
+    SELECT array_agg(DISTINCT job_id ORDER BY job_id), coalesce(bool_or(may_end), false), count(*) > 1000
+    FROM (SELECT job_id, may_end FROM found LIMIT 1001) AS few
 $$;
 
 -- Lock the jobs of `ids` that wait for other jobs, without waiting for a lock; return their ids.
--- Called by: unblock(), lock_jobs(), lock_parents(), retry().
+-- Called by: unblock(), unblock_deferred(), lock_jobs(), lock_parents(), retry().
 CREATE FUNCTION taskd.lock_blocked(ids bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1977,7 +1989,7 @@ DECLARE
     waiting bigint[];
     locked bigint[];
 BEGIN
-    SELECT jobs INTO waiting FROM taskd.dependants(ids, array_fill('cancelled'::text, ARRAY[cardinality(ids)]));
+    SELECT d.jobs INTO waiting FROM taskd.dependants(ids, array_fill('cancelled'::text, ARRAY[cardinality(ids)])) AS d WHERE NOT d.many;
     IF waiting IS NULL THEN
         RETURN '{}';
     END IF;
@@ -2002,7 +2014,7 @@ END
 $$;
 
 -- Cancel blocked jobs that can no longer start. The caller has locked them.
--- Called by: unblock(), sql/repairs.sql.
+-- Called by: unblock(), unblock_deferred(), sql/repairs.sql.
 CREATE FUNCTION taskd.cancel_blocked(ids bigint[], reason text) RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -2030,13 +2042,82 @@ AS $$
     SELECT count(taskd.notify('taskd:ended', id::text)) FROM ended WHERE awaited
 $$;
 
+-- Count the dependencies on ended jobs, of dependants with ids in this range; start those for which nothing is left to wait.
+-- Return the jobs that would have started only after a failure. The caller has locked the dependants.
+-- Called by: unblock(), unblock_deferred().
+CREATE FUNCTION taskd.count_parents(ids bigint[], states text[], after_job bigint, up_to_job bigint) RETURNS bigint[]
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_mergejoin = off
+AS $$
+DECLARE
+    needless bigint[];
+    queues_to_notify text[];
+BEGIN
+    WITH counted AS (
+        UPDATE taskd.dependency AS d
+        SET counted = true
+        FROM unnest(ids, states) AS ended (id, state)
+        WHERE d.parent_id = ended.id AND NOT d.counted AND d.job_id > after_job AND d.job_id <= up_to_job
+          AND (ended.state = 'done' OR d.on_failed IN ('continue', 'only'))
+        RETURNING d.job_id, d.on_failed = 'only' AS only_then, ended.state <> 'done' AS failed
+    ), less AS (
+        SELECT job_id, count(*)::integer AS parents, bool_or(only_then) AS only_then,
+               bool_or(only_then AND failed) AS begins
+        FROM counted
+        GROUP BY job_id
+    ), moved AS (
+        UPDATE taskd.job AS job
+        SET waits_for = CASE WHEN less.free THEN NULL ELSE job.waits_for - less.parents END,
+            -- The job becomes due now, so its wait is counted from now on.
+            run_at = CASE WHEN less.free THEN greatest(job.run_at, clock_timestamp()) ELSE job.run_at END,
+            state = CASE WHEN NOT less.free THEN 'blocked'
+                         WHEN job.run_at > clock_timestamp() THEN 'scheduled'
+                         ELSE taskd.state_when_due(job.limit_name, now()) END
+        FROM (
+            SELECT less.*, less.begins OR held.waits_for = less.parents AND NOT less.only_then AS free
+            FROM less
+            JOIN taskd.job AS held ON held.id = less.job_id AND held.waits_for IS NOT NULL
+        ) AS less
+        WHERE job.id = less.job_id
+        RETURNING job.id, job.queue, job.state, job.run_at, job.waits_for
+    )
+    SELECT coalesce(array_agg(DISTINCT queue::text) FILTER (
+               WHERE waits_for IS NULL AND run_at < clock_timestamp() + interval '60 s'), '{}'),
+           coalesce(array_agg(id) FILTER (WHERE waits_for = 0), '{}')
+    INTO queues_to_notify, needless
+    FROM moved;
+    PERFORM taskd.notify_workers(queue) FROM unnest(queues_to_notify) AS queue;
+    RETURN needless;
+END
+$$;
+
+-- Record that upkeep must handle the dependants of these ended jobs. The rows are written in the order of their ids. A row that
+-- upkeep is deleting is waited for: otherwise upkeep would miss a dependant that was just added.
+-- Called by: unblock(), unblock_deferred().
+CREATE FUNCTION taskd.defer_dependants(ids bigint[], states text[]) RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    INSERT INTO taskd.unblocking AS u (parent_id, state)
+    SELECT DISTINCT ON (ended.id) ended.id, ended.state
+    FROM unnest(ids, states) AS ended (id, state)
+    WHERE EXISTS (SELECT FROM taskd.dependency AS d WHERE d.parent_id = ended.id AND NOT d.counted)
+    ORDER BY ended.id
+    ON CONFLICT (parent_id) DO UPDATE SET state = excluded.state
+$$;
+
 -- Unblock or cancel the jobs that wait for these ended jobs; return their number. Every statement that ends jobs calls this
 -- once, for all of them, while it has locked their rows, so that no further job can begin to wait for them.
 --
 -- Each dependency is counted once. A job whose last dependency is counted is queued, or scheduled if it is due later, or
 -- waits for its admission if it has a limit. So statements that also free slots of limits call this function first, and lock
 -- limits afterwards. A job that can no longer start is cancelled. Its dependants are then handled in the same way, in the
--- next wave. The function runs with the owner's rights, because workers and admins are allowed to end jobs, but not to write
+-- next wave. If more than a thousand jobs wait, upkeep handles them after the commit, so that a job's end takes no longer the more
+-- jobs a producer has enqueued behind it. The function runs with the owner's rights, because workers and admins are allowed to end jobs, but not to write
 -- dependencies.
 -- Called by: 2 functions, 5 statements.
 CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
@@ -2057,11 +2138,14 @@ DECLARE
     wave_states text[] := states;
     doomed bigint[];
     needless bigint[];
-    queues_to_notify text[];
 BEGIN
     LOOP
         waiting := taskd.dependants(ids, states);
         IF waiting.jobs IS NULL THEN
+            RETURN 0;
+        END IF;
+        IF waiting.many THEN
+            PERFORM taskd.defer_dependants(ids, states);
             RETURN 0;
         END IF;
         BEGIN
@@ -2100,40 +2184,7 @@ BEGIN
         IF doomed <> '{}' THEN
             PERFORM taskd.cancel_blocked(doomed, 'dependency');
         END IF;
-        WITH counted AS (
-            UPDATE taskd.dependency AS d
-            SET counted = true
-            FROM unnest(wave, wave_states) AS ended (id, state)
-            WHERE d.parent_id = ended.id AND NOT d.counted
-              AND (ended.state = 'done' OR d.on_failed IN ('continue', 'only'))
-            RETURNING d.job_id, d.on_failed = 'only' AS only_then, ended.state <> 'done' AS failed
-        ), less AS (
-            SELECT job_id, count(*)::integer AS parents, bool_or(only_then) AS only_then,
-                   bool_or(only_then AND failed) AS begins
-            FROM counted
-            GROUP BY job_id
-        ), moved AS (
-            UPDATE taskd.job AS job
-            SET waits_for = CASE WHEN less.free THEN NULL ELSE job.waits_for - less.parents END,
-                -- The job becomes due now, so its wait is counted from now on.
-                run_at = CASE WHEN less.free THEN greatest(job.run_at, clock_timestamp()) ELSE job.run_at END,
-                state = CASE WHEN NOT less.free THEN 'blocked'
-                             WHEN job.run_at > clock_timestamp() THEN 'scheduled'
-                             ELSE taskd.state_when_due(job.limit_name, now()) END
-            FROM (
-                SELECT less.*, less.begins OR held.waits_for = less.parents AND NOT less.only_then AS free
-                FROM less
-                JOIN taskd.job AS held ON held.id = less.job_id AND held.waits_for IS NOT NULL
-            ) AS less
-            WHERE job.id = less.job_id
-            RETURNING job.id, job.queue, job.state, job.run_at, job.waits_for
-        )
-        SELECT coalesce(array_agg(DISTINCT queue::text) FILTER (
-                   WHERE waits_for IS NULL AND run_at < clock_timestamp() + interval '60 s'), '{}'),
-               coalesce(array_agg(id) FILTER (WHERE waits_for = 0), '{}')
-        INTO queues_to_notify, needless
-        FROM moved;
-        PERFORM taskd.notify_workers(queue) FROM unnest(queues_to_notify) AS queue;
+        needless := taskd.count_parents(wave, wave_states, 0, 9223372036854775807);
         IF needless <> '{}' THEN
             PERFORM taskd.cancel_blocked(needless, 'nothing failed');
         END IF;
@@ -2141,6 +2192,64 @@ BEGIN
         wave_states := array_fill('cancelled'::text, ARRAY[cardinality(wave)]);
     END LOOP;
     RETURN cardinality(waiting.jobs);
+END
+$$;
+
+-- Unblock or cancel up to `batch` dependants of one ended job; return how many dependencies were read, 0 if there is no such
+-- job or a dependant is locked. A dependant that is cancelled and has dependants itself is handled by a later call. The function
+-- waits for no lock, so it cannot deadlock with the statements that write to taskd.unblocking. The owner's rights are needed
+-- for the same reason as in taskd.unblock().
+-- Called by: unblock_dependants.
+CREATE FUNCTION taskd.unblock_deferred(batch bigint) RETURNS bigint
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_mergejoin = off
+AS $$
+DECLARE
+    ended taskd.unblocking;
+    children bigint[];
+    doomed bigint[];
+    last_child bigint;
+BEGIN
+    SELECT u.* INTO ended FROM taskd.unblocking AS u ORDER BY u.at LIMIT 1 FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    children := ARRAY(
+        SELECT d.job_id FROM taskd.dependency AS d
+        WHERE d.parent_id = ended.parent_id AND d.job_id > ended.after_job
+        ORDER BY d.job_id
+        LIMIT batch
+    );
+    IF children = '{}' THEN
+        DELETE FROM taskd.unblocking AS u WHERE u.parent_id = ended.parent_id;
+        RETURN 1;
+    END IF;
+    BEGIN
+        PERFORM taskd.lock_blocked(children);
+    EXCEPTION WHEN lock_not_available THEN
+        UPDATE taskd.unblocking AS u SET at = clock_timestamp() WHERE u.parent_id = ended.parent_id;
+        RETURN 0;
+    END;
+    last_child := children[cardinality(children)];
+    IF ended.state <> 'done' THEN
+        doomed := ARRAY(
+            SELECT d.job_id FROM taskd.dependency AS d
+            WHERE d.parent_id = ended.parent_id AND d.job_id > ended.after_job AND d.job_id <= last_child
+              AND d.on_failed = 'cancel' AND NOT d.counted
+              AND (SELECT job.waits_for FROM taskd.job AS job WHERE job.id = d.job_id) IS NOT NULL
+        );
+        PERFORM taskd.cancel_blocked(doomed, 'dependency');
+    END IF;
+    children := taskd.count_parents(ARRAY[ended.parent_id], ARRAY[ended.state], ended.after_job, last_child);
+    PERFORM taskd.cancel_blocked(children, 'nothing failed');
+    doomed := doomed || children;
+    PERFORM taskd.defer_dependants(doomed, array_fill('cancelled'::text, ARRAY[cardinality(doomed)]));
+    UPDATE taskd.unblocking AS u SET after_job = last_child, at = clock_timestamp() WHERE u.parent_id = ended.parent_id;
+    RETURN batch;
 END
 $$;
 
@@ -2161,11 +2270,11 @@ DECLARE
     held bigint[];
 BEGIN
     LOOP
-        SELECT jobs INTO waiting FROM taskd.dependants(ids, states);
+        SELECT CASE WHEN NOT d.many THEN d.jobs END INTO waiting FROM taskd.dependants(ids, states) AS d;
         BEGIN
             held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
             held := held || taskd.lock_blocked(ids || waiting);
-            SELECT jobs INTO again FROM taskd.dependants(ids, states);
+            SELECT CASE WHEN NOT d.many THEN d.jobs END INTO again FROM taskd.dependants(ids, states) AS d;
             EXIT WHEN again IS NOT DISTINCT FROM waiting
                   AND NOT EXISTS (SELECT id FROM taskd.job WHERE id = ANY (ids) EXCEPT SELECT unnest(held));
             RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
@@ -3796,9 +3905,12 @@ AS $$
         UNION
         SELECT past.id
         FROM found
-        JOIN taskd.dependency AS d ON d.parent_id = found.id
-        JOIN taskd.job_history AS past ON past.id = d.job_id
-        WHERE d.on_failed = 'cancel' AND past.state::text = 'cancelled' AND past.reason = 'dependency'
+        CROSS JOIN LATERAL (
+            SELECT h.id FROM taskd.dependency AS d
+            CROSS JOIN LATERAL (SELECT o.id, o.state, o.reason FROM taskd.job_history AS o WHERE o.id = d.job_id OFFSET 0) AS h
+            WHERE d.parent_id = found.id AND d.on_failed = 'cancel' AND h.state::text = 'cancelled' AND h.reason = 'dependency'
+            OFFSET 0
+        ) AS past
     )
     SELECT array_agg(id ORDER BY id) FROM found
 $$;
@@ -3842,6 +3954,8 @@ BEGIN
     LOOP
         wanted := taskd.cancelled_with(ids);
         BEGIN
+            -- Upkeep no longer handles the dependants of a job that is retried: they wait for it again.
+            PERFORM FROM taskd.unblocking AS u WHERE u.parent_id = ANY (wanted) ORDER BY u.parent_id FOR UPDATE;
             -- Finished jobs are found by their ids. Their states are compared as text: otherwise, on a partition without
             -- statistics, the planner chose job_history_not_done, and read all failed jobs.
             retried := ARRAY(
@@ -3992,6 +4106,7 @@ BEGIN
             PERFORM taskd.back_off(tries, began);
         END;
     END LOOP;
+    DELETE FROM taskd.unblocking AS u WHERE u.parent_id = ANY (retried);
     -- The rows are updated, so that a transaction with an older snapshot (REPEATABLE READ), which does not see that a job
     -- waits for them again, cannot end them.
     IF held <> '{}' THEN

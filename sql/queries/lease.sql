@@ -102,7 +102,7 @@ WHERE worker_id = $1;
 -- the queue has, and that this worker does not have, or has with an older version of the arguments. `limits`: the concurrency of
 -- the queues for which an operator has set it. `astray`: whether settle_schedules would withdraw or resume a schedule.
 -- `unpublished`: whether a task of this worker is not published, or was published last by a version of its app that no live worker
--- has. (A worker that starts publishes up to 90 s before it registers.) Each row repeats all these columns, and adds one of the
+-- has. (A worker that starts publishes up to 90 s before it registers.) `unblocking`: whether unblock_dependants has work. Each row repeats all these columns, and adds one of the
 -- other workers that were not declared dead; if there is no other worker, one row without it is returned. The table of workers is
 -- read once, because it can contain thousands of dead workers.
 --
@@ -192,12 +192,13 @@ WITH RECURSIVE owner AS (
                      AND (t.app <> me.app OR t.code IN (SELECT code FROM living)
                           OR t.published_at > clock_timestamp() - interval '90 s'))
                FROM me WHERE NOT me.draining
-           ), false) AS unpublished
+           ), false) AS unpublished,
+           EXISTS (SELECT FROM taskd.unblocking) AS unblocking
     FROM taskd.due
 )
 SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.gate_s, seen.limited, seen.uncounted, seen.tick_s,
        seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.elsewhere, seen.limits, seen.astray, seen.unpublished,
-       clock_timestamp() AS now, other.id, other.pid, other.pid_started,
+       seen.unblocking, clock_timestamp() AS now, other.id, other.pid, other.pid_started,
        (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
        (other.lease_until < clock_timestamp()
         AND pg_postmaster_start_time() NOT BETWEEN clock_timestamp() - make_interval(secs => $2) AND clock_timestamp()) AS silent

@@ -75,7 +75,7 @@ PINS = (
         (ME, 30, "host", "boot", "ns"),
         "all queue all queue all schedule all task job_deadline job_due job_due job_due"
         " job_limit_arrived job_parked job_running opening_at queue_bounded schedule_due"
-        " schedule_due task_pkey worker_alive",
+        " schedule_due task_pkey unblocking_at worker_alive",
     ),
     # The owners, and the rows of the dead ones, which are then written by primary key.
     Pin(
@@ -114,7 +114,13 @@ PINS = (
 # counts what they read.
 CALLS = (
     *("admit_jobs", "claim_limited_jobs", "count_depths", "fire_schedule", "parent_results"),
-    *("prune_workflows", "prune_default_partition", "make_history_partitions", "mend_sequences"),
+    *(
+        "unblock_dependants",
+        "prune_workflows",
+        "prune_default_partition",
+        "make_history_partitions",
+        "mend_sequences",
+    ),
 )
 ASKS_NO_TABLE = "it asks the server, and no table"
 BY_CATALOG = "it finds partitions in the catalogue, and reads none"
