@@ -107,7 +107,7 @@ PINS = (
     Pin("delete_logs", (IDS, ONES), "job_log_pkey"),
     Pin("prune_logs", (1000,), "job_log_expires tid job_log"),
     Pin("prune_keys", (1000,), "job_key_until tid job_key"),
-    Pin("prune_buckets", (), "bucket_pkey job_limit_pkey"),
+    Pin("prune_buckets", ("", "", 100), "bucket_pkey bucket_pkey job_limit_pkey"),
 )
 
 # Statements that call one function, whose inner statements EXPLAIN does not show: test_reads.py

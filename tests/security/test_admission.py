@@ -216,3 +216,19 @@ def _rows_read(plan: Any, index: str) -> float:
         rows = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
         own = rows * plan["Actual Loops"]
     return own + sum(_rows_read(each, index) for each in plan.values())
+
+
+async def test_buckets_are_pruned_in_batches(lane: Lane, sql: Any) -> None:
+    """A producer chooses how many keys a limit with a rate has."""
+    await sql.execute(
+        "INSERT INTO taskd.job_limit (name, rate, burst, by_hand) VALUES ('a', 1, 1, true), "
+        "('b', NULL, NULL, true)"
+    )
+    await sql.execute(
+        "INSERT INTO taskd.bucket (limit_name, limit_key, tokens, filled_at) "
+        "SELECT name, g, 0, now() - CASE WHEN g % 2 = 0 THEN interval '1 h' ELSE '0 s' END "
+        "FROM taskd.job_limit, generate_series(1, 100) AS g"
+    )
+    await limits.prune_buckets(lane, batch=7)
+    left = await sql.fetch("SELECT limit_name, count(*) FROM taskd.bucket GROUP BY 1")
+    assert [tuple(each) for each in left] == [("a", 50)]

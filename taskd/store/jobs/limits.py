@@ -17,6 +17,7 @@ from taskd.store.jobs import busy_marks
 from taskd.store.jobs.jobs import ANY_JOB, NONE_REFUSED, URGENCY, Among
 
 ROWS_MAX = 1000
+BUCKETS_BATCH = 5000
 
 
 class Admitted(NamedTuple):
@@ -122,9 +123,14 @@ async def count_depths(on: Fetches) -> None:
     await on.fetch("count_depths")
 
 
-async def prune_buckets(on: Fetches) -> None:
-    """Delete token buckets that are full, and those of limits that no longer have a rate."""
-    await on.fetch("prune_buckets")
+async def prune_buckets(on: Fetches, batch: int = BUCKETS_BATCH) -> None:
+    """Delete token buckets that are full, and those of limits that no longer have a rate.
+
+    One statement reads at most `batch` buckets.
+    """
+    rows = await on.fetch("prune_buckets", "", "", batch)
+    while rows:
+        rows = await on.fetch("prune_buckets", rows[0][0], rows[0][1], batch)
 
 
 async def set_limit(
