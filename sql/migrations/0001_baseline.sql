@@ -3744,6 +3744,7 @@ AS $$
             UNION ALL
             SELECT FROM taskd.job AS j
             WHERE j.queue = queue_depth.queue AND j.state = 'blocked' AND j.waits_for IS NULL
+              AND j.limit_key IS NOT NULL -- so that the planner reads job_limit_waiting, and not all jobs
         ) AS waiting
         LIMIT up_to
     ) AS few

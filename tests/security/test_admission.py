@@ -232,3 +232,20 @@ async def test_buckets_are_pruned_in_batches(lane: Lane, sql: Any) -> None:
     await limits.prune_buckets(lane, batch=7)
     left = await sql.fetch("SELECT limit_name, count(*) FROM taskd.bucket GROUP BY 1")
     assert [tuple(each) for each in left] == [("a", 50)]
+
+
+async def test_the_depth_of_a_queue_is_counted_without_reading_other_jobs(sql: Any) -> None:
+    await sql.execute(
+        "INSERT INTO taskd.job (queue, task, state, run_at) SELECT 'other', 't', 'scheduled', "
+        "now() + interval '1 day' FROM generate_series(1, $1)",
+        NAMES,
+    )
+    await sql.execute("ANALYZE taskd.job")
+    scans = (
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables "
+        "WHERE relid = 'taskd.job'::regclass"
+    )
+    async with sql.transaction():
+        before = await sql.fetchval(scans)
+        await sql.execute("SELECT taskd.queue_depth('q', 10)")
+        assert await sql.fetchval(scans) - before < 10
