@@ -714,7 +714,7 @@ CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
 -- never ends its transaction. If it is full, PostgreSQL refuses NOTIFY, which would roll back the caller's transaction;
 -- without a NOTIFY, polls find the jobs. PostgreSQL also refuses PREPARE TRANSACTION after a NOTIFY: a transaction for
 -- two-phase commit begins with SET LOCAL taskd.notify = 'off', and polls find its jobs.
--- Called by: 7 functions, 10 statements.
+-- Called by: 8 functions, 10 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2146,6 +2146,7 @@ BEGIN
         END IF;
         IF waiting.many THEN
             PERFORM taskd.defer_dependants(ids, states);
+            PERFORM taskd.notify('taskd', '');  -- workers check at once what upkeep has to do
             RETURN 0;
         END IF;
         BEGIN
