@@ -92,44 +92,35 @@ GRANT EXECUTE ON FUNCTION
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text, jsonb)
     TO taskd_producer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.unblock(bigint[], text[]), taskd.jobs_with_locked_dependants(bigint[]) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION
+    taskd.unblock(bigint[], text[]), taskd.unblock_deferred(bigint), taskd.jobs_with_locked_dependants(bigint[])
+    TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.next_stage(bigint, text, jsonb, jsonb, text), taskd.enqueue_next_stage(bigint, bigint, jsonb),
     taskd.parent_results(bigint, bigint), taskd.prune_workflows()
     TO taskd_worker;
 GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_admin;
+GRANT SELECT ON taskd.unblocking TO taskd_worker, taskd_observer, taskd_admin;
 GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;
 
--- Producers write the columns that enqueue_jobs and taskd.enqueue() write, and no others: id, fence, worker, attempts and
--- crashes keep their defaults. They can write `state`, but taskd.job_is_valid() accepts only the states of waiting jobs. (If
--- a producer inserts a job as blocked without a reason, only this job is affected, and `taskd doctor` reports it.) From the
--- columns that they can read, producers learn which ids exist in which queues, and no more.
-GRANT INSERT (
-    queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
-    metadata
-)
-    ON taskd.job TO taskd_producer, taskd_admin;
-GRANT SELECT (id, queue) ON taskd.job TO taskd_producer;
+-- Producers enqueue through functions alone, which run with the owner's rights: no role inserts jobs. So every rule is in one
+-- place: depths of queues, limits that tasks publish, bounds of names and values. Producers read no job.
 GRANT SELECT ON taskd.task TO taskd_producer;
-GRANT SELECT (name, max_depth) ON taskd.queue TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
                   double precision, boolean, jsonb),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
                       double precision, integer, boolean, text, jsonb, boolean, jsonb),
-    taskd.unique_key_of(jsonb, jsonb), taskd.bounded_key(text), taskd.version_of(jsonb, jsonb),
+    taskd.enqueue_usual_job(text, text, jsonb, smallint), taskd.enqueue_usual_jobs(text, text, text[], smallint),
+    taskd.enqueue_jobs(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[], double precision[],
+                       timestamptz[], double precision[], smallint[], text[], text[], text[]),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb, boolean, jsonb),
     taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
                                double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
-                               text[], double precision[], text[], double precision[], bigint[], boolean, text[]),
-    taskd.lock_key_holders(text[], text[], text[], bigint[], boolean), taskd.back_off(integer, timestamptz),
-    taskd.raise_invalid_job(text, text, jsonb, text[], text[]),
-    taskd.limit_values(jsonb, text[], jsonb, text[]), taskd.limit_key(jsonb), taskd.state_when_due(text, timestamptz),
-    taskd.check_queue_room(text, integer, bigint), taskd.run_enqueue_checks(text, timestamptz),
-    taskd.args_are_valid(jsonb, text[], jsonpath), taskd.checked_queue_name(text)
+                               text[], double precision[], text[], double precision[], bigint[], boolean, text[])
     TO taskd_producer, taskd_admin;
 
 -- With the hash of a redacted value, a user who knows the value finds its jobs by their keys.
@@ -138,17 +129,16 @@ GRANT EXECUTE ON FUNCTION taskd.hashed_value(jsonb), taskd.canonical_json(jsonb)
 
 -- The index job_is_valid evaluates this function for each row that is written.
 GRANT EXECUTE ON FUNCTION taskd.job_is_valid(bigint, taskd.job_state, smallint, double precision, timestamptz, text, jsonb)
-    TO taskd_producer, taskd_worker, taskd_admin;
+    TO taskd_worker, taskd_admin;
 
--- A statement that makes a job due notifies workers. For that it reads which workers serve the queue, and the busy mark of the
--- queue. Only workers set busy marks.
-GRANT EXECUTE ON FUNCTION taskd.notify_workers(text) TO taskd_producer, taskd_worker, taskd_admin;
+-- A statement that makes a job due notifies workers. For that it reads which workers serve the queue, and its busy mark. Only
+-- workers set busy marks.
+GRANT EXECUTE ON FUNCTION taskd.notify_workers(text) TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.notify(text, text) TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
-GRANT SELECT (queues, died_at) ON taskd.worker TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.busy_mark_sequence(text, integer), taskd.busy_mark(text, integer), taskd.busy_mark_until(text, timestamptz),
-    taskd.is_polled(text), taskd.enqueue_checks_are_off(), taskd.is_polled_unbounded(text)
-    TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
+    taskd.is_polled(text)
+    TO taskd_worker, taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.set_busy_mark(text, bigint, double precision, boolean), taskd.turn_enqueue_checks_off() TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, taskd_admin;
 
@@ -175,15 +165,14 @@ GRANT EXECUTE ON FUNCTION
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
     taskd.required_args(jsonb), taskd.accepted_args(jsonb), taskd.fitting_args(jsonb)
     TO taskd_worker;
--- To publish a task, and to report an argument of a wrong type, these functions derive the type checks from the JSON Schema.
-GRANT EXECUTE ON FUNCTION taskd.arg_checks(jsonb), taskd.value_check(text, jsonb, jsonb)
-    TO taskd_producer, taskd_worker, taskd_admin;
+-- Publishing a task compiles the checks of its types.
+GRANT EXECUTE ON FUNCTION taskd.arg_checks(jsonb), taskd.value_check(text, jsonb, jsonb) TO taskd_worker;
 
 -- A statement that ends or releases a job admits the next jobs of its limit, by functions that lock and count.
 GRANT EXECUTE ON FUNCTION taskd.free_slots(text[], text[]) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.state_when_due(text, timestamptz) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
-    taskd.admit_due(bigint, bigint, bigint, bigint[]), taskd.take_queue_slots(text, bigint),
+    taskd.admit_due(bigint, bigint, bigint, bigint[], text), taskd.take_queue_slots(text, bigint),
     taskd.claim_limited(bigint, text, bigint, bigint, text[], smallint[], bigint, bigint, bigint[]),
     taskd.return_tokens(text, bigint), taskd.count_depths(), taskd.follow_clock_back(double precision)
     TO taskd_worker;

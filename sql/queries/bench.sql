@@ -8,7 +8,7 @@
 -- are many.
 
 -- name: bench_environment(live_max bigint)
--- roles: producer, worker, observer, admin
+-- roles: worker, observer, admin
 SELECT current_setting('server_version') AS postgresql,
        current_setting('fsync') = 'on' AND current_setting('synchronous_commit') <> 'off' AS durable,
        has_table_privilege('taskd.queue', 'DELETE') AS owner,

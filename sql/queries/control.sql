@@ -47,7 +47,7 @@ WITH moved AS (
           FROM taskd.worker AS me, taskd.job AS j
           WHERE me.id = $1 AND j.parked AND j.state::text = 'scheduled' AND j.task = ANY ($2::text[])
             AND j.queue = ANY (me.queues)
-            AND coalesce(j.args_version, 1) <= me.args_versions[array_position(me.tasks, j.task::text)]
+            AND coalesce(j.args_version, 1::smallint) <= me.args_versions[array_position(me.tasks, j.task::text)]
             AND j.id + 0 > $4 AND j.id + 0 <= $5 AND j.id <> ALL ($6::bigint[])
           LIMIT $3
           FOR UPDATE OF j SKIP LOCKED

@@ -628,18 +628,28 @@ FROM found
 GROUP BY why;
 
 -- Limits that block jobs, with the numbers of the jobs that hold slots and of the blocked jobs, each counted up to `batch`; and
--- queues with a depth limit.
+-- queues with a depth limit. Of the limits that are not published, six are returned.
 
 -- name: doctor_limits(batch bigint)
 -- roles: worker, observer, admin
-WITH RECURSIVE named AS (
+WITH RECURSIVE waiting AS (
     (SELECT limit_name FROM taskd.job WHERE limit_name IS NOT NULL AND state = 'blocked' AND waits_for IS NULL AND limit_key IS NOT NULL
      ORDER BY limit_name LIMIT 1)
     UNION ALL
     SELECT (SELECT j.limit_name FROM taskd.job AS j
-            WHERE j.limit_name > named.limit_name AND j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL AND j.limit_key IS NOT NULL
+            WHERE j.limit_name > waiting.limit_name AND j.limit_name IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL AND j.limit_key IS NOT NULL
             ORDER BY j.limit_name LIMIT 1)
-    FROM named WHERE named.limit_name IS NOT NULL
+    FROM waiting WHERE waiting.limit_name IS NOT NULL
+), named AS (
+    SELECT r.name::text AS limit_name
+    FROM taskd.job_limit AS r
+    WHERE EXISTS (SELECT FROM taskd.job AS j
+                  WHERE j.limit_name = r.name AND j.limit_name IS NOT NULL AND j.limit_key IS NOT NULL AND j.state = 'blocked' AND j.waits_for IS NULL)
+    UNION ALL
+    -- A producer chooses how many limits that nobody has published its jobs name.
+    (SELECT w.limit_name FROM waiting AS w
+     WHERE w.limit_name IS NOT NULL AND NOT EXISTS (SELECT FROM taskd.job_limit AS r WHERE r.name = w.limit_name)
+     LIMIT 6)
 )
 SELECT 'limit' AS kind, named.limit_name AS name, r.declared IS NOT NULL OR coalesce(r.by_hand, false) AS known,
        r.concurrency_in_all AS allowed, r.concurrency, r.rate,
@@ -661,7 +671,6 @@ SELECT 'limit' AS kind, named.limit_name AS name, r.declared IS NOT NULL OR coal
        NULL::double precision AS counted_ago_s
 FROM named
 LEFT JOIN taskd.job_limit AS r ON r.name = named.limit_name
-WHERE named.limit_name IS NOT NULL
 UNION ALL
 SELECT 'depth', q.name::text, true, q.depth, NULL, NULL,
        (SELECT count(*) FROM (SELECT FROM taskd.job AS j WHERE j.queue = q.name AND j.state = 'queued' LIMIT 100000) AS waiting),

@@ -102,7 +102,7 @@ WHERE worker_id = $1;
 -- the queue has, and that this worker does not have, or has with an older version of the arguments. `limits`: the concurrency of
 -- the queues for which an operator has set it. `astray`: whether settle_schedules would withdraw or resume a schedule.
 -- `unpublished`: whether a task of this worker is not published, or was published last by a version of its app that no live worker
--- has. (A worker that starts publishes up to 90 s before it registers.) Each row repeats all these columns, and adds one of the
+-- has. (A worker that starts publishes up to 90 s before it registers.) `unblocking`: whether unblock_dependants has work. Each row repeats all these columns, and adds one of the
 -- other workers that were not declared dead; if there is no other worker, one row without it is returned. The table of workers is
 -- read once, because it can contain thousands of dead workers.
 --
@@ -119,13 +119,6 @@ WITH RECURSIVE owner AS (
     SELECT (SELECT worker_id FROM taskd.job WHERE worker_id > owner.id ORDER BY worker_id LIMIT 1)
     FROM owner
     WHERE owner.id IS NOT NULL
-), parked AS (
-    (SELECT task::text FROM taskd.job WHERE parked AND state::text = 'scheduled' ORDER BY job.task LIMIT 1)
-    UNION ALL
-    SELECT (SELECT job.task::text FROM taskd.job
-            WHERE job.parked AND job.state::text = 'scheduled' AND job.task > parked.task ORDER BY job.task LIMIT 1)
-    FROM parked
-    WHERE parked.task IS NOT NULL
 ), paused AS MATERIALIZED (
     SELECT name::text AS task
     FROM taskd.task
@@ -167,12 +160,17 @@ WITH RECURSIVE owner AS (
                WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL
            ) AS expired,
            ARRAY(SELECT task FROM paused) AS paused,
-           ARRAY(SELECT parked.task FROM parked, me
-                 WHERE parked.task NOT IN (SELECT paused.task FROM paused)
+           -- One probe for each task and queue of this worker: producers choose how many other tasks have parked jobs.
+           ARRAY(SELECT mine.task
+                 FROM me, unnest(me.tasks, me.args_versions) AS mine (task, version)
+                 WHERE mine.task NOT IN (SELECT paused.task FROM paused)
                    AND EXISTS (
-                       SELECT FROM taskd.job AS j
-                       WHERE j.parked AND j.state::text = 'scheduled' AND j.task = parked.task AND j.queue = ANY (me.queues)
-                         AND coalesce(j.args_version, 1) <= me.args_versions[array_position(me.tasks, parked.task)]
+                       SELECT FROM unnest(me.queues) AS served (queue)
+                       WHERE EXISTS (
+                           SELECT FROM taskd.job AS j
+                           WHERE j.parked AND j.state::text = 'scheduled' AND j.task = mine.task AND j.queue = served.queue
+                             AND coalesce(j.args_version, 1::smallint) <= mine.version
+                       )
                    )) AS resumed,
            (SELECT jsonb_object_agg(queue, tasks)::text
             FROM (SELECT queue, jsonb_object_agg(task, version) AS tasks FROM elsewhere GROUP BY queue) AS q) AS elsewhere,
@@ -194,12 +192,13 @@ WITH RECURSIVE owner AS (
                      AND (t.app <> me.app OR t.code IN (SELECT code FROM living)
                           OR t.published_at > clock_timestamp() - interval '90 s'))
                FROM me WHERE NOT me.draining
-           ), false) AS unpublished
+           ), false) AS unpublished,
+           EXISTS (SELECT FROM taskd.unblocking) AS unblocking
     FROM taskd.due
 )
 SELECT seen.orphans, seen.job_s, seen.suspect_s, seen.gate_s, seen.limited, seen.uncounted, seen.tick_s,
        seen.query_tick_s, seen.expired, seen.paused, seen.resumed, seen.elsewhere, seen.limits, seen.astray, seen.unpublished,
-       clock_timestamp() AS now, other.id, other.pid, other.pid_started,
+       seen.unblocking, clock_timestamp() AS now, other.id, other.pid, other.pid_started,
        (other.host = $3 AND other.boot_id = $4 AND other.pid_namespace = $5 AND other.boot_id <> '') AS neighbour,
        (other.lease_until < clock_timestamp()
         AND pg_postmaster_start_time() NOT BETWEEN clock_timestamp() - make_interval(secs => $2) AND clock_timestamp()) AS silent

@@ -5,10 +5,10 @@
 -- jobs that have just arrived, and jobs of keys for which an opening (taskd.opening) is due. Any worker runs admit_jobs if
 -- next_due (promote.sql) or check_upkeep (lease.sql) returns that a check is due, so limits cost nothing if none are used.
 
--- name: admit_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[])
+-- name: admit_jobs(batch bigint, among_after bigint, among_up_to bigint, without bigint[], after_name text)
 -- roles: worker
 -- moves: blocked -> queued, blocked -> scheduled, scheduled -> blocked
-SELECT checked, queues FROM taskd.admit_due($1, $2, $3, $4::bigint[]);
+SELECT checked, queues, last_name FROM taskd.admit_due($1, $2, $3, $4::bigint[], $5);
 
 -- Claim from a queue that an operator has limited; otherwise like claim_jobs. If a token is missing, one row has no id, and
 -- `opens_s` is the number of seconds until the next token.
@@ -229,15 +229,25 @@ SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r;
 -- roles: worker
 SELECT taskd.count_depths();
 
--- Delete token buckets that are full again, and buckets of limits that no longer have a rate.
+-- Delete token buckets that are full again, and buckets of limits that no longer have a rate. Producers choose the number of
+-- buckets, so a statement reads up to `batch`, those after the given one. It returns the last one, after which the next
+-- statement continues, and no row after the end.
 
--- name: prune_buckets()
+-- name: prune_buckets(after_name text, after_key text, batch bigint)
 -- roles: worker
-WITH rule AS MATERIALIZED (
-    SELECT name, rate, burst FROM taskd.job_limit ORDER BY name FOR NO KEY UPDATE SKIP LOCKED
+WITH seen AS MATERIALIZED (
+    SELECT limit_name, limit_key
+    FROM taskd.bucket
+    WHERE (limit_name, limit_key) > ($1, $2)
+    ORDER BY limit_name, limit_key
+    LIMIT $3
+), rule AS MATERIALIZED (
+    SELECT name, rate, burst FROM taskd.job_limit WHERE name >= $1 ORDER BY name FOR NO KEY UPDATE SKIP LOCKED
+), deleted AS (
+    DELETE FROM taskd.bucket AS bucket
+    USING seen, rule
+    WHERE bucket.limit_name = seen.limit_name AND bucket.limit_key = seen.limit_key AND seen.limit_name = rule.name
+      AND (rule.rate IS NULL
+           OR bucket.filled_at < clock_timestamp() - make_interval(secs => least(rule.burst / rule.rate, 1e9)))
 )
-DELETE FROM taskd.bucket AS bucket
-USING rule
-WHERE bucket.limit_name = rule.name
-  AND (rule.rate IS NULL
-       OR bucket.filled_at < clock_timestamp() - make_interval(secs => least(rule.burst / rule.rate, 1e9)));
+SELECT limit_name, limit_key FROM seen ORDER BY limit_name DESC, limit_key DESC LIMIT 1;

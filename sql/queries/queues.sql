@@ -30,7 +30,8 @@ RETURNING name::text, keep_done_s, keep_failed_s;
 
 -- The live jobs of queues, for a worker with `--until-empty`. The worker runs until there are no `runnable` jobs (queued, or due
 -- and waiting for a limit), no `running` jobs and no `soon` jobs (due and not promoted yet, or claimed before and due again
--- within a minute, except `unfit` jobs, whose arguments do not fit the code of their task). At its end, the worker prints the
+-- within a minute, except `unfit` jobs, whose arguments do not fit the code of their task; and ended jobs whose dependants upkeep
+-- has to unblock). At its end, the worker prints the
 -- counts of the other jobs. A fence above 0 shows that a job was claimed before; attempts do not show this, because they can
 -- be refunded.
 
@@ -38,7 +39,8 @@ RETURNING name::text, keep_done_s, keep_failed_s;
 -- roles: worker, observer, admin
 SELECT count(*) FILTER (WHERE (state = 'queued' OR gated) AND known AND NOT paused) AS runnable,
        count(*) FILTER (WHERE state = 'running') AS running,
-       count(*) FILTER (WHERE soon AND known AND NOT unfit AND NOT paused) AS soon,
+       count(*) FILTER (WHERE soon AND known AND NOT unfit AND NOT paused)
+           + (SELECT count(*) FROM taskd.unblocking) AS soon,
        count(*) FILTER (WHERE (state IN ('scheduled', 'queued') OR gated) AND paused) AS paused,
        count(*) FILTER (WHERE (state IN ('scheduled', 'queued') OR gated) AND NOT paused AND NOT known) AS unknown,
        count(*) FILTER (WHERE state = 'blocked' AND NOT gated) AS blocked,

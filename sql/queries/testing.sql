@@ -10,7 +10,8 @@ SELECT id, task, queue, state, priority, attempt, crashes, unique_key, reason,
 FROM taskd.jobs
 ORDER BY id;
 
--- The queues that have a running job, a job that a worker with these tasks could start now, or a schedule with a due tick. A
+-- The queues with a running job, with a job that a worker with these tasks could start now, with a job that upkeep has to unblock
+-- (taskd.unblocking), or of a schedule with a due tick. A
 -- job that is due within a tenth of a second counts as due, so that a retry without a delay belongs to the same run. A job that
 -- waits for a token counts as due if it can start within a second. Jobs that wait for a slot of their limit do not count, nor do
 -- jobs of paused queues and parked jobs of paused tasks. (A job of a paused task that is not parked yet counts, because a worker
@@ -38,6 +39,10 @@ WHERE job.state = 'running'
        ))
        AND coalesce(queue.tokens + queue.rate * (date_part('epoch', clock_timestamp() - queue.filled_at) + 1) >= 1, true)
        AND NOT (queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)))
+UNION
+SELECT job.queue::text
+FROM taskd.job AS job
+WHERE job.waits_for IS NOT NULL AND EXISTS (SELECT FROM taskd.unblocking)
 UNION
 SELECT queue::text
 FROM taskd.schedule

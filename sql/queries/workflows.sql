@@ -146,6 +146,13 @@ LEFT JOIN LATERAL (
 ORDER BY parent.id
 LIMIT $2;
 
+-- Unblock or cancel a batch of the dependants of a job with more than a thousand; see the function.
+
+-- name: unblock_dependants(batch bigint)
+-- roles: worker
+-- moves: blocked -> queued, blocked -> scheduled, blocked -> cancelled
+SELECT taskd.unblock_deferred($1) AS read;
+
 -- name: prune_workflows()
 -- roles: worker
 SELECT taskd.prune_workflows() AS pruned;

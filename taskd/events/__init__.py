@@ -35,6 +35,7 @@ from taskd.events.attempts import (
 from taskd.events.database import (
     acks_delayed,
     acks_written,
+    admission_timed_out,
     app_not_published,
     app_published,
     claims_delayed,
@@ -139,6 +140,7 @@ __all__ = [
     "acks_delayed",
     "acks_written",
     "action_taken",
+    "admission_timed_out",
     "app_import_slow",
     "app_not_published",
     "app_published",

@@ -218,6 +218,14 @@ def jobs_admitted(queues: Mapping[str, int]) -> None:
         emit("jobs.admitted", "debug", queues=dict(queues))
 
 
+def admission_timed_out(error: str) -> None:
+    """The admission of blocked jobs did not end in time, so no limit admits jobs; it is retried.
+
+    Logged once until an admission succeeds; `service.failing` follows if it fails repeatedly.
+    """
+    emit("admission.timed_out", "error", error=error)
+
+
 def partitions_made(count: int) -> None:
     """History partitions for the next days were created."""
     emit("partitions.made", "debug", count=count)

@@ -78,6 +78,7 @@ class Surroundings(NamedTuple):
         astray: whether a schedule of this app must be withdrawn or resumed (schedules.settle).
         unpublished: whether a task of this worker is not published, or was published last by a
             version of the app that no live worker has.
+        unblocking: whether an ended job has dependants that upkeep must unblock or cancel.
         now: the database's time.
     """
 
@@ -93,6 +94,7 @@ class Surroundings(NamedTuple):
     limits: dict[str, int]
     astray: bool
     unpublished: bool
+    unblocking: bool
     now: datetime
 
 
@@ -244,9 +246,9 @@ async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surround
     rows = await on.fetch("check_upkeep", me.id, lease_s, me.host, me.boot_id, me.pid_namespace)
     orphans, job_s, suspect_s, gate_s, limited, uncounted, *rest = rows[0]
     tick_s, query_tick_s, expired, paused, resumed, elsewhere, limits, *rest = rest
-    astray, unpublished, now, *_ = rest
+    astray, unpublished, unblocking, now, *_ = rest
     return Surroundings(
-        [Other(*row[16:]) for row in rows if row[16] is not None],
+        [Other(*row[17:]) for row in rows if row[17] is not None],
         orphans,
         uncounted,
         DueIn(job_s, suspect_s, gate_s, limited),
@@ -258,6 +260,7 @@ async def check_upkeep(on: Fetches, me: Incarnation, lease_s: float) -> Surround
         msgspec.json.decode(limits or "{}", type=dict[str, int]),
         astray,
         unpublished,
+        unblocking,
         now,
     )
 

@@ -129,6 +129,15 @@ async def pending_parents(on: Fetches, job_id: int, limit: int) -> list[Row]:
     return [dict(row) for row in await on.fetch("pending_parents", job_id, limit)]
 
 
+async def unblock_dependants(on: Fetches, batch: int) -> int:
+    """Unblock or cancel a batch of the dependants of an ended job that has more than a thousand.
+
+    Returns:
+        How many dependencies were read; 0 if there is no such job, or if a dependant is locked.
+    """
+    return int((await on.fetch("unblock_dependants", batch))[0][0])
+
+
 async def prune(on: Fetches) -> int:
     """Delete workflows without jobs, in batches.
 

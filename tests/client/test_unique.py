@@ -30,7 +30,7 @@ ROWS = "SELECT * FROM taskd.job ORDER BY id"
 TWICE = """
 SELECT unique_key FROM taskd.job WHERE state = 'running' GROUP BY 1 HAVING count(*) > 1
 """
-SOON = datetime(2100, 1, 1, tzinfo=UTC)
+SOON = datetime.now(UTC) + timedelta(days=30)
 
 
 def job(n: int = 0, unique: Unique | None = None, **options: Any) -> NewJob:

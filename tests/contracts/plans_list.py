@@ -74,8 +74,8 @@ PINS = (
         "check_upkeep",
         (ME, 30, "host", "boot", "ns"),
         "all queue all queue all schedule all task job_deadline job_due job_due job_due"
-        " job_limit_arrived job_parked job_parked job_running opening_at queue_bounded schedule_due"
-        " schedule_due task_pkey worker_alive",
+        " job_limit_arrived job_parked job_running opening_at queue_bounded schedule_due"
+        " schedule_due task_pkey unblocking_at worker_alive",
     ),
     # The owners, and the rows of the dead ones, which are then written by primary key.
     Pin(
@@ -107,14 +107,20 @@ PINS = (
     Pin("delete_logs", (IDS, ONES), "job_log_pkey"),
     Pin("prune_logs", (1000,), "job_log_expires tid job_log"),
     Pin("prune_keys", (1000,), "job_key_until tid job_key"),
-    Pin("prune_buckets", (), "bucket_pkey job_limit_pkey"),
+    Pin("prune_buckets", ("", "", 100), "bucket_pkey bucket_pkey job_limit_pkey"),
 )
 
 # Statements that call one function, whose inner statements EXPLAIN does not show: test_reads.py
 # counts what they read.
 CALLS = (
     *("admit_jobs", "claim_limited_jobs", "count_depths", "fire_schedule", "parent_results"),
-    *("prune_workflows", "prune_default_partition", "make_history_partitions", "mend_sequences"),
+    *(
+        "unblock_dependants",
+        "prune_workflows",
+        "prune_default_partition",
+        "make_history_partitions",
+        "mend_sequences",
+    ),
 )
 ASKS_NO_TABLE = "it asks the server, and no table"
 BY_CATALOG = "it finds partitions in the catalogue, and reads none"

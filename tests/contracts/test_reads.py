@@ -28,13 +28,14 @@ TIMES = "FROM generate_series(1, 10) AS n"
 MINUTE = timedelta(minutes=1)
 # Arguments, as the store passes them.
 OF_WORKERS: dict[str, tuple[Any, ...]] = {
-    "admit_jobs": (10, *ANY_JOB),
+    "admit_jobs": (10, *ANY_JOB, ""),
     "claim_limited_jobs": (crowd.ME, "limited", 10, 1, [], [], *ANY_JOB),
     "count_depths": (),
     # The tick, and the next one.
     "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE, None),
     "parent_results": (9_500_000, 100_000),
     "prune_workflows": (),
+    "unblock_dependants": (10,),
     "prune_default_partition": (10,),
     "make_history_partitions": (0,),
     "mend_sequences": (),

@@ -15,7 +15,6 @@ from tests.logins import Logins
 # Statements that a role may run because of rights that it needs otherwise: a role that may read a
 # whole table can run all its reads.
 BESIDES = {
-    "producer": {"demo_live", "bench_left", "bench_live", "find_bounds"},
     "worker": {"demo_left", "find_bounds", "find_live_jobs", "tasks_of_jobs", "job_logs"},
     "observer": {"check_acks", "find_bounds"},
     "admin": {"check_acks"},
@@ -112,28 +111,24 @@ async def test_a_function_with_its_owners_rights_is_pinned_and_not_for_everybody
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        ("OPERATOR(pg_catalog.=) 0", "= 0"),
-        ("OPERATOR(pg_catalog.=) task", "OPERATOR(evil.=) task"),
-        ("OPERATOR(pg_catalog.=) task", "IN (task)"),
-        ("OPERATOR(pg_catalog.=) task", "LIKE task"),
-        ("t.usual AND", "t.usual AND NOT t.required @> t.accepted AND"),
-        ("pg_catalog.num_nonnulls(", "num_nonnulls("),
+        ("OPERATOR(pg_catalog.<=) pg_catalog.now()", "<= pg_catalog.now()"),
+        ("OPERATOR(pg_catalog.=) queue", "OPERATOR(evil.=) queue"),
+        ("OPERATOR(pg_catalog.=) queue", "IN (queue)"),
+        ("OPERATOR(pg_catalog.=) queue", "LIKE queue"),
+        ("q.max_depth IS NOT NULL", "NOT q.name @> q.name"),
+        ("pg_catalog.concat(", "concat("),
         ("pg_catalog.now()", "now ()"),
-        ("taskd.args_are_valid(", "args_are_valid("),
-        ("FROM taskd.task", "FROM task"),
-        ("INSERT INTO taskd.job", "INSERT INTO job"),
-        ("t.name, args", "t.name::text, args"),
-        ("job_id bigint;", "job_id text;"),
-        (
-            "CASE WHEN coalesce(t.queue OPERATOR(pg_catalog.=) queue, true)",
-            "CASE t.queue WHEN queue",
-        ),
+        ("taskd.notify(", "notify("),
+        ("FROM taskd.queue", "FROM queue"),
+        ("max_depth IS NOT NULL AND due", "max_depth::text IS NOT NULL AND due"),
+        ("max_depth integer;", "max_depth text;"),
+        ("IF served THEN", "IF CASE served WHEN true THEN true END THEN"),
     ],
 )
 async def test_a_body_that_depends_on_the_search_path_is_found(
     sql: Any, was: str, becomes: str
 ) -> None:
-    body = "SELECT prosrc FROM pg_proc WHERE oid = 'taskd.enqueue'::regproc"
+    body = "SELECT prosrc FROM pg_proc WHERE oid = 'taskd.run_enqueue_checks'::regproc"
     good = await sql.fetchval(body)
     assert searched_for(good) == []
     assert was in good

@@ -1,1 +1,1 @@
-"""Attacks of strangers, producers, workers and texts, on the database, over HTTP and terminals."""
+"""Attacks: what a role, a stranger or a hostile text tries, and what it can cost the others."""

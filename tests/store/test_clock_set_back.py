@@ -138,7 +138,7 @@ async def test_a_rate_goes_on_at_the_new_time(lane: Lane, sql: Any) -> None:
     assert await queued(sql) == born[:1]
     await sql.execute("UPDATE taskd.job SET state = 'scheduled' WHERE id = $1", born[0])
     await set_back(sql)
-    assert await limits.admit(lane, 100) == (0, {})
+    assert (await limits.admit(lane, 100)).checked == 0
     assert await workers.follow_clock_back(lane, None) is None  # nothing but the limit is ahead
     assert await workers.follow_clock_back(lane, HOUR_S)
     await limits.admit(lane, 100)

@@ -153,7 +153,7 @@ async def test_a_worker_that_is_alone_sees_no_others_and_still_learns_what_is_du
     seen = await workers.check_upkeep(lane, incarnation(me), 30.0)
     nothing_due = (None, None, None, [])
     idle = ([], False, False, nothing_due, (None, None), False, frozenset(), [], {}, {})
-    assert seen == (*idle, False, True, seen.now)  # its task is not published
+    assert seen == (*idle, False, True, False, seen.now)  # its task is not published
     await enqueue(lane, delay_s=60.0)
     seen = await workers.check_upkeep(lane, incarnation(me), 30.0)
     assert seen.others == []

@@ -43,9 +43,9 @@ async def test_the_end_of_a_job_sees_what_was_parked_while_it_waited_for_the_loc
     [second] = await enqueue(lane, task, "x")
     parking = await connect()
     async with Transaction(parking) as transaction:
-        assert (
-            await parking.fetchrow("SELECT * FROM taskd.admit_due(100, 0, 1000, ARRAY[]::bigint[])")
-        )["checked"] == 1
+        assert (await parking.fetchrow("SELECT * FROM taskd.admit_due(100, 0, 1000, '{}', '')"))[
+            "checked"
+        ] == 1
         ending = await connect()
         ended = asyncio.create_task(
             ending.execute(

@@ -35,7 +35,7 @@ async def test_a_limited_job_is_never_queued_before_it_is_admitted(
     assert await states(sql) == {"blocked": 5}
     assert await jobs.claim(lane, me, "q", 10) == []
     admitted = await limits.admit(lane, 100)
-    assert admitted == (5, {"q": 2})
+    assert (admitted.checked, admitted.queues) == (5, {"q": 2})
     assert await states(sql) == {"queued": 2, "blocked:parked": 3}
     assert await queued(sql) == born[:2]
 
@@ -43,7 +43,7 @@ async def test_a_limited_job_is_never_queued_before_it_is_admitted(
 async def test_what_is_parked_is_not_checked_again(lane: Lane, sql: Any) -> None:
     await lined_up(lane, Limit(concurrency=1), *["x"] * 5)
     assert (await jobs.next_due(lane)).gate_s is None
-    assert await limits.admit(lane, 100) == (0, {})
+    assert (await limits.admit(lane, 100)).checked == 0
 
 
 async def test_the_end_of_one_admits_the_next_of_its_key_in_the_same_statement(
@@ -179,7 +179,7 @@ async def test_a_rate_admits_a_burst_and_then_as_tokens_come(lane: Lane, sql: An
     assert due.gate_s is not None
     assert 0.5 < due.gate_s <= 1
     # Nothing is due before that, so nothing is checked.
-    assert await limits.admit(lane, 100) == (0, {})
+    assert (await limits.admit(lane, 100)).checked == 0
     await jobs.claim(lane, me, "q", 10)
     await sql.execute("UPDATE taskd.bucket SET filled_at = filled_at - interval '2 s'")
     await sql.execute("UPDATE taskd.opening SET at = at - interval '2 s'")

@@ -80,7 +80,7 @@ FUNCTIONS = {
         ),
     ),
     "two ends at once that count as one": FunctionBug(
-        "unblock", ((r"count\(\*\)::integer AS parents", "1 AS parents"),)
+        "count_parents", ((r"count\(\*\)::integer AS parents", "1 AS parents"),)
     ),
     "a limit that counts one too few": FunctionBug(
         "admit_keys", ((r"THEN rule\.concurrency - \(", "THEN 1 + rule.concurrency - ("),)

@@ -173,6 +173,14 @@ async def _resumed(hands: Hands) -> None:
     await hands.client.resume_tasks(["instant"])
 
 
+async def _many_dependants(hands: Hands) -> None:
+    await hands.sql.execute(
+        "SELECT taskd.enqueue_after('instant', '{}', ARRAY[$1::bigint], queue => 'fast') "
+        "FROM generate_series(1, 1001)",
+        hands.enqueued[0],
+    )
+
+
 def _soon() -> list[NewJob | Workflow | Pipeline]:
     return [app.instant.job().after(0.5), app.waits.job(ms=10).after(0.7)]
 
@@ -259,6 +267,7 @@ SCENES: dict[str, Scene] = {
     "limited queue": Scene(prepare=_limited),
     "counted queue": Scene(prepare=_deep),
     "expiring": Scene(_expiring),
+    "many dependants": Scene(prepare=_many_dependants),
     "parked": Scene(prepare=_paused, meanwhile=_resumed),
     "lost ack": Scene(preludes=(Strike("ack_done", "after", "lost"),)),
     "locked rows": Scene(preludes=(Strike("ack_done", "before", "held"),)),
@@ -310,6 +319,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "limited queue": ("claim_limited_jobs",),
     "counted queue": ("count_depths",),
     "expiring": ("expire_jobs",),
+    "many dependants": ("unblock_dependants",),
     "parked": ("unpark_jobs",),
     "lost ack": ("check_acks",),
     "locked rows": ("locked_jobs",),

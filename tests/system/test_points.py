@@ -21,6 +21,7 @@ SHORT = (
     "group/ack_outcomes/before/cancel",
     "instant/ack_done/after/lost",
     "beside a dead worker/rescue_jobs/after/kill",
+    "many dependants/unblock_dependants/after/kill",
 )
 
 

@@ -373,3 +373,22 @@ async def test_a_run_that_was_stopped_begins_no_further_stage(desk: Desk, ingest
     await desk.sql.execute("UPDATE taskd.workflow SET stopped_at = now()")
     await desk.start(queues=("io", "cpu", "default"))
     assert [row[:2] for row in await ran(desk, run.id)] == [("fetch", "done")]
+
+
+async def test_a_worker_runs_more_dependants_than_one_batch_before_it_ends_as_empty(
+    desk: Desk,
+) -> None:
+    @desk.task()
+    async def parent() -> None: ...
+
+    @desk.task()
+    async def child() -> None: ...
+
+    [first] = await desk.enqueue(parent.job())
+    await desk.sql.execute(
+        "SELECT taskd.enqueue_after('child', '{}', ARRAY[$1::bigint], queue => 'default') "
+        "FROM generate_series(1, 1500)",
+        first,
+    )
+    assert await desk.worker(until_empty=True).end() == 0
+    assert await desk.states() == {"done": 1501}

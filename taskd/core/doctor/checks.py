@@ -232,13 +232,13 @@ DATABASE = (
     ),
     Check(
         "stuck_jobs", "Jobs that have stayed in their state for too long",
-        "Workers normally change the state of such a job within seconds.",
-        ("doctor_stuck", "doctor_queues"), jobs.stuck_jobs,
+        "Workers normally prevent each of these cases, or end it within seconds.",
+        ("doctor_stuck", "doctor_queues", "doctor_workers"), jobs.stuck_jobs,
     ),
     Check(
         "limits", "Limits that block jobs without need, and outdated depths of queues",
         "The jobs of a limit wait until a worker checks the limit.",
-        ("doctor_limits",), jobs.limits,
+        ("doctor_limits", "doctor_workers"), jobs.limits,
     ),
     Check(
         "keys", "Expired unique keys",

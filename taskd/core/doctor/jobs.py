@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from taskd.core.doctor.finding import (
     Facts,
     Observation,
+    Repair,
     Row,
     advice,
     command,
@@ -390,7 +391,7 @@ def stuck_jobs(facts: Facts) -> Iterator[Observation]:
         if row["why"] in STUCK_REPAIRS:
             repair = sql(STUCK_REPAIRS[row["why"]])
         elif row["why"] != "overtime":
-            repair = advice("A live worker corrects this within seconds: start one, `taskd run`.")
+            repair = _live_worker(facts, "corrects this within seconds")
         yield error(
             f"{many(row['jobs'], 'job')} {STUCK[row['why']]}, for up to {span(row['late_s'])}: "
             f"{names(ids)}",
@@ -408,6 +409,16 @@ def stuck_jobs(facts: Facts) -> Iterator[Observation]:
                 ),
             )
     yield ok("no job is stuck")
+
+
+def _live_worker(facts: Facts, does: str) -> Repair:
+    """Say which worker does this: one that must be started, or one that runs and fails to."""
+    if any(row["late_s"] <= 0 for row in facts["doctor_workers"]):
+        return advice(
+            f"A live worker {does}, and workers run: search their logs for `admission.timed_out` "
+            "and `service.failing`, and see the check `services`."
+        )
+    return advice(f"A live worker {does}: start one, `taskd run`.")
 
 
 def suspects(facts: Facts) -> Iterator[Observation]:
@@ -447,8 +458,8 @@ def limits(facts: Facts) -> Iterator[Observation]:
             )
         elif not row["counted"] and _unopened(row):
             yield error(
-                f"the limit {name} blocks {many(row['blocked'], 'job')}, but none of its jobs runs",
-                advice("A live worker admits jobs: start one, `taskd run`."),
+                f"the limit {name} blocks {many(row['blocked'], 'job')}, but none runs",
+                _live_worker(facts, "admits jobs"),
             )
         elif row["allowed"] is not None and row["counted"] > row["allowed"] + row["blocked"]:
             yield hint(

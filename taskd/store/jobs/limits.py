@@ -17,6 +17,7 @@ from taskd.store.jobs import busy_marks
 from taskd.store.jobs.jobs import ANY_JOB, NONE_REFUSED, URGENCY, Among
 
 ROWS_MAX = 1000
+BUCKETS_BATCH = 5000
 
 
 class Admitted(NamedTuple):
@@ -26,10 +27,12 @@ class Admitted(NamedTuple):
         checked: number of jobs that were checked for the first time, plus number of later checks
             that were due.
         queues: number of admitted jobs, by queue.
+        last_name: the limit after which the next call continues; empty: all limits were checked.
     """
 
     checked: int
     queues: Counter[str]
+    last_name: str = ""
 
 
 class Claimed(NamedTuple):
@@ -101,10 +104,13 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-async def admit(on: Fetches, batch: int, among: Among = ANY_JOB) -> Admitted:
-    """Admit blocked jobs: check jobs that were never checked, and keys that are due for a check."""
-    checked, queues = (await on.fetch("admit_jobs", batch, *among))[0]
-    return Admitted(checked, Counter(queues))
+async def admit(on: Fetches, batch: int, among: Among = ANY_JOB, after_name: str = "") -> Admitted:
+    """Admit blocked jobs: check jobs that were never checked, and keys that are due for a check.
+
+    One call checks about `batch` jobs of at most a hundred limits, those after `after_name`.
+    """
+    checked, queues, last_name = (await on.fetch("admit_jobs", batch, *among, after_name))[0]
+    return Admitted(checked, Counter(queues), last_name)
 
 
 async def claim(
@@ -129,9 +135,14 @@ async def count_depths(on: Fetches) -> None:
     await on.fetch("count_depths")
 
 
-async def prune_buckets(on: Fetches) -> None:
-    """Delete token buckets that are full, and those of limits that no longer have a rate."""
-    await on.fetch("prune_buckets")
+async def prune_buckets(on: Fetches, batch: int = BUCKETS_BATCH) -> None:
+    """Delete token buckets that are full, and those of limits that no longer have a rate.
+
+    One statement reads at most `batch` buckets.
+    """
+    rows = await on.fetch("prune_buckets", "", "", batch)
+    while rows:
+        rows = await on.fetch("prune_buckets", rows[0][0], rows[0][1], batch)
 
 
 async def set_limit(

@@ -9,6 +9,7 @@ from functools import partial
 
 from taskd import events
 from taskd.store.connections.database import Lane
+from taskd.store.connections.error_translation import HeldUp
 from taskd.store.jobs import jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.worker.claiming.consumer import Consumer
@@ -49,6 +50,7 @@ class Promoter(Loop):
         self._checked_at = 0.0
         self._check_timer: asyncio.TimerHandle | None = None
         self._unpromoted, self._unadmitted = RefusedJobs("promote"), RefusedJobs("admit")
+        self._admission_timed_out = False
 
     def notified(self) -> None:
         """Read the due times within CHECK_AT_MOST_EVERY_S: a notification has arrived.
@@ -120,16 +122,28 @@ class Promoter(Loop):
 
     async def _admit(self, due: DueIn) -> DueIn:
         """Admit blocked jobs as far as their limits allow; return the due times read afterwards."""
-        admit = partial(limits.admit, self._lane, PROMOTE_BATCH)
+        checked, after_name = 0, ""
         while due.gate_s is not None and due.gate_s <= 0:
-            answers = await self._unadmitted.run(admit)
+            admit = partial(limits.admit, self._lane, PROMOTE_BATCH, after_name=after_name)
+            try:
+                answers = await self._unadmitted.run(admit)
+            except HeldUp as error:
+                if not self._admission_timed_out:
+                    self._admission_timed_out = True
+                    events.admission_timed_out(str(error))
+                raise
+            self._admission_timed_out = False
             for admitted in answers:
                 if admitted.queues:
                     events.jobs_admitted(admitted.queues)
                     self._wake(admitted.queues)
             due = await jobs.next_due(self._lane)
-            if not any(each.checked for each in answers):
-                break  # other workers are admitting these jobs, or hold a lock
+            checked += sum(each.checked for each in answers)
+            after_name = min((each.last_name for each in answers), default="")
+            if not after_name:
+                if not checked:
+                    break  # other workers are admitting these jobs, or hold a lock
+                checked = 0
         return due
 
     def _wake(self, queues: Mapping[str, int]) -> None:

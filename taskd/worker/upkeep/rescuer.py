@@ -1,4 +1,4 @@
-"""The rescuer: declare workers dead, rescue their jobs, expire and unpark jobs."""
+"""The rescuer: declare workers dead, rescue their jobs, expire, unpark and unblock jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskd import events
 from taskd.core.jobs.job import JobState
 from taskd.core.outcomes.error_reports import of_lost_worker, of_rescued_job
 from taskd.errors import TaskdError
-from taskd.store import workers
+from taskd.store import workers, workflows
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import changes, jobs, limits
 from taskd.store.jobs.jobs import DueIn
@@ -34,7 +34,9 @@ from taskd.worker.upkeep.declarations import Declarations
 MAX_CRASHES = 3
 MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
-EXPIRE_BATCH = UNPARK_BATCH = 1000
+EXPIRE_BATCH = UNPARK_BATCH = UNBLOCK_BATCH = 1000
+# Batches of dependants per check, so that a rescue never waits for long.
+UNBLOCK_BATCHES = 20
 SWEEP_EVERY_S_MAX = 5.0
 # The seconds until the check after a death: by then, a supervisor has probably started a new
 # worker, whose process can be watched, too.
@@ -46,8 +48,8 @@ BACK_S_MIN = 1.0
 class Rescuer(Loop):
     """Service: checks the state of the system every few seconds, and does what is due.
 
-    One statement reads the state. The rescuer declares workers dead, rescues and expires jobs,
-    unparks the jobs of resumed tasks, and passes due times and settings to other services.
+    One statement reads the state. The rescuer declares workers dead, rescues, expires, unparks and
+    unblocks jobs, and passes due times and settings to other services.
 
     Args:
         me: returns the present identity of this worker.
@@ -132,6 +134,8 @@ class Rescuer(Loop):
         if seen.resumed:
             await self._unpark(seen.resumed)
         await self._declarations.follow(seen)
+        if seen.unblocking and await self._unblock():
+            return 0.0
         return AFTER_DEATH_S if died else None
 
     async def _store_failures(self) -> None:
@@ -187,6 +191,13 @@ class Rescuer(Loop):
             for consumer in self._consumers:
                 if consumer.runner.queue in moved:
                     consumer.wakeup.set()
+
+    async def _unblock(self) -> bool:
+        """Unblock or cancel dependants of ended jobs; return whether more of them can wait."""
+        for _ in range(UNBLOCK_BATCHES):
+            if not await workflows.unblock_dependants(self._lane, UNBLOCK_BATCH):
+                return False
+        return True
 
     async def _rescue(self) -> None:
         rescue = partial(jobs.rescue, self._lane, RESCUE_BATCH, MAX_CRASHES, MAX_CRASHES_UNPROVED)
