@@ -828,8 +828,8 @@ RETURN (((abs(taskd.busy_mark(queue, 0)) - taskd.busy_mark_until(queue, clock_ti
 -- The caller has written its rows before, so the transaction has drawn its xid before it reads the mark. A worker that has
 -- just begun to serve the queue, or has cleared its mark, uses this order to find the transactions that possibly have not
 -- seen the change (taskd/worker/claiming/busy_mark.py). The function is volatile, so it looks for workers with a new
--- snapshot. Above READ COMMITTED there is no new snapshot, so there it always notifies. The setting enable_seqscan keeps the
--- plan on the index, whatever the statistics were when the query was planned.
+-- snapshot. Above READ COMMITTED there is no new snapshot, so there it does not look for workers and notifies a queue that is
+-- not polled. The setting enable_seqscan keeps the plan on the index, whatever the statistics were when the query was planned.
 -- Called by: 13 functions, 3 statements.
 CREATE FUNCTION taskd.notify_workers(queue text) RETURNS void
 LANGUAGE plpgsql
@@ -1187,9 +1187,9 @@ BEGIN
 END
 $$;
 
--- Return the values that form the limit's key: those of the arguments, or the task's defaults.
+-- Return the values that form the limit's key: those of the arguments, or the task's defaults; of redacted arguments the hashes.
 -- Called by: 7 functions, 0 statements.
-CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb) RETURNS jsonb
+CREATE FUNCTION taskd.limit_values(args jsonb, limit_by text[], defaults jsonb, redact text[]) RETURNS jsonb
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1310,7 +1310,7 @@ BEGIN
     END IF;
     -- Most tasks have no limit, and this probe is cheaper than a SELECT INTO.
     IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND t.limit_name IS NOT NULL) THEN
-        SELECT t.limit_name, taskd.limit_values(args, t.limit_by, t.limit_defaults) INTO limit_name, limit_values
+        SELECT t.limit_name, taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) INTO limit_name, limit_values
         FROM taskd.task AS t WHERE t.name = task;
     ELSIF limit_name IS NOT NULL THEN
         limit_name := taskd.checked_limit_name(limit_name);
@@ -1375,7 +1375,7 @@ BEGIN
     IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = ANY (tasks) AND t.limit_name IS NOT NULL) THEN
         SELECT array_agg(coalesce(t.limit_name, a.limit_name) ORDER BY a.n),
                array_agg(CASE WHEN t.limit_name IS NULL THEN a.limit_values
-                              ELSE taskd.limit_values(a.args::jsonb, t.limit_by, t.limit_defaults)::text END ORDER BY a.n)
+                              ELSE taskd.limit_values(a.args::jsonb, t.limit_by, t.limit_defaults, t.redact)::text END ORDER BY a.n)
         INTO limit_names, limit_values
         FROM unnest(tasks, args, limit_names, limit_values) WITH ORDINALITY AS a (task, args, limit_name, limit_values, n)
         LEFT JOIN taskd.task AS t ON t.name = coalesce(a.task, tasks[1]);
@@ -1629,7 +1629,7 @@ BEGIN
         RAISE EXCEPTION 'a job that can replace a waiting one must be due within 365 days' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT t.queue, t.required, t.accepted, nullif(t.args_version, 1) AS args_version, t.limit_name,
-           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults) END AS limit_values,
+           CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END AS limit_values,
            CASE WHEN NOT checked THEN taskd.args_are_valid(args, t.accepted, t.fits) END AS valid
     INTO known
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
