@@ -8,7 +8,7 @@ from typing import Any
 
 # A title, a cleared screen, a bell, a colour by C1, a text turned around, and ends of lines.
 TEXT = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\u2066\u2028\u2029\x85\r\x08y"
-# Names of tasks, keys, schedules and workflows have no C0 and C1 characters, but others.
+# Names of tasks, keys, limits, schedules and workflows have no C0 and C1 characters, but others.
 NAME = "x\u202eowned\u2066\u2028\u2029y"
 # What the commands themselves write: colours and styles, and on a screen: moves of the cursor.
 STYLES = re.compile(r"\x1b\[[\d;]*m|\x1b\[\d+;1H|\x1b\[2J|\x1b\[\?\d+[hl]")
@@ -35,7 +35,8 @@ def fill(taskd: Any, text: str = TEXT, name: str = NAME) -> dict[str, int]:
     )
     insert = (
         "INSERT INTO taskd.job (queue, task, args, unique_key, limit_name, limit_key, state, gate) "
-        "VALUES ('email', $1, $2::text::jsonb, $3, $4, $4, $5::text::taskd.job_state, NULL) "
+        "VALUES ('email', $1::text, $2::text::jsonb, $3, $1::text, $4, "
+        "$5::text::taskd.job_state, NULL) "
         "RETURNING id"
     )
     args = json.dumps({text: text})
@@ -66,7 +67,7 @@ def fill(taskd: Any, text: str = TEXT, name: str = NAME) -> dict[str, int]:
     taskd.sql(
         "INSERT INTO taskd.queue (name, paused_at, pause_reason) VALUES ('q', now(), $1)", text
     )
-    taskd.sql("INSERT INTO taskd.job_limit (name, concurrency) VALUES ($1, 1)", text)
+    taskd.sql("INSERT INTO taskd.job_limit (name, concurrency) VALUES ($1, 1)", name)
     taskd.sql(
         "INSERT INTO taskd.schedule (name, task, queue, every_s, starts_at, app, last_error, "
         "last_error_at, withdrawn_at) "

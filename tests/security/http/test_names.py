@@ -10,34 +10,23 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.logins import Logins
 from tests.web.dashboard.conftest import Browser
 
 NAMES = (
-    "two\nlines", "..", ".", "a/../b", "/", "a?b=c#d", "%2e%2e", "x; touch owned", "$(touch owned)",
-    "'; touch owned; '", "<script>alert(1)</script>", "\u202eevil", "\x1b[2J",
+    "..", ".", "a/../b", "/", "a?b=c#d", "%2e%2e", "x; touch owned", "$(touch owned)",
+    "'; touch owned; '", "<script>alert(1)</script>", "\u202eevil",
 )  # fmt: skip
-
-
-async def limited(logins: Logins, name: str) -> int:
-    """Enqueue a job with a limit of this name, as a producer."""
-    producer = await asyncpg.connect(logins.dsn("producer"))
-    try:
-        job_id: int = await producer.fetchval(
-            "INSERT INTO taskd.job (queue, task, args, state, limit_name, limit_key) "
-            "VALUES ('q', 't', '{}', 'blocked', $1, 'k') RETURNING id",
-            name,
-        )
-        return job_id
-    finally:
-        await producer.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_every_limit_has_a_page_and_its_commands_quote_its_name(
-    anybody: Browser, sql: Any, logins: Logins, name: str
+    anybody: Browser, sql: Any, name: str
 ) -> None:
-    job_id = await limited(logins, name)
+    job_id = await sql.fetchval(
+        "INSERT INTO taskd.job (queue, task, args, state, limit_name, limit_key) "
+        "VALUES ('q', 't', '{}', 'blocked', $1, 'k') RETURNING id",
+        name,
+    )
     await sql.execute("INSERT INTO taskd.job_limit (name, concurrency) VALUES ($1, 1)", name)
     for path in ("/limits", f"/jobs/{job_id}"):
         page = (await anybody.get(path)).text
