@@ -195,9 +195,10 @@ GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 -- pipelines (above), and jobs of schedules (below).
 GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb) TO taskd_worker;
 
--- A function writes schedules; workers and admins pause and delete them. Jobs of schedules get the arguments that are stored
--- in the schedule, and those from its query, which runs with the rights of the user who has set it: a worker fires a schedule
--- with a query only if its own user has set the query. An admin who is no worker cannot set a query.
+-- A function writes schedules; workers and admins pause them, and admins delete them. Jobs of schedules get the arguments that
+-- are stored in the schedule, and those from its query, which runs with the rights of the user who has set it: a worker fires a
+-- schedule with a query only if its own user has set the query, and no other worker can replace it. An admin who is no worker
+-- cannot set a query.
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
@@ -207,9 +208,10 @@ GRANT EXECUTE ON FUNCTION
     TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
-GRANT SELECT, DELETE, UPDATE (
+GRANT SELECT, UPDATE (
     next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason, withdrawn_at
 ) ON taskd.schedule TO taskd_worker, taskd_admin;
+GRANT DELETE ON taskd.schedule TO taskd_admin;
 GRANT SELECT (
     name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, task, queue, query_user,
     jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,

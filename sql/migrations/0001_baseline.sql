@@ -503,7 +503,7 @@ CREATE TABLE taskd.schedule (
     withdrawn_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT now(),
     changed_at timestamptz,                 -- when it was changed by hand; from then on its code does not change it
-    revision bigint NOT NULL DEFAULT 0,     -- grows when its times change
+    revision bigint NOT NULL DEFAULT 0,     -- grows when its times or its query change
     -- Its ticks: multiples of the period after `starts_at`, or the times of the cron expression in its time zone.
     every_s double precision CONSTRAINT every_is_1_s_to_10_years CHECK (every_s BETWEEN 1 AND 315360000),
     cron text CONSTRAINT cron_is_bounded CHECK (octet_length(cron) <= 200 AND cron !~ E'[\\u0001-\\u001f\\u007f-\\u009f]'),
@@ -2454,8 +2454,8 @@ $$;
 -- passes the next tick; otherwise a worker computes it.
 --
 -- A user with the right to set schedules can enqueue jobs of any task with them. A query needs more rights: the user is
--- stored with it, and must be allowed to fire schedules. The function runs with the owner's rights, because no other user
--- is allowed to write these columns.
+-- stored with it, and must be allowed to fire schedules. Only this user, a member of it, or an admin changes the schedule from
+-- then on. The function runs with the owner's rights, because no other user is allowed to write these columns.
 -- Called by: SQL clients, set_schedules.
 CREATE FUNCTION taskd.set_schedule(
     name text,
@@ -2570,6 +2570,15 @@ BEGIN
     IF app IS NOT NULL AND old.app IS DISTINCT FROM app AND old.withdrawn_at IS NULL THEN
         RETURN 'taken';
     END IF;
+    -- A user that was dropped keeps nobody from changing its schedule.
+    IF EXISTS (SELECT FROM pg_roles AS r WHERE r.rolname = old.query_user AND NOT pg_has_role(session_user, r.oid, 'MEMBER'))
+       AND NOT has_function_privilege(session_user, 'taskd.run_schedule'::regproc, 'EXECUTE')
+    THEN
+        RAISE EXCEPTION 'the schedule "%" has a query of %, so % may not change it', name, old.query_user, session_user
+            USING ERRCODE = 'insufficient_privilege',
+                  HINT = format('Change it as %s or as a member of taskd_admin, or delete it first: taskd schedules delete.',
+                                old.query_user);
+    END IF;
     same := (old.every_s, old.cron, old.timezone) IS NOT DISTINCT FROM (period_s, cron, timezone)
         AND coalesce(starts_at, old.starts_at) = old.starts_at;
     starts_at := coalesce(starts_at, CASE WHEN same THEN old.starts_at END, now());
@@ -2583,7 +2592,9 @@ BEGIN
         next_at = CASE WHEN same AND NOT (app IS NULL AND s.withdrawn_at IS NOT NULL) THEN s.next_at
                        WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, period_s, after)
                        WHEN next_at > after THEN next_at END,
-        revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
+        revision = s.revision
+            + (NOT same OR (s.query, s.query_user)
+               IS DISTINCT FROM (query, CASE WHEN query IS NOT NULL THEN session_user END))::integer,
         task = task, queue = queue, args = args, args_version = set_args_version, query = query,
         query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
         max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s,
@@ -2680,25 +2691,38 @@ $$;
 -- Return the rows of a schedule's query as JSON objects. The query runs with the caller's rights inside a SELECT, so it
 -- writes nothing, unless it calls a function that writes. It must name tables with their schema, and can use $1 for the
 -- tick.
+--
+-- Observers read the error of a tick, and PostgreSQL quotes values in its errors ('invalid input syntax for type integer: "..."').
+-- So the query is parsed before a row is read: such an error can quote only the query. Of any other error, only the SQLSTATE is
+-- kept, unless the error says nothing about a value: an outage, a limit, a missing right, or a RAISE of the user.
 -- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.query_args(query text, tick timestamptz) RETURNS jsonb[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    rows CONSTANT text := E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT %s) AS one';
+    parsed boolean := false;
     argses jsonb[];
 BEGIN
-    EXECUTE format(
-        E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT 100001) AS one', query
-    ) INTO argses USING tick;
+    EXECUTE format(rows, query, 0) USING tick;
+    parsed := true;
+    EXECUTE format(rows, query, 100001) INTO argses USING tick;
     IF cardinality(argses) > 100000 THEN
         RAISE EXCEPTION 'the query returns more than 100000 rows: restrict it, or split it into several schedules'
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
     RETURN coalesce(argses, '{}');
-EXCEPTION WHEN syntax_error OR undefined_table OR undefined_column OR undefined_function THEN
-    RAISE EXCEPTION 'the query is not a valid SELECT here: %', SQLERRM
-        USING ERRCODE = SQLSTATE, HINT = 'Name tables with their schema, and omit the semicolon at the end.';
+EXCEPTION WHEN OTHERS THEN
+    IF NOT parsed AND SQLSTATE IN ('42601', '42P01', '42703', '42883') THEN
+        RAISE EXCEPTION 'the query is not a valid SELECT here: %', SQLERRM
+            USING ERRCODE = SQLSTATE, HINT = 'Name tables with their schema, and omit the semicolon at the end.';
+    ELSIF left(SQLSTATE, 2) IN ('08', '40', '53', '54', '55', '57', '58', 'P0') OR SQLSTATE = '42501'
+          OR NOT parsed AND left(SQLSTATE, 2) = '42' THEN
+        RAISE;
+    END IF;
+    RAISE EXCEPTION 'the query failed with SQLSTATE %; the message is not kept, because it can quote values', SQLSTATE
+        USING ERRCODE = SQLSTATE, HINT = 'Run the query in psql as the user of the schedule.';
 END
 $$;
 
@@ -2759,7 +2783,8 @@ $$;
 
 -- Fire a schedule: if its next tick still has the value that the caller has read, enqueue the jobs of these ticks and set
 -- the next tick. Return `fired` and the number of jobs; `skipped`; `failed` and the error; `moved` if there were no ticks;
--- or NULL if another worker is firing the schedule or has fired it, or if the schedule was changed or paused meanwhile.
+-- or NULL if another worker is firing the schedule or has fired it, or if the schedule was changed or paused meanwhile. The
+-- query runs with the caller's rights, so the statement that locks the row and reads the query also checks whose query it is.
 --
 -- If an error occurs, none of the jobs are written, the error is stored in the schedule, and the next tick is set. But an
 -- error that a retry can fix (a deadlock, a full disk, a lock) is raised, and the tick remains due.
@@ -2782,6 +2807,7 @@ BEGIN
     WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at
       AND NOT s.stopped
       AND following > coalesce(s.paused_until, '-infinity')   -- not computed before the pause began
+      AND coalesce(s.query_user = session_user, true)
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;

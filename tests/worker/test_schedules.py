@@ -123,7 +123,8 @@ async def test_what_goes_wrong_with_a_tick_is_reported(desk: Desk) -> None:
     )
     await late(desk.sql, 3 * 3600.0)
     [failed] = await desk.emitted.wait("schedule.failed")
-    assert (failed["schedule"], failed["error"]) == ("bad", "division by zero")
+    assert failed["schedule"] == "bad"
+    assert "SQLSTATE 22012" in failed["error"]
     assert [each["schedule"] for each in await desk.emitted.wait("schedule.skipped")] == ["skips"]
     assert len(await desk.emitted.wait("schedule.missed", 2)) == 2
     await desk.sql.execute(

@@ -1,0 +1,1 @@
+"""Attacks on taskd, and what each of them is refused."""
