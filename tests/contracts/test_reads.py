@@ -35,6 +35,7 @@ OF_WORKERS: dict[str, tuple[Any, ...]] = {
     "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE, None),
     "parent_results": (9_500_000, 100_000),
     "prune_workflows": (),
+    "prune_keys": (10,),
     "prune_default_partition": (10,),
     "make_history_partitions": (0,),
     "mend_sequences": (),

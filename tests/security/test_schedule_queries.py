@@ -94,11 +94,13 @@ async def scene(sql: Any, logins: Logins, second_worker: str) -> AsyncIterator[S
     lane = Lane(Database({"dsn": logins.dsn("worker")}).with_timeout(2.0), "victim")
     backend = await asyncpg.connect(logins.dsn("worker"))
     attacker = await asyncpg.connect(second_worker)
-    # The attacker's own task, so that it is allowed to schedule it.
-    await attacker.execute(
-        "INSERT INTO taskd.task (name, app, signature, queue, max_attempts, args_schema) "
-        "VALUES ('attack', 'attack', 'x', 'q', 1, '{}')"
-    )
+    # Each login has published a task, so that it is allowed to schedule it.
+    for login, task in ((backend, "t"), (attacker, "attack")):
+        await login.execute(
+            "INSERT INTO taskd.task (name, app, signature, queue, max_attempts, args_schema) "
+            "VALUES ($1, 'app', 'x', 'q', 1, '{\"properties\": {\"a\": {}, \"to\": {}}}')",
+            task,
+        )
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await attacker.execute(STEALS)
     yield Scene(sql, lane, backend, attacker)
