@@ -4,8 +4,8 @@
 --
 --   taskd_owner     owns the schema and everything in it. Only logins that migrate are members.
 --   taskd_producer  enqueues jobs, and reads what workers have published about their tasks.
---   taskd_worker    claims, runs and acks jobs, does the upkeep, fires schedules and declares those of its app. Handlers that
---                   enqueue jobs need taskd_producer as well.
+--   taskd_worker    claims, runs and acks jobs, does the upkeep, fires schedules, and declares those of the tasks that it has
+--                   published. Handlers that enqueue jobs need taskd_producer as well.
 --   taskd_observer  reads everything, for dashboards and metrics, except the arguments, results, unique keys, metadata and log
 --                   lines of jobs, and the arguments and queries of schedules.
 --   taskd_admin     reads everything; enqueues, cancels, retries and changes jobs; pauses and resumes queues and tasks; sets the
@@ -96,7 +96,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.unblock(bigint[], text[]), taskd.unblock_deferred(bigint), taskd.jobs_with_locked_dependants(bigint[])
     TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
-    taskd.next_stage(bigint, text, jsonb, jsonb, text), taskd.enqueue_next_stage(bigint, bigint, jsonb),
+    taskd.next_stage(bigint, text, jsonb, jsonb, text), taskd.enqueue_next_stage(bigint, jsonb),
     taskd.parent_results(bigint, bigint), taskd.prune_workflows()
     TO taskd_worker;
 GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
@@ -156,12 +156,15 @@ GRANT SELECT,
       UPDATE (app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
               unique_rule, built_in, published_at, contested_by, contested_at, limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
--- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
-GRANT SELECT, DELETE, UPDATE (until) ON taskd.job_key TO taskd_worker;
-GRANT SELECT, INSERT, DELETE, UPDATE (renewed_at, lease_until, draining, died_at, crashed, suspects, status, failures)
+-- The login in the rows of tasks and workers is the one that has inserted the row: no worker can write it. By these logins,
+-- functions recognise the jobs and tasks of a worker.
+GRANT SELECT, DELETE,
+      INSERT (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, args_versions,
+              schema_oldest, schema_newest, schedules, code),
+      UPDATE (renewed_at, lease_until, draining, died_at, crashed, suspects, status, failures)
     ON taskd.worker TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
-    taskd.make_history_partitions(integer), taskd.truncate_expired_partition(text),
+    taskd.prune_keys(bigint), taskd.make_history_partitions(integer), taskd.truncate_expired_partition(text),
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
     taskd.required_args(jsonb), taskd.accepted_args(jsonb), taskd.fitting_args(jsonb)
     TO taskd_worker;
@@ -185,12 +188,15 @@ GRANT SELECT, INSERT ON taskd.opening TO taskd_worker;
 GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 
 -- Workers insert jobs only through functions: followers (jobs with a newer version, when the job before ends), next stages of
--- pipelines (above), and jobs of schedules (below).
+-- pipelines (above), and jobs of schedules (below). A follower must be stored with its key, where producers have written it. A
+-- next stage belongs to a running job of the worker's login; the login chooses its arguments. A schedule makes jobs of a task
+-- that its login has published, unless a producer or an admin has set it.
 GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb) TO taskd_worker;
 
--- A function writes schedules; workers and admins pause and delete them. Jobs of schedules get the arguments that are stored
--- in the schedule, and those from its query, which runs with the rights of the user who has set it: a worker fires a schedule
--- with a query only if its own user has set the query. An admin who is no worker cannot set a query.
+-- A function writes schedules; workers and admins pause them, and admins delete them. Jobs of schedules get the arguments that
+-- are stored in the schedule, and those from its query, which runs with the rights of the user who has set it: a worker fires a
+-- schedule with a query only if its own user has set the query, and no other worker can replace it. An admin who is no worker
+-- cannot set a query.
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
@@ -200,9 +206,10 @@ GRANT EXECUTE ON FUNCTION
     TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb) TO taskd_worker;
 GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
-GRANT SELECT, DELETE, UPDATE (
+GRANT SELECT, UPDATE (
     next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason, withdrawn_at
 ) ON taskd.schedule TO taskd_worker, taskd_admin;
+GRANT DELETE ON taskd.schedule TO taskd_admin;
 GRANT SELECT (
     name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, task, queue, query_user,
     jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
@@ -228,8 +235,8 @@ GRANT SELECT (
 ) ON taskd.jobs TO taskd_observer;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
--- Observers can read when unique keys expire, but not the keys. So they can check that upkeep deletes expired keys.
-GRANT SELECT (until) ON taskd.job_key TO taskd_observer;
+-- Observers and workers can read when unique keys expire, but not the keys. So they can check that upkeep deletes expired keys.
+GRANT SELECT (until) ON taskd.job_key TO taskd_worker, taskd_observer;
 -- They can also see whether finished jobs were written to the default partition.
 GRANT SELECT (expires_at) ON taskd.job_history_default TO taskd_observer, taskd_admin;
 

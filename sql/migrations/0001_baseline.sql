@@ -218,6 +218,7 @@ CREATE TABLE taskd.job_key (
     job_id bigint NOT NULL,
     version bigint,
     until timestamptz NOT NULL,
+    follower jsonb,                         -- that of the job, where workers cannot write: see taskd.enqueue_follower()
     PRIMARY KEY (task, unique_key)
 );
 CREATE INDEX job_key_until ON taskd.job_key (until);
@@ -417,6 +418,7 @@ $$;
 -- Tasks as workers have published them.
 CREATE TABLE taskd.task (
     name taskd.task_name PRIMARY KEY,
+    login name NOT NULL DEFAULT session_user, -- the login that has published it first; workers cannot write this column
     app text NOT NULL,                      -- the app that has published it last
     module text,                            -- the module of that app, as for `taskd run --app`; NULL: it is not known
     code text NOT NULL DEFAULT '',          -- hash of all that this version of the app publishes; see taskd.worker
@@ -457,6 +459,7 @@ ALTER TABLE taskd.task ALTER args_schema SET STORAGE EXTERNAL;
 -- live. The fill factor leaves room for lease renewals as HOT updates; no index covers the columns that they change.
 CREATE TABLE taskd.worker (
     id bigint PRIMARY KEY,                  -- random 63 bits drawn by the worker, never reused
+    login name NOT NULL DEFAULT session_user, -- the login that has registered it; workers cannot write this column
     started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     renewed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     lease_until timestamptz NOT NULL,
@@ -518,7 +521,7 @@ CREATE TABLE taskd.schedule (
     withdrawn_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT now(),
     changed_at timestamptz,                 -- when it was changed by hand; from then on its code does not change it
-    revision bigint NOT NULL DEFAULT 0,     -- grows when its times change
+    revision bigint NOT NULL DEFAULT 0,     -- grows when its times or its query change
     -- Its ticks: multiples of the period after `starts_at`, or the times of the cron expression in its time zone.
     every_s double precision CONSTRAINT every_is_1_s_to_10_years CHECK (every_s BETWEEN 1 AND 315360000),
     cron text CONSTRAINT cron_is_bounded CHECK (octet_length(cron) <= 200 AND cron !~ E'[\\u0001-\\u001f\\u007f-\\u009f]'),
@@ -1612,6 +1615,7 @@ DECLARE
     window_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
     new_id bigint;
     holder record;
+    next jsonb;
 BEGIN
     IF unique_key IS NULL OR key_scope IS NULL
        OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'debounce', 'raise')
@@ -1729,14 +1733,13 @@ BEGIN
         CONTINUE WHEN NOT FOUND;
         CONTINUE WHEN holder.version >= version;
         IF holder.state = 'running' THEN
-            UPDATE taskd.job AS j
-            SET follower = jsonb_build_object(
+            next := jsonb_build_object(
                 'queue', target_queue, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
                 'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', target_args_version,
                 'limit_name', target_limit, 'limit_key', target_limit_key, 'metadata', enqueue_unique.metadata
-            )
-            WHERE j.id = holder.id;
+            );
+            UPDATE taskd.job AS j SET follower = next WHERE j.id = holder.id;
             outcome := 'follows';
             due := 'infinity';
             EXIT;
@@ -1776,13 +1779,13 @@ BEGIN
         EXIT;
     END LOOP;
     IF outcome = 'enqueued' AND window_s IS NOT NULL OR version IS NOT NULL THEN
-        INSERT INTO taskd.job_key (task, unique_key, job_id, version, until)
+        INSERT INTO taskd.job_key (task, unique_key, job_id, version, until, follower)
         VALUES (
             enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version,
-            now() + make_interval(secs => window_s)
+            now() + make_interval(secs => window_s), next
         )
         ON CONFLICT (task, unique_key) DO UPDATE
-        SET job_id = excluded.job_id, version = excluded.version, until = excluded.until;
+        SET job_id = excluded.job_id, version = excluded.version, until = excluded.until, follower = excluded.follower;
     END IF;
     IF due < clock_timestamp() + interval '60 s' THEN
         PERFORM taskd.notify_workers(target_queue);
@@ -1893,8 +1896,9 @@ $$;
 
 -- Enqueue a follower: the job with a newer version of a unique key, which was stored with the job that ran, and has now
 -- ended. Return its id. Its key is free: the statement that calls this has deleted the row that held it. The function runs
--- with the owner's rights, because workers are not allowed to insert jobs.
--- Called by: cancel(), ack_done, ack_outcomes, complete_job, expire_jobs, rescue_jobs.
+-- with the owner's rights, because workers are not allowed to insert jobs. A worker that calls it with another job gets NULL:
+-- the key has to contain the same follower, and gives it away once.
+-- Called by: cancel(), ack_done, ack_outcomes, complete_job, expire_jobs, rescue_jobs, the schema.
 CREATE FUNCTION taskd.enqueue_follower(task text, unique_key text, follower jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1905,6 +1909,12 @@ DECLARE
     due timestamptz := follower ->> 'run_at';
     new_id bigint;
 BEGIN
+    UPDATE taskd.job_key AS k
+    SET follower = NULL
+    WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key AND k.follower = enqueue_follower.follower;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
         deadline, args_version, limit_name, limit_key, metadata
@@ -1945,6 +1955,58 @@ AS $$
     LIMIT 1
 $$;
 
+-- Delete up to `batch` expired unique keys; return their number. A key that a producer is taking again is locked, and is
+-- skipped: the key must not be deleted after the producer's commit, and a wait for the key would keep other rows locked. A key
+-- with the follower of a live job stays. The condition uses now(), because with clock_timestamp() PostgreSQL could not use the
+-- index. The function runs with the owner's rights, so that no worker frees the key of another job.
+-- Called by: prune_keys.
+CREATE FUNCTION taskd.prune_keys(batch bigint) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    WITH deleted AS (
+        DELETE FROM taskd.job_key
+        WHERE ctid = ANY (ARRAY(
+            SELECT k.ctid
+            FROM taskd.job_key AS k
+            WHERE k.until <= now() AND (k.follower IS NULL OR NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = k.job_id))
+            ORDER BY k.until
+            LIMIT batch
+            FOR UPDATE OF k SKIP LOCKED
+        ))
+        RETURNING 1
+    )
+    SELECT count(*) FROM deleted
+$$;
+
+-- ====================================================================================================
+-- Functions: rights of logins
+-- ====================================================================================================
+
+-- Members of taskd_worker who are no producers must not choose the arguments of a job. Functions that insert jobs for them take
+-- what a producer has stored, or check whose job or task it is: the rows of workers and tasks contain the login that has
+-- inserted them. `session_user` is the login itself, also inside of a function with the owner's rights.
+
+-- Return whether this login is `login`, or a member of it, which could use its rights anyway.
+-- Called by: enqueue_next_stage(), parent_results(), check_scheduled_tasks().
+CREATE FUNCTION taskd.acts_as(login name) RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT login = session_user
+        OR EXISTS (SELECT FROM pg_roles AS r WHERE r.rolname = login AND pg_has_role(session_user, r.oid, 'MEMBER'))
+$$;
+
+-- Return whether this login is allowed to enqueue jobs with any arguments.
+-- Called by: enqueue_next_stage(), check_scheduled_tasks(), make_scheduled_jobs().
+CREATE FUNCTION taskd.may_enqueue() RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT has_function_privilege(session_user, 'taskd.enqueue'::regproc, 'EXECUTE')
+$$;
+
 -- ====================================================================================================
 -- Functions: workflows
 -- ====================================================================================================
@@ -1955,8 +2017,9 @@ $$;
 -- taskd.unblock() once for the whole batch; for a job outside of workflows the statement only tests a column.
 --
 -- The order of locks: first finished jobs, which only retries and new dependants lock; then jobs that wait for no other job,
--- in the order of their ids; then jobs that wait for others; then limits; last the row of the workflow. No statement waits
--- for the lock of a job that waits for others: if such a job is being unblocked, the lock request would follow the row to
+-- in the order of their ids; then the row of the workflow, before its next stage is inserted (a transaction that has locked it
+-- to stop the workflow waits for no job); then jobs that wait for others; last limits. No statement waits for the lock of a job
+-- that waits for others: if such a job is being unblocked, the lock request would follow the row to
 -- its newest version, and so wait for an ack of that job, which can wait for rows that are locked here. A function that
 -- finds such a job locked releases all of its locks, and tries again a moment later. The jobs that the end of a job can move
 -- or end are searched before the locks are taken, and again after that; if one has moved or was added meanwhile, all locks
@@ -2637,29 +2700,46 @@ BEGIN
 END
 $$;
 
--- Enqueue the job of the next stage, in the statement that ends the job of the previous stage; return its id, or NULL if the
--- run ends. `step` also contains the metadata of the previous job, which the new job gets. The caller has locked all jobs by
--- then. The only lock for which this function can wait is that of the workflow, and a transaction that holds this lock to stop
--- the workflow waits for no job.
+-- Enqueue the job of the next stage, in the statement that ends the job of the previous stage, and before it deletes that job;
+-- return the id of the new job, or NULL if the run ends. `step` is the result of taskd.next_stage(). The new job gets the metadata
+-- of the previous one. The caller has locked the previous job, and this function locks its workflow.
+--
+-- The function runs with the owner's rights, because workers are not allowed to insert jobs. They choose only the stage and its
+-- arguments, once for each job that they run: all else is in the plan of the workflow.
 -- Called by: ack_outcomes, complete_job.
-CREATE FUNCTION taskd.enqueue_next_stage(parent_id bigint, workflow_id bigint, step jsonb) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_next_stage(parent_id bigint, step jsonb) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
 DECLARE
-    stage jsonb := step -> 'stage';
     due timestamptz := now();
+    parent record;
+    stage jsonb;
     new_id bigint;
 BEGIN
     IF step ? 'fault' THEN
         RAISE EXCEPTION '%', step ->> 'fault' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF stage IS NULL THEN
+    IF step IS NULL THEN
         RETURN NULL;
     END IF;
-    PERFORM FROM taskd.workflow AS w WHERE w.id = workflow_id AND w.stopped_at IS NULL FOR SHARE;
+    SELECT j.workflow_id, j.metadata, w.login INTO parent
+    FROM taskd.job AS j LEFT JOIN taskd.worker AS w ON w.id = j.worker_id
+    WHERE j.id = parent_id AND j.state = 'running';
+    IF NOT (taskd.may_enqueue() OR coalesce(taskd.acts_as(parent.login), false))
+       -- Such a dependency is counted when its parent is done, or here.
+       OR EXISTS (SELECT FROM taskd.dependency AS d WHERE d.parent_id = parent_id AND d.counted AND d.on_failed = 'cancel')
+    THEN
+        RAISE EXCEPTION 'job % cannot begin a stage: it has begun one, or no worker of % runs it; complete it with the login of its '
+            'worker', parent_id, session_user USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    SELECT s.plan INTO stage
+    FROM taskd.workflow AS w CROSS JOIN LATERAL jsonb_array_elements(w.stages) AS s (plan)
+    WHERE w.id = parent.workflow_id AND w.stopped_at IS NULL AND s.plan ->> 'name' = step #>> '{stage,name}'
+    FOR SHARE OF w;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
@@ -2670,20 +2750,22 @@ BEGIN
     SELECT stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint,
            taskd.state_when_due(t.limit_name, due), due,
            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
-           (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
+           (stage ->> 'args_version')::smallint, parent.workflow_id, stage ->> 'name', t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL
-                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults, t.redact)) END, step -> 'metadata'
+                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults, t.redact)) END, parent.metadata
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO new_id;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
-    VALUES (parent_id, new_id, workflow_id, 'cancel', true);
+    VALUES (parent_id, new_id, parent.workflow_id, 'cancel', true);
     PERFORM taskd.notify_workers(stage ->> 'queue');
     RETURN new_id;
 END
 $$;
 
 -- Return the results of the done jobs that this job has waited for, in the order of their ids. If the results are larger than
--- `bytes_max` together, no result is returned; `bytes` is their size. `unstored`: why the result of a job was not stored.
+-- `bytes_max` together, no result is returned; `bytes` is their size. `unstored`: why the result of a job was not stored. The
+-- function runs with the owner's rights, because workers are not allowed to read results: they read those for which a job of
+-- their own login has waited.
 -- Called by: parent_results.
 CREATE FUNCTION taskd.parent_results(
     job_id bigint, bytes_max bigint, OUT node text, OUT result text, OUT bytes bigint, OUT id bigint, OUT unstored text
@@ -2697,8 +2779,9 @@ AS $$
     WITH parent AS (
         SELECT d.parent_id
         FROM taskd.job AS job
+        JOIN taskd.worker AS worker ON worker.id = job.worker_id
         JOIN taskd.dependency AS d ON d.workflow_id = job.workflow_id AND d.job_id = job.id
-        WHERE job.id = parent_results.job_id
+        WHERE job.id = parent_results.job_id AND taskd.acts_as(worker.login)
     ), read AS (
         SELECT past.id, coalesce(past.node, past.id::text) AS node, past.result, past.reason,
                sum(octet_length(past.result::text)) OVER () AS bytes
@@ -2770,6 +2853,27 @@ AS $$
     )::double precision)
 $$;
 
+-- Raise an error if this login may not enqueue jobs and has not published these tasks.
+-- Called by: set_schedule().
+CREATE FUNCTION taskd.check_scheduled_tasks(schedule text, tasks text[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    foreign_task text := (
+        SELECT wanted
+        FROM unnest(tasks) AS wanted
+        WHERE NOT EXISTS (SELECT FROM taskd.task AS t WHERE t.name = wanted AND taskd.acts_as(t.login))
+        LIMIT 1
+    );
+BEGIN
+    IF foreign_task IS NOT NULL AND NOT taskd.may_enqueue() THEN
+        RAISE EXCEPTION 'the schedule "%" is for the task "%", which % has not published; grant it taskd_producer, or set the schedule '
+            'as a member of taskd_admin', schedule, foreign_task, session_user USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
+$$;
+
 -- Create or change a schedule; return `created`, `changed`, `unchanged` or `taken`.
 --
 --     SELECT taskd.set_schedule('tidy', 'tidy_up', every => '5 min');
@@ -2781,9 +2885,10 @@ $$;
 -- can be taken over: by another app that declares it, or by a call without an app. A client that can evaluate cron expressions
 -- passes the next tick; otherwise a worker computes it.
 --
--- A user with the right to set schedules can enqueue jobs of any task with them. A query needs more rights: the user is
--- stored with it, and must be allowed to fire schedules. The function runs with the owner's rights, because no other user
--- is allowed to write these columns.
+-- An admin, or a worker that is allowed to enqueue, can set schedules of any task; another worker only those of tasks that its
+-- login has published. A query needs more rights: the user is stored with it, and must be allowed to fire schedules. Only this
+-- user, a member of it, or an admin changes the schedule from then on. The function runs with the owner's rights, because no
+-- other user is allowed to write these columns.
 -- Called by: SQL clients, set_schedules.
 CREATE FUNCTION taskd.set_schedule(
     name text,
@@ -2873,6 +2978,7 @@ BEGIN
     LOOP
         SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name FOR UPDATE;
         EXIT WHEN FOUND;
+        PERFORM taskd.check_scheduled_tasks(name, ARRAY[task]);
         INSERT INTO taskd.schedule AS s (
             name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, args_version, query, query_user, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
@@ -2898,6 +3004,15 @@ BEGIN
     IF app IS NOT NULL AND old.app IS DISTINCT FROM app AND old.withdrawn_at IS NULL THEN
         RETURN 'taken';
     END IF;
+    PERFORM taskd.check_scheduled_tasks(name, ARRAY[task, CASE WHEN old.withdrawn_at IS NULL THEN old.task ELSE task END]);
+    -- A user that was dropped keeps nobody from changing its schedule.
+    IF EXISTS (SELECT FROM pg_roles AS r WHERE r.rolname = old.query_user AND NOT pg_has_role(session_user, r.oid, 'MEMBER'))
+       AND NOT has_function_privilege(session_user, 'taskd.run_schedule'::regproc, 'EXECUTE')
+    THEN
+        RAISE EXCEPTION 'the schedule "%" has a query of %, so % may not change it; change it as % or as a member of taskd_admin, '
+            'or let such a member delete it first', name, old.query_user, session_user, old.query_user
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
     same := (old.every_s, old.cron, old.timezone) IS NOT DISTINCT FROM (period_s, cron, timezone)
         AND coalesce(starts_at, old.starts_at) = old.starts_at;
     starts_at := coalesce(starts_at, CASE WHEN same THEN old.starts_at END, now());
@@ -2911,7 +3026,9 @@ BEGIN
         next_at = CASE WHEN same AND NOT (app IS NULL AND s.withdrawn_at IS NOT NULL) THEN s.next_at
                        WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, period_s, after)
                        WHEN next_at > after THEN next_at END,
-        revision = s.revision + CASE WHEN same THEN 0 ELSE 1 END,
+        revision = s.revision
+            + (NOT same OR (s.query, s.query_user)
+               IS DISTINCT FROM (query, CASE WHEN query IS NOT NULL THEN session_user END))::integer,
         task = task, queue = queue, args = args, args_version = set_args_version, query = query,
         query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
         max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s,
@@ -2931,7 +3048,7 @@ $$;
 -- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return `fired`
 -- and their ids, or `skipped` if the schedule's overlap is `skip` and one of its jobs is live. The function runs with the
 -- owner's rights, because workers are not allowed to insert jobs. The arguments can only be those of the schedule, or those
--- from a query that runs as the user who has set it. Unless at_once, jitter delays `run_at`. The delay is computed from the
+-- from a query that runs as the user who has set it. Workers make only jobs of ticks. Unless at_once, jitter delays `run_at`. The delay is computed from the
 -- name of the schedule, the tick and the position of the job, so that a repetition gives the same time.
 -- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.make_scheduled_jobs(
@@ -2950,7 +3067,9 @@ DECLARE
     wrong_args jsonb;
 BEGIN
     SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
-    IF (argses IS NULL) <> (def.query IS NULL) OR def.query_user <> session_user OR tick > moment THEN
+    IF (argses IS NULL) <> (def.query IS NULL) OR def.query_user <> session_user OR tick > moment
+       OR (at_once OR def.stopped OR tick < def.next_at) AND NOT taskd.may_enqueue()
+    THEN
         RAISE EXCEPTION 'the schedule "%" makes no such jobs', schedule USING ERRCODE = 'insufficient_privilege';
     END IF;
     IF def.overlap = 'skip' AND EXISTS (SELECT FROM taskd.job AS j WHERE j.schedule = schedule) THEN
@@ -3008,25 +3127,38 @@ $$;
 -- Return the rows of a schedule's query as JSON objects. The query runs with the caller's rights inside a SELECT, so it
 -- writes nothing, unless it calls a function that writes. It must name tables with their schema, and can use $1 for the
 -- tick.
+--
+-- Observers read the error of a tick, and PostgreSQL quotes values in its errors ('invalid input syntax for type integer: "..."').
+-- So the query is parsed before a row is read: such an error can quote only the query. Of any other error, only the SQLSTATE is
+-- kept, unless the error says nothing about a value: an outage, a limit, a missing right, or a RAISE of the user.
 -- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.query_args(query text, tick timestamptz) RETURNS jsonb[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    rows CONSTANT text := E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT %s) AS one';
+    parsed boolean := false;
     argses jsonb[];
 BEGIN
-    EXECUTE format(
-        E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT 100001) AS one', query
-    ) INTO argses USING tick;
+    EXECUTE format(rows, query, 0) USING tick;
+    parsed := true;
+    EXECUTE format(rows, query, 100001) INTO argses USING tick;
     IF cardinality(argses) > 100000 THEN
         RAISE EXCEPTION 'the query returns more than 100000 rows: restrict it, or split it into several schedules'
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
     RETURN coalesce(argses, '{}');
-EXCEPTION WHEN syntax_error OR undefined_table OR undefined_column OR undefined_function THEN
-    RAISE EXCEPTION 'the query is not a valid SELECT here: %', SQLERRM
-        USING ERRCODE = SQLSTATE, HINT = 'Name tables with their schema, and omit the semicolon at the end.';
+EXCEPTION WHEN OTHERS THEN
+    IF NOT parsed AND SQLSTATE IN ('42601', '42P01', '42703', '42883') THEN
+        RAISE EXCEPTION 'the query is not a valid SELECT here: %', SQLERRM
+            USING ERRCODE = SQLSTATE, HINT = 'Name tables with their schema, and omit the semicolon at the end.';
+    ELSIF left(SQLSTATE, 2) IN ('08', '40', '53', '54', '55', '57', '58', 'P0') OR SQLSTATE = '42501'
+          OR NOT parsed AND left(SQLSTATE, 2) = '42' THEN
+        RAISE;
+    END IF;
+    RAISE EXCEPTION 'the query failed with SQLSTATE %; the message is not kept, because it can quote values', SQLSTATE
+        USING ERRCODE = SQLSTATE, HINT = 'Run the query in psql as the user of the schedule.';
 END
 $$;
 
@@ -3087,7 +3219,8 @@ $$;
 
 -- Fire a schedule: if its next tick still has the value that the caller has read, enqueue the jobs of these ticks and set
 -- the next tick. Return `fired` and the number of jobs; `skipped`; `failed` and the error; `moved` if there were no ticks;
--- or NULL if another worker is firing the schedule or has fired it, or if the schedule was changed or paused meanwhile.
+-- or NULL if another worker is firing the schedule or has fired it, or if the schedule was changed or paused meanwhile. The
+-- query runs with the caller's rights, so the statement that locks the row and reads the query also checks whose query it is.
 --
 -- If an error occurs, none of the jobs are written, the error is stored in the schedule, and the next tick is set. But an
 -- error that a retry can fix (a deadlock, a full disk, a lock) is raised, and the tick remains due.
@@ -3110,6 +3243,7 @@ BEGIN
     WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at
       AND NOT s.stopped
       AND following > coalesce(s.paused_until, '-infinity')   -- not computed before the pause began
+      AND coalesce(s.query_user = session_user, true)
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;

@@ -120,16 +120,18 @@ WITH held AS MATERIALIZED (
         SELECT CASE WHEN ack.state = 'done' AND (ack.next IS NOT NULL OR job.workflow_id IS NOT NULL)
                     THEN taskd.next_stage(job.workflow_id, job.node, ack.result::jsonb, ack.next::jsonb, ack.reason) END AS step
     ) AS stage
+), next_stages AS MATERIALIZED (
+    SELECT taskd.enqueue_next_stage(id, step) FROM held WHERE step IS NOT NULL AND state = 'done'
 ), ended AS (
     DELETE FROM taskd.job AS job
     USING held
-    WHERE job.id = held.id AND held.state IN ('done', 'failed', 'cancelled')
+    WHERE job.id = held.id AND held.state IN ('done', 'failed', 'cancelled') AND (SELECT count(*) FROM next_stages) >= 0
     RETURNING job.id, job.worker_id, job.enqueued_at, job.run_at, job.started_at, job.timeout_s,
               job.fence, held.state, job.priority, job.attempt - held.refund::integer AS attempt,
               job.max_attempts, job.crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, held.result, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
-              job.limit_name, job.limit_key, job.metadata, job.follower, job.awaited, held.step
+              job.limit_name, job.limit_key, job.metadata, job.follower, job.awaited
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
@@ -173,10 +175,6 @@ WITH held AS MATERIALIZED (
     SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-), next_stages AS (
-    SELECT taskd.enqueue_next_stage(id, workflow_id, step || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END)
-    FROM ended
-    WHERE step IS NOT NULL AND state = 'done' AND (SELECT count(*) FROM unblocked) >= 0
 ), announced AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), freed AS (
@@ -185,12 +183,12 @@ WITH held AS MATERIALIZED (
         SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM returned
     ) AS gone
     WHERE limit_name IS NOT NULL
-      AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) + (SELECT count(*) FROM next_stages) >= 0
+      AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
 SELECT held.id, held.state
 FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM followers) AS f,
-     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM next_stages) AS a, (SELECT count(*) FROM announced) AS t,
+     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;
 
 -- The jobs whose rows, or whose dependants' rows, another transaction has locked: only the acks of these jobs must wait.
@@ -257,9 +255,18 @@ LEFT JOIN (
 -- name: complete_job(id bigint, worker_id bigint, fence bigint, result text, next text, unstored text)
 -- roles: worker
 -- moves: running -> done, blocked -> queued, blocked -> scheduled, blocked -> cancelled
-WITH ended AS (
+WITH held AS MATERIALIZED (
+    SELECT id, workflow_id, node
+    FROM taskd.job
+    WHERE id = $1 AND worker_id IS NOT DISTINCT FROM $2 AND fence = $3 AND state = 'running'
+      AND (workflow_id IS NOT NULL OR $5::text IS NOT NULL)
+    FOR UPDATE
+), next_stages AS MATERIALIZED (
+    SELECT taskd.enqueue_next_stage(id, taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb, $6::text)) FROM held
+), ended AS (
     DELETE FROM taskd.job AS job
     WHERE job.id = $1 AND job.worker_id IS NOT DISTINCT FROM $2 AND job.fence = $3 AND job.state = 'running'
+      AND (SELECT count(*) FROM next_stages) >= 0
     RETURNING job.*
 ), kept AS (
     INSERT INTO taskd.job_history (
@@ -283,14 +290,6 @@ WITH ended AS (
     SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg('done'::text)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
-), next_stages AS (
-    SELECT taskd.enqueue_next_stage(
-               id, workflow_id,
-               taskd.next_stage(workflow_id, node, $4::text::jsonb, $5::text::jsonb, $6::text)
-               || CASE WHEN metadata IS NULL THEN '{}' ELSE jsonb_build_object('metadata', metadata) END
-           )
-    FROM ended
-    WHERE (workflow_id IS NOT NULL OR $5 IS NOT NULL) AND (SELECT count(*) FROM unblocked) >= 0
 ), announced AS (
     SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
 ), opened AS (
@@ -302,5 +301,4 @@ WITH ended AS (
 )
 SELECT id
 FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblocked) AS u,
-     (SELECT count(*) FROM next_stages) AS a, (SELECT count(*) FROM announced) AS t,
-     (SELECT count(*) FROM freed) AS o;
+     (SELECT count(*) FROM announced) AS t, (SELECT count(*) FROM freed) AS o;

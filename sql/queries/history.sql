@@ -20,17 +20,6 @@ SELECT taskd.drop_expired_partition($1) AS dropped;
 -- roles: worker
 SELECT taskd.prune_default_partition($1) AS pruned;
 
--- Delete expired unique keys, in batches. A key that a producer is taking again is locked, and is skipped: the key must not be
--- deleted after the producer's commit, and a wait for the key would keep other rows locked. The condition uses now(), because
--- with clock_timestamp() PostgreSQL could not use the index.
-
 -- name: prune_keys(batch bigint)
 -- roles: worker
-WITH deleted AS (
-    DELETE FROM taskd.job_key
-    WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM taskd.job_key WHERE until <= now() ORDER BY until LIMIT $1 FOR UPDATE SKIP LOCKED
-    ))
-    RETURNING 1
-)
-SELECT count(*) AS pruned FROM deleted;
+SELECT taskd.prune_keys($1) AS pruned;

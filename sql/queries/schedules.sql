@@ -70,7 +70,7 @@ RETURNING schedule.name::text, withdraws;
 -- Delete schedules. `app`: the app that still declares the schedule; the next worker of this app that starts creates it again.
 
 -- name: delete_schedules(names text[])
--- roles: worker, admin
+-- roles: admin
 DELETE FROM taskd.schedule
 WHERE name = ANY ($1::text[])
 RETURNING name::text, CASE WHEN withdrawn_at IS NULL THEN app END AS app;

@@ -69,7 +69,12 @@ WITH moved AS (
         )
     RETURNING id
 ), keys AS (
-    UPDATE taskd.job_key SET until = until - make_interval(secs => $1)
+    UPDATE taskd.job_key
+    SET until = until - make_interval(secs => $1),
+        follower = follower || jsonb_build_object(
+            'run_at', (follower ->> 'run_at')::timestamptz - make_interval(secs => $1),
+            'deadline', (follower ->> 'deadline')::timestamptz - make_interval(secs => $1)
+        )
 ), ticks AS (
     UPDATE taskd.schedule
     SET starts_at = starts_at - make_interval(secs => $1),

@@ -22,7 +22,6 @@ from taskd.core.jobs.job import JobState
 from taskd.errors import KeyHeld, StoreUnavailable
 from taskd.store import workers
 from taskd.store.connections.database import Lane
-from taskd.store.connections.statements import statement
 from taskd.store.jobs import history, jobs
 from tests.client.conftest import ME, claim, end
 
@@ -199,7 +198,8 @@ async def test_a_window_that_is_just_taken_anew_is_neither_forgotten_nor_waited_
 
 async def test_windows_that_last_are_not_read_to_find_those_that_are_over(sql: Any) -> None:
     await sql.execute("SET enable_seqscan = off")
-    text = statement("prune_keys").text.replace("$1", "1000")
+    text = await sql.fetchval("SELECT prosrc FROM pg_proc WHERE oid = 'taskd.prune_keys'::regproc")
+    text = text.replace("batch", "1000")
     plan = "\n".join(row[0] for row in await sql.fetch(f"EXPLAIN (COSTS OFF) {text}"))
     assert "job_key_until" in plan
     assert "Seq Scan" not in plan

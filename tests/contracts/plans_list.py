@@ -54,7 +54,7 @@ PINS = (
     # A bitmap scan would lock rows in the order of the table, and two batches could deadlock.
     Pin("ack_done", (ME, [3], [1]), "job_pkey queue_keeps"),
     Pin("ack_done", (ME, IDS, ONES), "job_pkey queue_keeps"),
-    Pin("complete_job", (3, ME, 1, None, None, None), "job_pkey queue_pkey"),
+    Pin("complete_job", (3, ME, 1, None, None, None), "job_pkey job_pkey queue_pkey"),
     Pin("ack_outcomes", _settled(1), "job_pkey job_pkey job_pkey queue_pkey"),
     Pin("ack_outcomes", _settled(1000), "job_pkey job_pkey job_pkey queue_pkey"),
     Pin("check_acks", (ME, [3, 7], [1, 1]), "job_history_pkey job_pkey queue_pkey worker_pkey"),
@@ -106,7 +106,6 @@ PINS = (
     ),
     Pin("delete_logs", (IDS, ONES), "job_log_pkey"),
     Pin("prune_logs", (1000,), "job_log_expires tid job_log"),
-    Pin("prune_keys", (1000,), "job_key_until tid job_key"),
     Pin("prune_buckets", ("", "", 100), "bucket_pkey bucket_pkey job_limit_pkey"),
 )
 
@@ -117,6 +116,7 @@ CALLS = (
     *(
         "unblock_dependants",
         "prune_workflows",
+        "prune_keys",
         "prune_default_partition",
         "make_history_partitions",
         "mend_sequences",

@@ -36,6 +36,7 @@ OF_WORKERS: dict[str, tuple[Any, ...]] = {
     "parent_results": (9_500_000, 100_000),
     "prune_workflows": (),
     "unblock_dependants": (10,),
+    "prune_keys": (10,),
     "prune_default_partition": (10,),
     "make_history_partitions": (0,),
     "mend_sequences": (),

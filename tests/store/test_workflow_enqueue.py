@@ -139,6 +139,8 @@ async def test_a_job_without_a_history_can_have_dependants(sql, lane: Lane, me) 
     ids = await start(lane, ("a", []), ("b", ["a"]))
     [parent] = await claim(lane, me)
     await settle(lane, parent, DONE, result='{"x": 1}')
+    [dependant] = await claim(lane, me)
+    assert dependant.id == ids["b"]
     assert await workflows.parent_results(lane, ids["b"], 1000) == ({"a": {"x": 1}}, 8, [])
     kept = "SELECT expires_at > now() + interval '23 h' FROM taskd.job_history WHERE id = $1"
     assert await sql.fetchval(kept, ids["a"])

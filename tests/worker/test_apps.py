@@ -14,6 +14,7 @@ from taskd.errors import AppError
 from taskd.schedules import every, schedule
 from taskd.store import tasks, workers
 from taskd.worker.starting.app_import import with_built_ins
+from tests.logins import Logins
 from tests.worker.conftest import Desk, until
 
 # A worker checks every sixth of its lease.
@@ -225,6 +226,22 @@ async def test_a_record_that_somebody_has_deleted_is_published_again(desk: Desk)
     await desk.sql.execute("DELETE FROM taskd.task")
     await desk.emitted.wait("app.published")
     assert await tasks.names(desk.lane) == ["t"]
+
+
+async def test_a_task_that_another_login_has_taken_meanwhile_is_told_and_ends_nothing(
+    desk: Desk, logins: Logins
+) -> None:
+    desk.dsn = logins.dsn("worker")
+    await desk.start(app("t", schedules={"s": 3600}), **BRISK)
+    await desk.sql.execute("UPDATE taskd.schedule SET every_s = 5")
+    # Another login publishes the task first after it was forgotten.
+    await desk.sql.execute("UPDATE taskd.task SET login = session_user, code = 'other'")
+    await long_ago(desk)
+    [told] = await desk.emitted.wait("app.not_published")
+    assert "has not published" in told["error"]
+    [job_id] = await desk.enqueue(NewJob("t", queue="default"))
+    await desk.settled(job_id)
+    assert not desk.emitted.of("service.crashed")
 
 
 async def test_a_name_that_another_app_has_taken_meanwhile_is_told_and_ends_nothing(

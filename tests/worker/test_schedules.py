@@ -123,7 +123,8 @@ async def test_what_goes_wrong_with_a_tick_is_reported(desk: Desk) -> None:
     )
     await late(desk.sql, 3 * 3600.0)
     [failed] = await desk.emitted.wait("schedule.failed")
-    assert (failed["schedule"], failed["error"]) == ("bad", "division by zero")
+    assert failed["schedule"] == "bad"
+    assert "SQLSTATE 22012" in failed["error"]
     assert [each["schedule"] for each in await desk.emitted.wait("schedule.skipped")] == ["skips"]
     assert len(await desk.emitted.wait("schedule.missed", 2)) == 2
     await desk.sql.execute(
@@ -192,6 +193,11 @@ async def test_a_query_runs_with_the_rights_of_who_has_set_it_and_no_others(
     with pytest.raises(PermissionDenied, match="may not fire schedules"):
         await schedules.set_(admin, [with_query("s", "open")])
     await schedules.set_(admin, [Schedule("plain", job, every("1h"))])
+    connection = await asyncpg.connect(logins.dsn("worker"))
+    await connection.execute(
+        "INSERT INTO taskd.task (name, app, signature, queue, max_attempts, args_schema) "
+        "VALUES ('t', 'taskd', 'x', 'q', 1, '{\"properties\": {\"a\": {}}}')"
+    )
     # A worker reads what it is allowed to.
     await schedules.publish(worker, "app", [with_query("mine", "open"), with_query("no", "secret")])
     # The owner's query is not for workers: they do not even see that it is due.
@@ -219,7 +225,6 @@ async def test_a_query_runs_with_the_rights_of_who_has_set_it_and_no_others(
         await schedules.run(admin, "mine")
     assert len(await schedules.run(admin, "plain") or []) == 1
     # Nor by hand: neither the rows nor the user of a query are anybody's to give.
-    connection = await asyncpg.connect(logins.dsn("worker"))
     for statement in (
         "UPDATE taskd.schedule SET query_user = session_user",
         "UPDATE taskd.schedule SET query = 'SELECT 1 AS a'",

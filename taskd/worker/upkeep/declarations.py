@@ -15,7 +15,7 @@ from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError
 from taskd.store import schedules, workers
 from taskd.store.connections.database import Lane
-from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.connections.error_translation import RightRefused, ValueRefused
 from taskd.store.jobs import limits
 
 
@@ -80,9 +80,9 @@ class Declarations:
         self._incomplete = True
         try:
             await self.publish()
-        except (AppError, ValueRefused) as error:
-            # For example, another app has taken a name meanwhile. This worker can run its jobs
-            # anyway.
+        except (AppError, ValueRefused, RightRefused) as error:
+            # For example, another app or login has taken a name meanwhile. This worker can run its
+            # jobs anyway.
             events.app_not_published(app, str(error))
         else:
             events.app_published(app)
