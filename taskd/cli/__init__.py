@@ -125,9 +125,10 @@ COMMAND = re.compile(rf"(?<![\w./-])taskd (?=(?:{'|'.join(COMMANDS)})\b)")
 
 
 def typed(text: str) -> str:
-    """Replace `taskd` before the name of a command by the words that call this program.
+    """Write the commands in a text the way in which the user has called this program.
 
-    If a user has typed `.venv/bin/taskd demo`, the shell possibly cannot find `taskd`.
+    If the user has typed `.venv/bin/taskd demo`, the user's shell may not find `taskd`, so
+    `taskd stats` becomes `.venv/bin/taskd stats`.
     """
     context = click.get_current_context(silent=True)
     called = (context.find_root().info_name if context else None) or PROGRAM

@@ -49,7 +49,11 @@ COLOURS = {
 @click.option("--queue", type=QUEUE, help="Only this queue.")
 @click.option("--task", help="Only this task.")
 @click.option(
-    "--state", "states", type=STATES, multiple=True, help="Only events of this state; repeatable."
+    "--state",
+    "states",
+    type=STATES,
+    multiple=True,
+    help="Only events after which the job is in this state; repeatable.",
 )
 @click.option(
     "--job", "job_id", type=JOB_ID, help="Follow only this job, from its enqueue to its end."

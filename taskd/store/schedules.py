@@ -177,10 +177,11 @@ async def settle(on: Fetches, worker_id: int) -> Settled:
 async def due(on: Fetches, batch: int, *, with_query: bool) -> list[DueSchedule]:
     """Return at most `batch` schedules whose next tick is due or not computed yet.
 
-    Schedules without a computed tick come first, then the others, those due for longest first.
+    Schedules without a computed tick come first, then the schedules that have been due for longest.
 
     Args:
-        with_query: return schedules whose query runs as this user; False: those without a query.
+        with_query: return schedules whose query runs as this user; otherwise, return schedules
+            without a query.
     """
     return [DueSchedule(*row) for row in await on.fetch("due_schedules", with_query, batch)]
 
@@ -237,7 +238,7 @@ async def run(on: Fetches, name: str) -> list[int] | None:
     """Enqueue the jobs of a schedule now.
 
     Returns:
-        The ids of the jobs; None: nothing was enqueued, because the overlap of the schedule is
+        The ids of the jobs; None if nothing was enqueued, because the overlap of the schedule is
         `skip` and one of its jobs is live.
 
     Raises:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taskd.store.reading.reports import Progress
 
 LIST_MAX = 10_000
-# The longest value that people see of a job; --json prints all of it.
+# Longer values of a job are cut for people; --json prints them whole.
 VALUE_CHARS_MAX = 20_000
 STATES = click.Choice([state.value for state in JobState])
 

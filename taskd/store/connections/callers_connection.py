@@ -232,7 +232,7 @@ def _for_driver(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
     )
 
 
-# The adapters of the classes of connections, by the class's module and name.
+# Maps the module and the name of each class of connections to its adapter.
 _ASYNC: Mapping[tuple[str, str], Callable[[Any], Fetches]] = {
     ("psycopg", "AsyncConnection"): _AsyncPsycopg,
     ("sqlalchemy.ext.asyncio", "AsyncConnection"): _AsyncSqlAlchemy,

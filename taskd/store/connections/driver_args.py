@@ -1,6 +1,6 @@
 """Translate connection parameters of libpq into arguments of asyncpg.connect, sockets and TLS.
 
-Here the parameters (`host`, `sslmode` ...) and their values are called words.
+In this module, `words` maps the names of these parameters (`host`, `sslmode` ...) to their values.
 
 If there are several hosts, taskd passes them to the driver one at a time. The driver has one time
 limit for all of its hosts together, so a first host that does not answer (a dead machine, a cut
@@ -20,8 +20,8 @@ from taskd.config import connection_words, user_of_process
 from taskd.config.libpq_words import OF_CONNECTION
 from taskd.errors import ConfigError
 
-# TCP keepalive finds a dead peer within 10 + 3 * 5 s. With the kernel's defaults, this would take
-# over two hours. TCP_USER_TIMEOUT is in milliseconds.
+# TCP keepalive finds a dead peer 10 + 3 * 5 s after its last packet. With the kernel's defaults,
+# this would take over two hours. TCP_USER_TIMEOUT is in milliseconds.
 KEEPALIVE: Mapping[str, tuple[str, int]] = {
     "TCP_KEEPIDLE": ("keepalives_idle", 10),
     "TCP_KEEPALIVE": ("keepalives_idle", 10),  # the name of TCP_KEEPIDLE on macOS
@@ -30,7 +30,7 @@ KEEPALIVE: Mapping[str, tuple[str, int]] = {
     "TCP_USER_TIMEOUT": ("tcp_user_timeout", 20_000),
 }
 CONNECT_TIMEOUT_MAX_S = 60.0
-# Words that are arguments of the driver, and words that the driver reads only from a DSN.
+# Parameters that are arguments of the driver, and parameters that the driver reads only from a DSN.
 _ARGUMENTS = {
     "dbname": "database", "gsslib": "gsslib", "krbsrvname": "krbsrvname", "passfile": "passfile",
     "password": "password", "user": "user",
@@ -44,10 +44,10 @@ ADVICE = "Correct the path, or remove the parameter."
 
 
 def words_of(connect_args: Mapping[str, Any]) -> dict[str, str]:
-    """Return libpq's words for arguments of asyncpg.connect: `dsn`, `host`, `user` ...
+    """Return libpq's parameters for arguments of asyncpg.connect: `dsn`, `host`, `user` ...
 
     Raises:
-        ConfigError: the DSN, a service or a PG* variable has a word that taskd cannot honour.
+        ConfigError: the DSN, a service or a PG* variable has a parameter that taskd cannot honour.
     """
     words = connection_words(connect_args["dsn"]) if connect_args.get("dsn") else {}
     named = {**{word: word for word in ("host", "port")}, **_ARGUMENTS}
@@ -104,12 +104,12 @@ def arguments(words: Mapping[str, str]) -> dict[str, Any]:
 
 
 def server_settings(words: Mapping[str, str]) -> dict[str, str]:
-    """Return the words that libpq does not know: they are settings of the server's session."""
+    """Return the parameters that libpq does not know: they are settings of the session."""
     return {word: value for word, value in words.items() if word not in OF_CONNECTION}
 
 
 def connect_timeout_s(words: Mapping[str, str]) -> float | None:
-    """Return the time limit for each host, in seconds; None: taskd's default applies."""
+    """Return the time limit for each host, in seconds, or None if taskd's default applies."""
     given = float(words.get("connect_timeout", 0))
     return min(given, CONNECT_TIMEOUT_MAX_S) or None
 
@@ -132,8 +132,8 @@ def _by_sockets(words: Mapping[str, str]) -> bool:
 def _checked_tls(words: Mapping[str, str]) -> ssl.SSLContext:
     """Load the certificate files, so that an error names the file; return the TLS context.
 
-    The driver uses this context only with the certificate authorities of the system, which it
-    cannot load. Otherwise the driver loads the files itself.
+    The driver uses this context only for the certificate authorities of the system, because it
+    cannot load them itself. Otherwise the driver loads the certificate files itself.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     mode = words.get("sslmode")
@@ -167,7 +167,7 @@ def _checked_tls(words: Mapping[str, str]) -> ssl.SSLContext:
 
 
 class _reading:  # noqa: N801 - a context manager, named as suppress and closing are
-    """Raise an error about the files of these words as a ConfigError that names the file."""
+    """Raise an error about the files of these parameters as a ConfigError that names the file."""
 
     def __init__(self, words: Mapping[str, str], *names: str) -> None:
         self._files = {name: Path(words[name]) for name in names if name in words}

@@ -132,9 +132,9 @@ class Group:
             self._go()  # otherwise ended() sends the waiting jobs
 
     def _go(self) -> None:
-        """Send all waiting jobs, those of each queue in statements of their own.
+        """Send all waiting jobs; no statement has jobs of several queues.
 
-        So a statement that waits for a lock of a queue delays only jobs of this queue.
+        So a statement that waits for the lock of a queue delays only jobs of that queue.
         """
         if self._goes is not None:
             self._goes.cancel()
