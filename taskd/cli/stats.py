@@ -138,8 +138,8 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
         )
     if read.failed_back_s is not None:
         session.echo(
-            f"only the newest {ERRORS_READ_MAX:,} failed jobs were read: "
-            f"those of the last {span(read.failed_back_s)}"
+            f"only the newest {ERRORS_READ_MAX:,} failed jobs were read, which failed in the last "
+            f"{span(read.failed_back_s)}"
         )
     if not read.all_scheduled:
         session.echo(

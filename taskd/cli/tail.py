@@ -34,7 +34,7 @@ from taskd.errors import JobNotFound
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
-# The most jobs that --since shows: those with the latest events.
+# The most jobs that --since shows. If more jobs have events, the latest events decide.
 PAST_MAX = 10_000
 COLOURS = {
     "done": "green",

@@ -18,11 +18,11 @@ ROWS_MAX = 10_000
 
 
 class TicksIn(NamedTuple):
-    """Seconds until the next ticks, 0 or less if a tick is due; None: there is no such schedule.
+    """Seconds until the next ticks: 0 or less if a tick is due, None if no schedule has a tick.
 
     Attributes:
         plain_s: seconds until the next tick of schedules without a query.
-        query_s: the same for schedules whose query runs as this worker's user.
+        query_s: seconds until the next tick of schedules whose query runs as this worker's user.
     """
 
     plain_s: float | None
@@ -93,7 +93,7 @@ async def set_(
     """Make or change schedules.
 
     Args:
-        app: the app that declares the schedules; None: they are set by hand.
+        app: the app that declares the schedules; None if they are set by hand.
 
     Returns:
         By name: `created`, `changed`, `unchanged`, or `taken` (a different schedule of the same
@@ -139,7 +139,9 @@ def definition(schedule: Schedule) -> Row:
 
 
 async def publish(on: Fetches, app: str, schedules: Iterable[Schedule]) -> None:
-    """Publish the schedules that an app declares; settle() withdraws those it no longer declares.
+    """Publish the schedules that an app declares.
+
+    settle() withdraws the schedules of the app that no live worker declares any more.
 
     Raises:
         AppError: a name belongs to another app, or to a schedule that was made at run time.

@@ -94,7 +94,7 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
     """List jobs, newest first.
 
     AGE is the time since the end of a finished job, since the claim of a running job, and since the
-    enqueue of any other job, even if the job has had attempts.
+    enqueue of a waiting job, even if the waiting job has had attempts.
     """
     from taskd.store.reading import reports
 

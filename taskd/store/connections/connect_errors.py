@@ -47,7 +47,7 @@ class Target(NamedTuple):
     """Where a database is, for messages; contains no password.
 
     Attributes:
-        where: the host and port, or those of all hosts.
+        where: the host and port of the database, or of all its hosts.
         database: the name of the database.
         wants_ssl: whether the DSN requires SSL.
         binds_channel: whether the DSN requires channel binding.

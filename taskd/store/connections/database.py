@@ -79,7 +79,7 @@ class Trouble:
     def ended_s(self) -> float | None:
         """Return the seconds from the first to the last error of an outage that has ended.
 
-        Each ended outage is returned once. None: no further outage has ended.
+        Each ended outage is returned once. The result is None if no further outage has ended.
         """
         if not self._errors or not self._is_quiet():
             return None

@@ -220,10 +220,10 @@ def _is_of_user(error: BaseException) -> bool:
 def _is_users_refusal(error: BaseException) -> bool:
     """Return whether a function of the user raised an error of a class in _OUTAGE_CLASSES.
 
-    Inside such a function, the server itself can raise such an error, too. That is an outage or a
-    conflict (a full disk, a deadlock), except in class 55: there, the function has used an object
-    in a wrong state, for example currval() of an unused sequence. A lock timeout, which is also in
-    class 55, is a conflict.
+    While a function of the user runs, the server itself can also raise an error of these classes.
+    Such an error is an outage or a conflict (a full disk, a deadlock), except in class 55. There,
+    the function has used an object in a wrong state, for example currval() of an unused sequence.
+    A lock timeout, although in class 55, is a conflict.
     """
     state: str = getattr(error, "sqlstate", None) or ""
     if state[:2] not in _OUTAGE_CLASSES or not _is_of_user(error):

@@ -81,7 +81,7 @@ class Group:
         """Count a statement for one job as running, if it can be sent now.
 
         Returns:
-            The time.monotonic() of its start; None: the caller must use enqueue().
+            The time.monotonic() of its start. With None, the caller must use enqueue().
         """
         if self._under_way >= ABREAST and self._under_way >= self._abreast():
             return None
@@ -98,7 +98,7 @@ class Group:
         """Record that a statement has ended, and send waiting jobs.
 
         Args:
-            began: result of begin(); None: the statement had several jobs.
+            began: result of begin(); None if the statement had several jobs.
         """
         self._under_way -= 1
         if began is not None:

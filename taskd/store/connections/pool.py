@@ -167,7 +167,7 @@ class Pool:
             if given is not None:
                 return given
         try:
-            # True: this pool checks for silence itself.
+            # `watched` is True, because this pool checks for silence itself.
             connection = await self._database.connect(self._purpose, True)
         except BaseException:
             self._give(None)

@@ -57,7 +57,7 @@ def to_its_end(work: Coroutine[Any, Any, T]) -> Generator[Any, None, T]:
                 if future is None:  # asyncio.sleep(0)
                     yield
                 else:
-                    # A task does the same with a future that it receives.
+                    # A task resets this flag, too, when it receives a future.
                     future._asyncio_future_blocking = False  # noqa: SLF001
                     yield _Until(future)
             except asyncio.CancelledError as error:

@@ -119,7 +119,7 @@ async def count_depths(on: Fetches) -> None:
 
 
 async def prune_buckets(on: Fetches) -> None:
-    """Delete token buckets that are full, and those of limits that no longer have a rate."""
+    """Delete token buckets that are full, and buckets of limits that no longer have a rate."""
     await on.fetch("prune_buckets")
 
 

@@ -16,8 +16,8 @@ from taskd.store.reading import reports
 Row = dict[str, Any]
 
 PAGE_ROWS = 50
-# How many live and how many finished jobs one statement reads at most for a page. This takes some
-# 20 ms, or 30 ms if arguments are searched.
+# How many live and how many finished jobs one statement reads at most for a page. This read takes
+# some 20 ms, or 30 ms if arguments are searched.
 READ_MAX = 5000
 # The same limit for a page that shows failed and cancelled jobs by their end, without a filter: an
 # index serves these pages.
@@ -173,7 +173,7 @@ async def finished_recently(
 
 
 async def limit_keys(on: Fetches, name: str, first: str) -> list[Row]:
-    """Return the keys of a limit from `first` on: those of a page, and the first of the next page.
+    """Return the keys of a limit from `first` on: a page of keys, and the next page's first key.
 
     Each row has the numbers of jobs, counted up to COUNT_MAX + 1. The column `holders` has at most
     HOLDERS_MAX jobs that hold slots of the key, running jobs first.
@@ -185,7 +185,7 @@ async def limit_keys(on: Fetches, name: str, first: str) -> list[Row]:
 async def watch_jobs(on: Fetches, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
     """Return for each job its state, attempt, fence, end and progress; unknown ids are missing.
 
-    If one of these values differs from those of an earlier call, an open page about the job is out
-    of date.
+    If one of these values has changed since an earlier call, an open page about the job is out of
+    date.
     """
     return {row[0]: tuple(row)[1:] for row in await on.fetch("web_watch", list(ids))}

@@ -170,7 +170,7 @@ class Names(NamedTuple):
 
     Attributes:
         queue_met: whether one of the newest jobs is in the requested queue.
-        task_met: the same for the requested task.
+        task_met: whether one of the newest jobs is of the requested task.
     """
 
     queues: list[str]

@@ -83,7 +83,7 @@ async def outgrown(on: Fetches, works_with: int) -> list[OldWorker]:
 async def holders(on: Fetches, tables: Sequence[str]) -> list[Holder]:
     """Return sessions that hold locks on these tables; if no table is given, those with a snapshot.
 
-    At most HOLDERS_MAX sessions are returned, those with the oldest transactions first.
+    At most HOLDERS_MAX sessions are returned; sessions with the oldest transactions come first.
     """
     return [Holder(*row) for row in await on.fetch("lock_holders", list(tables), HOLDERS_MAX)]
 
