@@ -73,7 +73,10 @@ class Session:
 
     @asynccontextmanager
     async def target(self) -> AsyncIterator[Target]:
-        """Yield the configured database, or else the embedded one, which this starts if needed."""
+        """Yield the configured database, or else the embedded one.
+
+        The embedded PostgreSQL is started if necessary.
+        """
         from taskd.client import open_target
 
         target = await open_target(self.load().settings)

@@ -56,7 +56,7 @@ async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
             await connection.execute(script(prefix))
     except PermissionDenied as error:
         raise PermissionDenied(
-            f"{error} Only a superuser, or an owner of the schema with CREATEROLE, can make roles. "
+            f"{error} Only a superuser, or a schema owner that has CREATEROLE, can make roles. "
             "`taskd db roles --sql` prints the statements."
         ) from None
 
