@@ -125,9 +125,10 @@ COMMAND = re.compile(rf"(?<![\w./-])taskd (?=(?:{'|'.join(COMMANDS)})\b)")
 
 
 def typed(text: str) -> str:
-    """Replace `taskd` before the name of a command by the words that call this program.
+    """In the commands of a text, replace `taskd` by the name under which the user has called it.
 
-    If a user has typed `.venv/bin/taskd demo`, the shell possibly cannot find `taskd`.
+    If the user has typed `.venv/bin/taskd demo`, the user's shell may not find `taskd`, so
+    `taskd stats` becomes `.venv/bin/taskd stats`.
     """
     context = click.get_current_context(silent=True)
     called = (context.find_root().info_name if context else None) or PROGRAM
@@ -153,7 +154,7 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return the command; None: no command has this name."""
+        """Import and return the command, or return None if no command has this name."""
         lazy = COMMANDS.get(cmd_name)
         if lazy is None:
             return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from taskd.store.reading.reports import DueQueues, Row
 
 EXIT_CHECK_FAILED = 4
-# The most names in a message; --json has a thousand.
+# The most queue names in a message; --json prints up to a thousand.
 NAMES_MAX = 10
 
 
@@ -27,9 +27,9 @@ NAMES_MAX = 10
 def health(ctx: click.Context, queues: tuple[str, ...], worker: bool, as_json: bool) -> None:
     """Exit 0 if every queue with due jobs has a live worker.
 
-    A worker that is live and not draining must serve each such queue. Paused queues are not
-    checked. With --queue, the command checks only the given queues, even if they are paused or have
-    no due jobs.
+    At least one live worker that is not draining must serve each queue with due jobs. Paused queues
+    are not checked. With --queue, the command checks only the given queues, even if they are paused
+    or have no due jobs.
 
     With --worker, the command checks no queue: a worker of this host (in a container: of this
     container) must run, hold its lease and not drain.
@@ -71,7 +71,9 @@ def _check_queues(session: Session, queues: tuple[str, ...], *, as_json: bool) -
         print_json(row | {"failing": failing} | versions)
     elif not unserved:
         served = (
-            f"{count(found.queues, 'queue')} served" if found.queues else "no queue has due jobs"
+            f"{count(found.queues, 'queue')} served"
+            if found.queues
+            else "no queue has due jobs (paused queues are not checked)"
         )
         click.echo(f"healthy: {served}; {_versions_text(versions)}")
     if unserved:

@@ -52,12 +52,14 @@ class Rate(click.ParamType[float]):
 
 
 def number(most: int, word: str = NONE) -> OrNone[int]:
-    """Return a type of options: a whole number from 1 to `most`, or `word`."""
+    """Return a type for options: a whole number from 1 to `most`, or `word`."""
     return OrNone(click.IntRange(1, most), word)
 
 
 def bounds(**given: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of the options, None for `none`, and the names of the bounds to remove.
+    """Return the values of the options, and the names of the bounds to remove.
+
+    The value `none`, which removes a bound, becomes None.
 
     Raises:
         UsageError: no option was given.

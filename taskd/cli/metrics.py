@@ -30,8 +30,8 @@ def metrics() -> None:
 def list_(as_json: bool) -> None:
     """List the metrics.
 
-    Metrics that each process counts have the label `process`. The others are read from the
-    database, and are the same from every worker.
+    Metrics that each process counts have the label `process`. The other metrics are read from the
+    database, so every worker reports the same values.
     """
     from taskd.web.metrics.vocabulary import METRICS
 

@@ -142,7 +142,7 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--max-depth",
     type=number(DEPTH_MAX),
-    help="Most waiting jobs; with more, enqueueing fails. `none`: no limit.",
+    help="Most waiting jobs; an enqueue beyond that fails. `none`: no limit.",
 )
 @rate_option
 @burst_option
@@ -151,10 +151,10 @@ def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
 def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
     """Limit a queue. Limits that are not given do not change.
 
-    `taskd queues set email --max-running 10 --rate 100/s --max-depth 100000` limits all workers
-    together. --concurrency applies to each worker process and overrides the setting of the process:
-    running workers use the new number within seconds, later workers from their start. Running
-    attempts continue.
+    --max-running, --rate and --max-depth limit the queue as a whole: `taskd queues set email
+    --max-running 10 --rate 100/s --max-depth 100000`. --concurrency applies to each worker process
+    and overrides the setting of the process: running workers use the new number within seconds,
+    later workers from their start. Running attempts continue.
     """
     from taskd.store.jobs import limits
 
@@ -203,8 +203,8 @@ def keep(
     print_rows([row], columns, as_json=as_json)
     if refused is not None:
         raise type(refused)(
-            f"the times of queue {name!r} are set, but the partitions for them could not be made. "
-            f"Until they are made, finished jobs go to the default partition. {refused}"
+            f"the times of queue {name!r} are set, but their partitions could not be made. Until "
+            f"the partitions exist, finished jobs go to the default partition. {refused}"
         )
 
 

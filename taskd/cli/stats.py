@@ -41,7 +41,7 @@ ERROR_COLUMNS = {
 
 
 def filter_options(words: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options --since, with `words` as its help, --queue and --task."""
+    """Add the options --since, --queue and --task; `words` is the help text of --since."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
@@ -86,7 +86,7 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
 
 
 def _is_for_a_command() -> bool:
-    """Return whether a subcommand follows; refuse options before it, which have no effect."""
+    """Return whether a subcommand follows; refuse options before it: they would have no effect."""
     context = click.get_current_context()
     if context.invoked_subcommand is None:
         return False
@@ -138,8 +138,8 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
         )
     if read.failed_back_s is not None:
         session.echo(
-            f"only the newest {ERRORS_READ_MAX:,} failed jobs were read: "
-            f"those of the last {span(read.failed_back_s)}"
+            f"only the newest {ERRORS_READ_MAX:,} failed jobs were read, which failed in the last "
+            f"{span(read.failed_back_s)}"
         )
     if not read.all_scheduled:
         session.echo(

@@ -34,7 +34,7 @@ from taskd.errors import JobNotFound
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
 
-# The most jobs that --since shows: those with the latest events.
+# The most jobs that --since shows. If more jobs have events, the latest events decide.
 PAST_MAX = 10_000
 COLOURS = {
     "done": "green",
@@ -49,7 +49,11 @@ COLOURS = {
 @click.option("--queue", type=QUEUE, help="Only this queue.")
 @click.option("--task", help="Only this task.")
 @click.option(
-    "--state", "states", type=STATES, multiple=True, help="Only events of this state; repeatable."
+    "--state",
+    "states",
+    type=STATES,
+    multiple=True,
+    help="Only events after which the job is in this state; repeatable.",
 )
 @click.option(
     "--job", "job_id", type=JOB_ID, help="Follow only this job, from its enqueue to its end."

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Schema(msgspec.Struct):
-    """What the list shows of a JSON Schema."""
+    """The parts of a JSON Schema that the list shows."""
 
     properties: dict[str, dict[str, object]] = {}
     required: list[str] = []
@@ -106,8 +106,8 @@ def pause(
 ) -> None:
     """Stop starting jobs of these tasks. Running jobs continue; waiting jobs lose no attempt.
 
-    Workers are notified immediately; without notifications, they stop within about six seconds. The
-    former names of a task are paused with the task.
+    Workers are notified immediately. A worker without notifications notices the pause within about
+    six seconds. The former names of a task are paused with the task.
     """
     from taskd.store import tasks as store
 

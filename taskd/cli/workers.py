@@ -46,10 +46,11 @@ def workers(session: Session, dead_s: float, as_json: bool) -> None:
     """List live workers, and workers that ended recently.
 
     STATE is `live`, `draining` (the worker is stopping), `late`, `silent` or `dead`. Late: the
-    worker has not renewed its lease for a third of the lease's time, because it has died, hangs or
-    cannot reach the database. Silent: the lease has expired. Dead: the worker has ended, or another
-    worker has declared it dead. SCHEMA is the schema version, or the range of versions, for which
-    the code of the worker is made. If a service of a worker fails repeatedly, stderr names it.
+    worker has not renewed its lease for a third of the lease's duration, because it has died, hangs
+    or cannot reach the database. Silent: the lease has expired. Dead: the worker has ended, or
+    another worker has declared it dead. SCHEMA is the schema version, or the range of versions, for
+    which the code of the worker is made. If a service of a worker fails repeatedly, stderr names
+    the service.
     """
     from taskd.store.reading import reports
 

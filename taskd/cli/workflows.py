@@ -205,7 +205,7 @@ def stats(session: Session, name: str, as_json: bool) -> None:
     rows = session.run(lambda lane: store.stats(lane, name, PARTS_MAX))
     if not rows:
         raise WorkflowNotFound(
-            f"no workflow is named {name!r}, or no job of such a workflow is kept any more"
+            f"no workflow is named {name!r}, or no job of these workflows is kept any more"
         )
     print_rows(rows, STATS_COLUMNS, as_json=as_json)
 

@@ -18,11 +18,11 @@ ROWS_MAX = 10_000
 
 
 class TicksIn(NamedTuple):
-    """Seconds until the next ticks, 0 or less if a tick is due; None: there is no such schedule.
+    """Seconds until the next ticks: 0 or less if a tick is due, None if no schedule has a tick.
 
     Attributes:
         plain_s: seconds until the next tick of schedules without a query.
-        query_s: the same for schedules whose query runs as this worker's user.
+        query_s: seconds until the next tick of schedules whose query runs as this worker's user.
     """
 
     plain_s: float | None
@@ -93,7 +93,7 @@ async def set_(
     """Make or change schedules.
 
     Args:
-        app: the app that declares the schedules; None: they are set by hand.
+        app: the app that declares the schedules; None if they are set by hand.
 
     Returns:
         By name: `created`, `changed`, `unchanged`, or `taken` (a different schedule of the same
@@ -139,7 +139,9 @@ def definition(schedule: Schedule) -> Row:
 
 
 async def publish(on: Fetches, app: str, schedules: Iterable[Schedule]) -> None:
-    """Publish the schedules that an app declares; settle() withdraws those it no longer declares.
+    """Publish the schedules that an app declares.
+
+    settle() withdraws the schedules of the app that no live worker declares any more.
 
     Raises:
         AppError: a name belongs to another app, or to a schedule that was made at run time.
@@ -177,10 +179,11 @@ async def settle(on: Fetches, worker_id: int) -> Settled:
 async def due(on: Fetches, batch: int, *, with_query: bool) -> list[DueSchedule]:
     """Return at most `batch` schedules whose next tick is due or not computed yet.
 
-    Schedules without a computed tick come first, then the others, those due for longest first.
+    Schedules without a computed tick come first, then the schedules that have been due for longest.
 
     Args:
-        with_query: return schedules whose query runs as this user; False: those without a query.
+        with_query: return schedules whose query runs as this user; otherwise, return schedules
+            without a query.
     """
     return [DueSchedule(*row) for row in await on.fetch("due_schedules", with_query, batch)]
 
@@ -237,7 +240,7 @@ async def run(on: Fetches, name: str) -> list[int] | None:
     """Enqueue the jobs of a schedule now.
 
     Returns:
-        The ids of the jobs; None: nothing was enqueued, because the overlap of the schedule is
+        The ids of the jobs; None if nothing was enqueued, because the overlap of the schedule is
         `skip` and one of its jobs is live.
 
     Raises:

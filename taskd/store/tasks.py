@@ -39,7 +39,7 @@ class PublishedTask(NamedTuple):
     unique_rule: str | None = None
 
     def limit_of(self, args: str) -> LimitOf | None:
-        """Return the limit of a job with these arguments (JSON text); None: it has no limit."""
+        """Return the limit of a job with these arguments (JSON text), or None if it has none."""
         if self.limit_name is None:
             return None
         defaults = msgspec.json.decode(self.limit_defaults or "{}")
@@ -93,7 +93,7 @@ class Forgotten(NamedTuple):
 
 
 async def forget(on: Fetches, names: Sequence[str], *, despite_jobs: bool) -> list[Forgotten]:
-    """Delete the records of tasks that no worker has, and no live job or schedule.
+    """Delete the records of tasks that no worker has, and that no live job or schedule names.
 
     Args:
         despite_jobs: delete a record even if live jobs or schedules name the task.

@@ -27,7 +27,7 @@ class Incarnation(NamedTuple):
     Attributes:
         id: a random number, which is never reused.
         pid_started: the start time of the process in clock ticks since the host booted.
-        schema: the schema versions that its code works with; zeros: unknown.
+        schema: the schema versions that the code works with; zeros if they are unknown.
     """
 
     id: int
@@ -71,10 +71,10 @@ class Surroundings(NamedTuple):
         paused: names of paused tasks.
         resumed: names of tasks that are not paused and have parked jobs that this worker can run.
             A job is parked if its task was paused, or if no worker could run it.
-        elsewhere: by queue, the tasks that another live worker of the queue can run and this worker
-            cannot run, or not with the newest arguments. Each task has the newest version of its
-            arguments that one of these workers reads.
-        limits: concurrency of queues for which an operator has set it.
+        elsewhere: by queue, the tasks that this worker cannot run, or cannot run with the newest
+            arguments, while another live worker of the queue can. Maps each task to the newest
+            version of its arguments that one of the other workers reads.
+        limits: maps each queue whose concurrency an operator has set to this concurrency.
         astray: whether a schedule of this app must be withdrawn or resumed (schedules.settle).
         unpublished: whether a task of this worker is not published, or was published last by a
             version of the app that no live worker has.
@@ -102,7 +102,7 @@ class RunningJob(NamedTuple):
     """A job that a worker runs, according to the database.
 
     Attributes:
-        cancel_reason: the reason of the requested cancellation; None: no request.
+        cancel_reason: the reason of the requested cancellation; None if none was requested.
         age_s: seconds since the claim.
     """
 
@@ -127,7 +127,8 @@ class Left(NamedTuple):
 
     Attributes:
         runnable: queued, or due and waiting for a limit.
-        soon: due but not promoted yet, or claimed before and due within a minute, and not unfit.
+        soon: not unfit, and either due but not promoted yet, or claimed before and due within a
+            minute.
         paused: their queue or task is paused.
         unknown: this worker does not know their task.
         blocked: they wait for other jobs.
@@ -281,8 +282,8 @@ async def follow_clock_back(on: Fetches, noticed_s: float | None) -> ClockSetBac
     """Correct times that are in the future because the database's clock was set back.
 
     Args:
-        noticed_s: by how many seconds this worker saw the clock go back; None: look for times in
-            the future.
+        noticed_s: by how many seconds this worker saw the clock go back. With None, the statement
+            looks for times in the future.
 
     Returns:
         None if the clock was not set back.
@@ -413,6 +414,6 @@ class TasksTaken(AppError):
             f"{names}. Give the tasks of this app a prefix (TASKD_TASK_PREFIX), rename the task "
             "with @task(name=...), or make the signatures equal. If no worker runs the task of the "
             "other app any more: taskd tasks forget NAME. If the other app is an earlier version "
-            "of this one, give this one its name: --app-name"
+            "of this app, give this app the same name: --app-name"
         )
         self.owners = owners

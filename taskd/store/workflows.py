@@ -82,7 +82,7 @@ async def find(on: Fetches, workflow_id: int) -> Row | None:
     """Return one workflow; None if it does not exist.
 
     `stages` is the plan of a pipeline as JSON text, and `plan` is a list of the names and tasks of
-    its first STAGES_MAX stages; both are None for another workflow.
+    its first STAGES_MAX stages. Both are None if the workflow is not a pipeline.
     """
     for row in await on.fetch("find_workflow", workflow_id, STAGES_MAX):
         return dict(row) | {"plan": row["plan"] and msgspec.json.decode(row["plan"])}
@@ -109,7 +109,7 @@ async def stop(on: Fetches, workflow_id: int) -> bool:
 
 
 async def jobs_to_cancel(on: Fetches, workflow_id: int) -> list[int]:
-    """Return the ids of the live jobs of a workflow whose cancellation was not requested yet."""
+    """Return the ids of a workflow's live jobs, without jobs that were already asked to stop."""
     return [row[0] for row in await on.fetch("workflow_jobs_to_cancel", workflow_id)]
 
 
@@ -124,7 +124,7 @@ async def jobs_to_retry(on: Fetches, workflow_id: int) -> list[int]:
 async def pending_parents(on: Fetches, job_id: int, limit: int) -> list[Row]:
     """Return at most `limit` of the jobs that a blocked job waits for, sorted by id.
 
-    The column `parents` of each row is the number of all jobs that it waits for.
+    The column `parents` of each row is the number of all jobs that the blocked job waits for.
     """
     return [dict(row) for row in await on.fetch("pending_parents", job_id, limit)]
 

@@ -59,7 +59,7 @@ def test_set_moves_and_sets_and_takes_away_a_deadline(taskd):
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["set", 1], "give an option to change"),
+        (["set", 1], "give at least one change"),
         (["set", "--priority", 1], "give ids, or options that choose jobs"),
         (["set", 1, "--task", "x", "--priority", 1], "give ids, or options that choose jobs"),
         (["set", 1, "--args", "{}", "--arg", "a=1"], "give either --args or --arg"),

@@ -316,9 +316,9 @@ def test_check_finds_sequences_behind_their_rows_and_mends_them(taskd):
     ids = [taskd.enqueue("send_report", "to=ada") for _ in range(3)]
     taskd.sql("SELECT setval('taskd.job_id_seq', 1, false)")
     refused = taskd("db", "check", code=78)
-    assert "taskd.job_id_seq is at 0, and the rows need 3" in refused.stderr
+    assert "taskd.job_id_seq is at 0, but the rows require at least 3" in refused.stderr
     assert "taskd db check --mend" in refused.stderr
-    assert "advanced to the newest row" in taskd("db", "check", "--mend").stdout
+    assert "advanced taskd.job_id_seq from 0 to 3" in taskd("db", "check", "--mend").stdout
     [check] = taskd.json("db", "check", "--mend")
     assert check["mended"] == []
     assert taskd.enqueue("send_report", "to=ada") == max(ids) + 1

@@ -16,7 +16,7 @@ def test_keep_sets_the_times_and_says_that_their_partitions_are_missing(taskd):
     refuse_ddl(taskd)
     result = taskd("queues", "keep", "email", "--done", "60d", code=1)
     assert "email" in result.stdout
-    assert "the times of queue 'email' are set, but the partitions" in result.stderr
+    assert "the times of queue 'email' are set, but their partitions" in result.stderr
     assert f"no CREATE TABLE outside of a deployment {WHY}" in result.stderr
     assert taskd.sql("SELECT keep_done_s FROM taskd.queue WHERE name = 'email'") == [(5184000,)]
     # Its partitions exist: nothing is to be made.

@@ -352,7 +352,7 @@ def test_an_answer_that_never_came_is_reported_as_such(taskd):
     text = lines(*[{"task": "t"}] * 1200, {"task": "t", "args": {"die": True}})
     error = taskd("enqueue", "-", "--queue", "q", stdin=text, code=69).stderr
     assert "1,000 enqueued (lines 1 to 1,000); " in error
-    assert "lines 1,001 to 1,201 may or may not have been enqueued" in error
+    assert "either all or none of the lines 1,001 to 1,201 were enqueued" in error
 
 
 # Unique keys.

@@ -198,8 +198,8 @@ def test_show_prints_what_was_logged_by_attempt(some):
         json.dumps(lines),
     )
     shown = some("jobs", "show", 6, "--logs").stdout
-    assert "log of attempt 0 on worker 12, which is still running" in shown
-    assert "log of attempt 1 on worker 12, times at " in shown
+    assert "log of attempt 0 on worker 12; the attempt is still running" in shown
+    assert "log of attempt 1 on worker 12; times in " in shown
     assert "info    a?[2J logger=shop\n[7 lines omitted]\n error   odd n='a b'\nTrace\n" in (
         shown.replace("\N{REPLACEMENT CHARACTER}", "?").replace("\\x1b", "?")
     )

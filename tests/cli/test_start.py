@@ -328,7 +328,7 @@ def test_a_stop_right_after_the_fork_of_a_reload_waits_for_the_handlers(taskd, h
     ) as started:
         try:
             until(started, "SIGTERM stopped the worker")
-            until(started, "the worker has ended (0)")
+            until(started, "the worker has ended (exit code 0)")
         finally:
             started.terminate()
         assert started.wait(WITHIN_S) == 0

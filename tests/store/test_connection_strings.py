@@ -344,7 +344,7 @@ async def test_a_parameter_that_the_server_refuses_is_named(dsn: str) -> None:
     for word in ("no_such_word=1", "geqo=perhaps", "data_directory=x"):
         with pytest.raises(ConfigError, match=word.partition("=")[0]) as raised:
             await Database({"dsn": f"{dsn}{joined}{word}"}).connect("test")
-        assert "Correct or remove it" in raised.value.__notes__[0]
+        assert "Correct or remove the parameter" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("word", ["sslrootcert", "sslcrl", "sslcert", "sslkey"])

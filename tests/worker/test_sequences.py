@@ -35,7 +35,7 @@ async def test_a_worker_advances_sequences_at_its_start(
 ) -> None:
     await desk.start()
     [event] = emitted.of("sequences.mended")
-    assert event["sequences"] == ["taskd.job_id_seq is at 0, and the rows need 5"]
+    assert event["sequences"] == ["taskd.job_id_seq is at 0, but the rows require at least 5"]
     [new] = await desk.enqueue(NewJob("quick", queue="default"))
     assert new == 6
     await desk.settled(new)

@@ -191,8 +191,8 @@ async def _clear(session: Session, lane: Lane, name: str) -> None:
         await stored.clear(lane, name)
     except BaseException:
         session.echo(
-            f"taskd: some rows named {name} were not removed; the next `taskd bench` "
-            "after a minute removes them"
+            f"taskd: some rows named {name} were not removed; a `taskd bench` that starts at least "
+            "a minute later removes them"
         )
         raise
 
@@ -201,8 +201,8 @@ async def _clear(session: Session, lane: Lane, name: str) -> None:
 def _interruptible() -> Iterator[Callable[[], None]]:
     """Let the first Ctrl-C or SIGTERM cancel the measurements, and the second one the clean-up.
 
-    A worker replaces the handlers of these signals while it runs. After its end, the yielded
-    function installs them again.
+    A worker replaces the handlers of these signals while it runs. After the end of the worker, the
+    yielded function installs these handlers again.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

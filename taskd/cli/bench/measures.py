@@ -130,7 +130,7 @@ class Measures:
     async def _spans(
         self, step: str, call: Callable[[], Awaitable[object]], at_most: int
     ) -> list[float]:
-        """Return the durations of consecutive calls, for `each_s` seconds or `at_most` calls."""
+        """Repeat a call for `each_s` seconds, but not more than `at_most` times; time each call."""
         spans: list[float] = []
         began = now = time.perf_counter()
         while len(spans) < at_most and (not spans or now - began < self._plan.each_s):
@@ -190,7 +190,7 @@ class Measures:
         self._working.result()
 
     async def _drain(self, live: Callable[[], Awaitable[int]]) -> tuple[float, float]:
-        """Return seconds from the first start to the last ack, and CPU seconds of this process."""
+        """Return seconds from the first job's start to the last ack, and the CPU seconds used."""
         await self._until_started(self._plan.jobs, "drain")
         ends = time.monotonic() + STALLED_S
         while await live():

@@ -48,7 +48,7 @@ def db() -> None:
 @click.option(
     "--drain",
     is_flag=True,
-    help="Let workers that are too old for a migration drain, and wait for their end.",
+    help="Make workers that are too old for a migration drain, and wait until they have ended.",
 )
 @click.option(
     "--wait",
@@ -81,10 +81,11 @@ def migrate(
 ) -> None:
     """Apply the migrations that the database lacks.
 
-    The command can be repeated, and can run on several machines at the same time and while jobs
-    run. If live workers are too old for a migration, the command postpones the migration, or fails
-    if this taskd needs the migration; with --drain, these workers drain first. If the database
-    belongs to no environment, it then belongs to the environment of the setting `environment`.
+    The command can be repeated. It can run on several machines at the same time, and while jobs
+    run. If live workers are too old for a migration, the command postpones the migration; if this
+    taskd needs the migration, the command fails instead. With --drain, the command first waits
+    until these workers have drained. If the setting `environment` is set and the database belongs
+    to no environment, the command assigns the database to that environment.
 
     For databases that a DBA changes by hand: taskd db migrate --sql | psql -X -v ON_ERROR_STOP=1
     ...
@@ -111,15 +112,15 @@ def migrate(
 
 
 @db.command()
-@click.option("--mend", is_flag=True, help="Advance the sequences that are behind their rows.")
+@click.option("--mend", is_flag=True, help="Advance sequences that are lower than existing ids.")
 @json_option
 @pass_session
 def check(session: Session, mend: bool, as_json: bool) -> None:
     """Exit 0 if this taskd works with the database's schema, else 78.
 
     The command also checks the sequences of ids, which logical replication does not copy. If a
-    sequence is behind its rows, new jobs would get the ids of older jobs; the command then exits
-    with 78, unless --mend is given.
+    sequence is lower than the ids that its table contains, new jobs would get the ids of older
+    jobs. The command then exits with 78, unless --mend is given.
     """
     from taskd.errors import PermissionDenied, SequenceBehind
     from taskd.store.connections.database import Lane
@@ -155,7 +156,8 @@ def check(session: Session, mend: bool, as_json: bool) -> None:
     else:
         click.echo(f"the schema taskd is at {number:04d}; this taskd is made for {code}")
         if behind:
-            click.echo(f"advanced to the newest row: {found}")
+            steps = (f"taskd.{each.name} from {each.last} to {each.newest}" for each in behind)
+            click.echo(f"advanced {', '.join(steps)}")
 
 
 @db.command()
@@ -170,7 +172,7 @@ def check(session: Session, mend: bool, as_json: bool) -> None:
 @json_option
 @pass_session
 def adopt(session: Session, name: str, pauses: bool | None, as_json: bool) -> None:
-    """Let the database belong to the environment NAME.
+    """Assign the database to the environment NAME.
 
     Workers then run its jobs only if their setting `environment` is NAME. Run this command on a
     restored copy of another environment's database, before workers start there. The command then
@@ -346,8 +348,8 @@ def shell(ctx: click.Context, psql_options: tuple[str, ...]) -> None:
         environ = dict(os.environ) | ({"PGPASSWORD": password} if password else {})
         os.execve(psql, [psql, *psql_options, "--dbname", bare], environ)  # noqa: S606 - no shell wanted
     server = embedded.start(settings=_own(session))
-    # At Ctrl-C, psql cancels the line or the statement. This process, which keeps the server
-    # running, ignores Ctrl-C by a handler: psql would inherit SIG_IGN.
+    # At Ctrl-C, psql cancels the line or the statement. This process keeps the server running, so
+    # it ignores Ctrl-C. It does so with a handler, because psql would inherit SIG_IGN.
     handler = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         done = subprocess.run(  # noqa: S603 - no shell, psql as it was looked up
@@ -378,7 +380,7 @@ def _own(session: Session) -> Settings:
     if loaded.settings.dsn is not None:
         raise ConfigError(
             f"a DSN is configured ({loaded.sources['dsn']}), so taskd uses that database and "
-            "not the embedded one. Unset it to manage the embedded PostgreSQL."
+            "not the embedded one. Unset the DSN to manage the embedded PostgreSQL."
         )
     if loaded.settings.embedded == "off":
         raise ConfigError(

@@ -212,8 +212,7 @@ def _missing(session: Session, above: int | None) -> tuple[list[Migration], list
     """Return the missing migrations, and the live workers that are older than this code.
 
     Args:
-        above: return the migrations after this number and no workers, without reading a database;
-            None: return the migrations that the database lacks.
+        above: if given, read no database: return the migrations after this number, and no workers.
     """
     migrations_known = migrations.all_migrations()
     if above is not None:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 QUEUE = "email"
 MAILS = Path(__file__).with_name("demo_mails.ndjson")
-# The header with the name of the folder, in each mail of the demo. After a killed run, the next run
-# finds the folder in the mails that are left in the queue, and delivers them there.
+# Each mail of the demo names its folder in this header. If a run is killed, mails are left in the
+# queue; the next run reads the folder from these mails, and delivers them into it.
 FOLDER_HEADER = "X-Demo-Folder"
 SENDER = "The taskd demo <demo@example.org>"
 RETRY_S = 0.5
@@ -125,10 +125,10 @@ async def _lane(target: Target) -> AsyncIterator[Lane]:
 
 
 def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Target) -> None:
-    """Check that the queue contains no mails of an app, which the demo would deliver.
+    """Check that the queue contains no mails of an app, because the demo would deliver them.
 
-    Mails in the embedded PostgreSQL are those of a user who tries the demo, unless `smtp_host` is
-    set.
+    If `smtp_host` is not set, mails in the embedded PostgreSQL belong to no app: a user who tries
+    the demo has enqueued them.
 
     Raises:
         ConfigError: the queue contains mails of an app.

@@ -1,4 +1,4 @@
-"""The mail server of `taskd demo`, which defers a share of mails, and keeps the others as files."""
+"""The mail server of `taskd demo`, which defers some of the mails, and keeps the rest as files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskd.errors import ConfigError
 HOST = "127.0.0.1"
 HEAD_BYTES = 16 * 1024
 # Every folder of a demo contains a file with this name. The mails in the queue name their folder;
-# the demo uses that folder only if it contains such a file.
+# the demo uses the named folder only if it contains this file.
 MARKER = ".taskd-demo"
 BUSY = "451 4.3.2 The demo's mail server defers this mail (--fail-rate); try again"
 

@@ -54,8 +54,8 @@ def doctor(
     The command changes nothing. CHECK names the checks to run; by default, all checks run. If the
     embedded PostgreSQL is used and does not run, the checks that need a database are skipped.
 
-    Exit 0: no check found an error or a warning; 4: a check found one; 69: the database cannot be
-    reached; 77: not permitted; 78: wrong configuration.
+    Exit 0: no check found an error or a warning; 4: a check found an error or a warning; 69: the
+    database cannot be reached; 77: not permitted; 78: wrong configuration.
     """
     if as_json and as_sql:
         raise click.UsageError("give either --json or --sql")
@@ -219,7 +219,7 @@ async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
 
     Returns:
         The smallest difference of the clocks, in seconds, that the reading proves: above zero if
-        this machine's clock is ahead, below zero if it is behind, 0.0 if none is proved.
+        this machine's clock is ahead, below zero if it is behind, 0.0 if no difference is proved.
     """
     from taskd.store.reading import doctor as store
 
@@ -244,11 +244,12 @@ def now() -> datetime:
 
 
 async def _listening(listen_dsn: str, connect_args: Any) -> str:
-    """Return where listen_dsn leads, compared with the DSN of `connect_args`.
+    """Compare the database of listen_dsn with the database of `connect_args`.
 
     Returns:
-        `direct` or `pooled` for the same database, without or with a pooler; `other` for another
-        database; else the error of the connection over listen_dsn or over the DSN.
+        `direct`: listen_dsn leads to the same database without a pooler. `pooled`: it leads there
+        through a pooler. `other`: it leads to another database. Any other text is the error of
+        one of the two connections.
     """
     from taskd.store.reading import doctor as store
 

@@ -20,11 +20,11 @@ from taskd.errors import EnqueueError, InvalidArgs, InvalidJob
 # The most jobs and bytes of a chunk, which is held in memory and enqueued by one statement.
 CHUNK_JOBS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
-# A payload at its limit can take six times its size if every character is escaped.
+# If every character is escaped, a line has six times as many bytes as its payload.
 LINE_BYTES_MAX = 8 * PAYLOAD_BYTES_MAX
 
 
-# The fields of Unique, by the name of the option.
+# Maps each option of a unique key to the field of Unique that it sets.
 KEY_OPTIONS = {
     "unique_key": "key",
     "key_scope": "scope",
@@ -36,7 +36,7 @@ KEY_OPTIONS = {
 
 
 def with_unique(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a job, with the options of its unique key as one `unique`.
+    """Return the options of a job; the options of its unique key become one value, `unique`.
 
     Raises:
         InvalidJob: a value is outside its limits, or a key option is given without unique_key.
@@ -134,7 +134,7 @@ class Chunk(msgspec.Struct, gc=False):
 
 
 def read_chunks(source: IO[bytes], defaults: Mapping[str, Any]) -> Iterator[Chunk]:
-    """Yield the jobs of a stream of lines in chunks.
+    """Make a job of each line of a stream; yield the jobs in chunks.
 
     Raises:
         LineError: a line is wrong; its chunk is not yielded.
@@ -200,7 +200,7 @@ class Progress:
         self.sent = None
 
     def summary(self, why: str, doubtful: bool) -> str:
-        """Return a text: which lines were enqueued, why the command ended, which lines were not.
+        """Return which lines were enqueued, why the command ended, and which were not enqueued.
 
         Args:
             why: the reason for the end of the command.
@@ -209,8 +209,8 @@ class Progress:
         begun = f"{self.enqueued:,} enqueued (lines 1 to {self.line:,})" if self.jobs else ""
         if doubtful and self.sent is not None:
             rest = (
-                f"lines {self.line + 1:,} to {self.sent.end_line:,} may or may not have been "
-                "enqueued, all or none; see `taskd jobs list`"
+                f"either all or none of the lines {self.line + 1:,} to {self.sent.end_line:,} were "
+                "enqueued; see `taskd jobs list`"
             )
         elif self.jobs:
             rest = f"no line from {self.line + 1:,} on was enqueued"

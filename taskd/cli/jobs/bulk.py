@@ -35,7 +35,7 @@ class How:
         done: the verb for messages, as a participle: `retried`.
         dry_run: whether to print what would happen, and change nothing.
         yes: whether to act without a confirmation.
-        limit: the most jobs; None: all.
+        limit: the most jobs to change; None to change all.
     """
 
     done: str
@@ -96,7 +96,7 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
 
 
 def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
-    """Return the filter; None if ids were given.
+    """Return the filter, or None if ids were given.
 
     Raises:
         UsageError: both ids and a filter were given, or neither; or an argument of the filter is

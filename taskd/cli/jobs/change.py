@@ -172,7 +172,9 @@ def cancel(
 @click.option(
     "--in", "delay_s", type=DURATION, help="Delay before the job is due: 5m; 0s: due now."
 )
-@click.option("--args", "args_json", metavar="OBJECT", help="All arguments, as a JSON object.")
+@click.option(
+    "--args", "args_json", metavar="OBJECT", help="Replace all arguments by a JSON object."
+)
 @click.option(
     "--arg",
     "pairs",
@@ -225,7 +227,7 @@ def set_(
         deadline_s=deadline if isinstance(deadline, float) else None,
     )
     if change.empty:
-        raise click.UsageError("give an option to change: --priority, --at, --in, --arg ...")
+        raise click.UsageError("give at least one change: --priority, --at, --in, --arg ...")
     how = _how("changed", options, as_json)
     selected = chosen(ids, options)
 
@@ -257,7 +259,7 @@ def set_(
 
 
 def _raise_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
-    """Raise an error that says why some jobs were not changed, if there are any.
+    """If some jobs were not changed, raise an error that says why.
 
     Raises:
         JobNotFound: some ids are unknown.
@@ -293,10 +295,10 @@ def _not_cancellable(job_id: int, state: JobState) -> str:
 def _raise_for(
     left: set[int], before: dict[int, JobState], why: Callable[[int, JobState], str]
 ) -> None:
-    """Raise an error that says why the jobs of `left` were not changed, if there are any.
+    """If some jobs were not changed, raise an error that says why.
 
     Args:
-        left: the ids of these jobs.
+        left: the ids of the jobs that were not changed.
         before: the states of the known jobs before the action.
         why: returns the reason for a job.
 

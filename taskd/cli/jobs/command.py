@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taskd.store.reading.reports import Progress
 
 LIST_MAX = 10_000
-# The longest value that people see of a job; --json prints all of it.
+# Longer values of a job are cut for people; --json prints them whole.
 VALUE_CHARS_MAX = 20_000
 STATES = click.Choice([state.value for state in JobState])
 
@@ -94,7 +94,7 @@ def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None
     """List jobs, newest first.
 
     AGE is the time since the end of a finished job, since the claim of a running job, and since the
-    enqueue of any other job, even if the job has had attempts.
+    enqueue of a waiting job, even if the waiting job has had attempts.
     """
     from taskd.store.reading import reports
 

@@ -18,11 +18,11 @@ def print_attempt(attempt: Row) -> None:
     click.echo()
     head = f"log of attempt {attempt['attempt']} on worker {attempt['worker_id']}"
     if attempt["runs"]:
-        head += ", which is still running"
+        head += "; the attempt is still running"
     elif not attempt["ended"]:
-        head += ", whose outcome was not written: the last lines may be missing"
+        head += "; the outcome was not written, so the last lines may be missing"
     for at in filter(None, (_moment_of(line) for line in attempt["lines"][:1])):
-        head += f", times at {zone(at)}"
+        head += f"; times in {zone(at)}"
     click.secho(head, bold=True)
     for index, line in enumerate(attempt["lines"]):
         if index == attempt["first"] and attempt["left_out"]:

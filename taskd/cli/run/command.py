@@ -149,8 +149,8 @@ class RunCommand(click.Command):
 @click.option(
     "--reload",
     is_flag=True,
-    help="For development: drain and restart when a .py file below the current directory "
-    "or of the app changes.",
+    help="For development: drain and restart when a .py file of the app, or below the current "
+    "directory, changes.",
 )
 @click.option(
     "--log-format",
@@ -181,8 +181,8 @@ def run(
         signals.end_watch()
         code = _to_its_end(_run(session, begun, signals, until_empty=until_empty), signals)
     except StoppedEarly:
-        # Do not end the watch thread of `signals`: it ends this process if a thread of the app
-        # prevents the exit.
+        # Do not end the watch thread of `signals`: if a thread of the app prevents the exit, the
+        # watch thread ends this process.
         _say_stopped(session, signals)
         code = 0
     except KeyboardInterrupt:
@@ -196,7 +196,7 @@ def run(
 def _reload_on_changes(
     session: Session, flags: dict[str, Any], signals: EarlySignals, *, until_empty: bool
 ) -> None:
-    """Become the parent of workers that are restarted; return in each worker."""
+    """Become the parent process, which restarts workers; return only in the worker processes."""
     from taskd.cli.run.reload import anew_on_changes
 
     settings = session.load(**flags).settings
@@ -253,7 +253,7 @@ class _Begun:
     """The state of a worker process before its event loop starts.
 
     Attributes:
-        registry: the tasks of the app; None: this is the parent of several processes.
+        registry: the tasks of the app; None in the parent of several processes.
     """
 
     settings: Settings
@@ -300,7 +300,7 @@ def _imported(settings: Settings) -> Registry:
     from taskd.core.tasks.registry import Registry
     from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins
 
-    # Handlers enqueue into this worker's database, even if --dsn on the command line names it.
+    # Handlers enqueue into this worker's database, also if only the command line names it.
     configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
@@ -375,7 +375,7 @@ async def _run_here(
 
 
 def _check_http(settings: Settings) -> None:
-    """With --http, check before the embedded PostgreSQL starts that the web server is installed."""
+    """Before the embedded PostgreSQL starts, check that the web server of --http is installed."""
     if settings.http != "off":
         from taskd.web import check_installed
 
@@ -446,7 +446,7 @@ async def _nothing_is_left() -> bool:
 def summary(jobs: dict[str, int], left: dict[str, int]) -> str:
     """Return the last line of `--until-empty`: jobs by outcome, other attempts, remaining jobs.
 
-    Attempts that did not end their job are counted separately, because a job can have several.
+    Attempts that did not end their job are counted separately: a job can have several of them.
     """
     parts = [f"{jobs[what]:,} {what}" for what in OUTCOMES if jobs.get(what)]
     tried = [

@@ -37,7 +37,7 @@ class EarlySignals:
     every Python program.
 
     Attributes:
-        stopped_by: the name of the signal that has stopped the process; empty: none has.
+        stopped_by: the name of the signal that has stopped the process, or an empty text.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ AWAITED = STOPPING | {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGC
 # Signals that a terminal sends to all processes in its foreground.
 TYPED = {signal.SIGINT, signal.SIGQUIT, signal.SIGHUP}
 
-# The modification time in ns and the size of each file, by its path.
+# Maps the path of each file to its modification time in ns and its size.
 Seen = dict[str, tuple[int, int]]
 
 
@@ -43,7 +43,7 @@ def anew_on_changes(
 ) -> None:
     """Fork a worker process now, and a new one after each change of the code.
 
-    The function returns only in the worker processes. In the calling process, it does not return.
+    The function returns only in the worker processes, and never in the calling process.
 
     Args:
         settings: the settings, which name the app.
@@ -69,7 +69,7 @@ def anew_on_changes(
     begin()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # Imported in the child only: modules that the parent has imported are not read again.
+    # Import this only in the child: a child does not read again what the parent has imported.
     from taskd.worker.stopping.parent_watch import ParentWatch
 
     ParentWatch(parent_pipe)
@@ -126,13 +126,16 @@ class _Parent:
         except ChildProcessError:
             return  # the worker was reaped after an earlier SIGCHLD
         if ended != self._worker:
-            return  # the worker was stopped or continued, and has not ended
+            return  # the worker was suspended or resumed, and has not ended
         self._worker = None
         code = os.waitstatus_to_exitcode(status)
         self._code = 128 - code if code < 0 else code
         if not self._draining and not self._stopping:
             self._code = 0  # a later stop must not end with this exit code
-            self._echo(f"taskd: the worker has ended ({code}); the next starts after a change")
+            self._echo(
+                f"taskd: the worker has ended (exit code {code}); the next worker starts after a "
+                "change of the code"
+            )
 
 
 def _wait_for_signal(within_s: float) -> tuple[int | None, bool]:

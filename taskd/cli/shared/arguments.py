@@ -42,7 +42,7 @@ def arguments(pairs: Sequence[str], args_json: str | None) -> dict[str, Any]:
 
 @contextmanager
 def with_json_hint(pairs: Sequence[str]) -> Iterator[None]:
-    """Add how to pass a JSON value to the error about wrong arguments, if a text looks like one.
+    """If arguments are wrong and a text looks like JSON, add to the error how to pass JSON.
 
     Raises:
         InvalidArgs: the body raised it.

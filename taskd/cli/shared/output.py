@@ -13,7 +13,7 @@ import msgspec
 from taskd.core.humanize import count, cut_text, moment, printable, printable_json, span
 
 Row = Mapping[str, Any]
-# By heading, the function that returns the cell of a row.
+# Maps each heading to the function that returns the text of the column in a row.
 Columns = Mapping[str, Callable[[Row], str]]
 
 CELL_MAX = 60
@@ -24,7 +24,12 @@ __all__ = ["count", "cut_text", "moment", "printable", "span"]
 
 
 def print_rows(rows: Sequence[Row], columns: Columns, *, as_json: bool) -> None:
-    """Print a list: one JSON object per line, or a table."""
+    """Print rows.
+
+    Args:
+        as_json: print one JSON object per row. Otherwise, print a table to a terminal, and
+            tab-separated lines to a pipe or a file.
+    """
     if as_json:
         for row in rows:
             print_json(row)
@@ -44,7 +49,7 @@ def print_json(value: object) -> None:
 
 
 def as_json_values(row: Row, *names: str) -> dict[str, Any]:
-    """Return the row with these texts as JSON values, which print_json() writes as they are."""
+    """Return the row for print_json(): the JSON texts in the named columns become JSON values."""
     raw = {name: msgspec.Raw(row[name].encode()) for name in names if row[name] is not None}
     return dict(row) | raw
 
@@ -87,17 +92,17 @@ def cell(text: str) -> str:
 
 
 def first_line(text: str | None) -> str:
-    """Return the first line of a message; an empty text for None."""
+    """Return the first line of a message, or an empty text for None."""
     return next(iter((text or "").splitlines()), "")
 
 
 def text_of(name: str) -> Callable[[Row], str]:
-    """Return a function for the plain cell of a column; an empty text for NULL."""
+    """Return a function that returns a column of a row as text; NULL becomes an empty text."""
     return lambda row: text(row[name])
 
 
 def span_of(name: str) -> Callable[[Row], str]:
-    """Return a function for the cell of a column of seconds."""
+    """Return a function that returns a column of a row, in seconds, as a duration for people."""
     return lambda row: span(row[name])
 
 
@@ -109,7 +114,11 @@ def failure_text(row: Row) -> str:
 
 
 def paused(row: Row) -> str:
-    """Return until when a queue or a task is paused, and why; an empty text if it is not paused."""
+    """Return the end and the reason of a pause, for the column PAUSED.
+
+    For a pause without an end, the text begins with `yes`. If the queue or the task is not paused,
+    the text is empty.
+    """
     if not row["paused"]:
         return ""
     until = f"until {moment(row['paused_until'])}" if row["paused_until"] else "yes"
@@ -122,7 +131,7 @@ def paused_for(for_s: float | None) -> str:
 
 
 def text(value: Any) -> str:
-    """Return a value for people; an empty text for None."""
+    """Return a value as text for people; None becomes an empty text."""
     if value is None:
         return ""
     if isinstance(value, bool):

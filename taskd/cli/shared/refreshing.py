@@ -54,7 +54,7 @@ class Asking:
         interval_s: shortest time from an answer to the next poll, in seconds.
 
     Attributes:
-        error: why the last query was not answered; None: it was answered.
+        error: why the last query got no answer; None if it got one.
         took_s: duration of the last query that the database has answered.
     """
 

@@ -43,7 +43,7 @@ class Session:
     quiet: bool = False
 
     def load(self, **flags: Any) -> config.Loaded:
-        """Return the settings from all sources; the flags of the command override the others.
+        """Return the settings from all sources; the flags of the command override other sources.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -73,7 +73,10 @@ class Session:
 
     @asynccontextmanager
     async def target(self) -> AsyncIterator[Target]:
-        """Yield the database: the configured one, or the embedded one, started if necessary."""
+        """Yield the configured database, or else the embedded one.
+
+        The embedded PostgreSQL is started if necessary.
+        """
         from taskd.client import open_target
 
         target = await open_target(self.load().settings)
@@ -99,7 +102,7 @@ class Session:
         """Check the schema, and run `work` with a connection to the database.
 
         Raises:
-            EmbeddedError: the embedded PostgreSQL is in use and cannot be started or joined.
+            EmbeddedError: no DSN is configured, and the embedded PostgreSQL cannot be used.
             StoreUnavailable: the database cannot be reached.
             PermissionDenied: PostgreSQL refuses the login, or an action of `work`.
             ConfigError: a setting is wrong.
@@ -233,7 +236,7 @@ class QueueName(click.ParamType[str]):
 
 
 class Reason(click.ParamType[str]):
-    """The reason of an action, which taskd stores."""
+    """The reason for an action; taskd stores the reason."""
 
     name = "text"
 

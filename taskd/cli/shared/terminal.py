@@ -1,8 +1,8 @@
 """Full-screen output: write only changed lines, and restore the terminal at the end.
 
 The module uses only escape sequences that every terminal knows. Curses would look up the name of
-the terminal in a database, and remote hosts often lack the entry. Each frame is one write of the
-changed lines, so the screen does not flicker.
+the terminal in a database, and on remote hosts, the entry of the terminal is often missing. Each
+frame is one write of the changed lines, so the screen does not flicker.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-if sys.platform != "win32":  # where can_show() is False
+if sys.platform != "win32":  # on Windows, can_show() is False
     import termios
     import tty
 
-# A text and its style: a name of STYLES, or an empty text.
+# A text and its style, which is a key of STYLES.
 Span = tuple[str, str]
 Line = Sequence[Span]
 
@@ -216,13 +216,13 @@ class Terminal:
         self._redraw()
 
     def _stop(self) -> None:
-        """Restore the terminal and stop this process: the effect of Ctrl-Z."""
+        """Restore the terminal, and suspend this process as Ctrl-Z does."""
         loop = asyncio.get_running_loop()
         self._end()
         loop.remove_signal_handler(signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGTSTP)
-        # The process continues here after SIGCONT. If no shell could continue the process, the
-        # kernel ignores SIGTSTP, and the process was not stopped.
+        # After SIGCONT, the process continues here. If no shell could resume the process, the
+        # kernel has ignored SIGTSTP, and the process was not suspended.
         loop.add_signal_handler(signal.SIGTSTP, self._stop)
         self._come_back()
 

@@ -16,5 +16,5 @@ def refuse_windows(command: str) -> None:
     if sys.platform == "win32":
         raise ConfigError(
             f"`taskd {command}` does not run on Windows: run it in WSL, the Windows Subsystem for "
-            "Linux. Enqueueing and the commands that only read work here."
+            "Linux. On Windows, you can enqueue jobs, and run the commands that only read."
         )

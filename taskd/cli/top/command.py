@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 # The time between the first two polls, from which the first rates are computed.
 FIRST_S = 1.0
-# Each poll reads again the jobs that ended within this time before the last poll: an ack becomes
-# visible at its commit, which is later than the time of the end that the ack writes.
+# Each poll also reads the jobs that ended within this time before the last poll. An ack writes the
+# time at which the job ended, but the ack becomes visible only when it commits: perhaps after the
+# last poll.
 OVERLAP_S = 5.0
 TICK_S = 1.0
 # Size of the screen with --once if stdout is not a terminal.
@@ -122,7 +123,7 @@ class Polls:
         self._last_s = state.now_s
 
     async def __call__(self) -> bool:
-        """Poll; return whether the database has answered. If not, wait before returning."""
+        """Poll; return whether the database has answered. If it has not, wait before returning."""
 
         async def poll() -> bool:
             await self.poll()
@@ -136,7 +137,7 @@ class Polls:
 
 
 async def _print_views(session: Session, polls: Polls, queue: str | None, *, once: bool) -> None:
-    """Print one object per interval, the first one after the second poll, so that it has rates."""
+    """Print one object per interval, from the second poll on: rates need two polls."""
     failing = False
     while True:
         await asyncio.sleep(FIRST_S if once else polls.refreshing.rest_s())

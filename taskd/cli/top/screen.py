@@ -44,8 +44,8 @@ class Ui(NamedTuple):
         status: the state of the connection, and its style.
         sort: one of SORTS.
         chosen: the highlighted queue.
-        only: the queue to which the screen is limited; None: all queues.
-        held: whether the screen is held, so that it shows no new results.
+        only: the only queue that the screen shows; None to show all queues.
+        held: whether the screen is held, and shows no new results.
         help: whether the help page is shown.
     """
 

@@ -15,10 +15,10 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        keep: on a narrow screen, the column with the lowest number is dropped first; 0: the column
-            is never dropped.
+        keep: on a narrow screen, the column with the lowest `keep` is dropped first. A column with
+            `keep` 0 is never dropped.
         least: the minimum width in characters.
-        wide: whether a narrow screen can cut the texts of the column; otherwise none is cut.
+        wide: whether the texts of the column are cut on a narrow screen.
     """
 
     heading: str

@@ -6,7 +6,7 @@ frameworks begin a transaction at the first statement, unless the connection is 
 taskd uses the objects of SQLAlchemy and Django, and never the driver's connection below them, which
 may not be in the framework's transaction yet.
 
-Errors of asyncpg become errors of taskd. Errors of the other drivers and frameworks are raised
+Errors of asyncpg become errors of taskd. Errors of other drivers and of frameworks are raised
 unchanged, because the caller's code and transaction blocks expect them. The exceptions are KeyHeld,
 QueueFull and SequenceBehind, which taskd raises with every kind of connection.
 
@@ -232,7 +232,7 @@ def _for_driver(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
     )
 
 
-# The adapters of the classes of connections, by the class's module and name.
+# Maps the module and the name of each class of connections to its adapter.
 _ASYNC: Mapping[tuple[str, str], Callable[[Any], Fetches]] = {
     ("psycopg", "AsyncConnection"): _AsyncPsycopg,
     ("sqlalchemy.ext.asyncio", "AsyncConnection"): _AsyncSqlAlchemy,

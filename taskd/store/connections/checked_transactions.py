@@ -86,7 +86,7 @@ class CheckedWriter:
         return made
 
     async def transaction_outcome(self, xid: str) -> str | None:
-        """Return `committed`, `aborted` or `in progress`; None: the server no longer knows.
+        """Return `committed`, `aborted` or `in progress`, or None if the server no longer knows.
 
         Raises:
             TaskdError: the status could not be read; the caller can try again.

@@ -34,8 +34,9 @@ MEND_CLOSED = "Check that PostgreSQL listens there, and read its log."
 MEND_SSL = "Correct sslmode or sslrootcert of the DSN, or the server's certificate."
 MEND_BINDING = (
     "The DSN requires channel binding. The driver cannot do it, so taskd verifies the server's "
-    "certificate instead. Name the authority that signed it with sslrootcert=FILE. To connect "
-    "without any check of the server, write sslmode=require and remove channel_binding=require."
+    "certificate instead. In sslrootcert=FILE, name the authority that signed the certificate. To "
+    "connect without any check of the server, write sslmode=require and remove "
+    "channel_binding=require."
 )
 # Part of asyncpg's error if the server does not support SSL, or is not PostgreSQL.
 NO_SSL = "rejected SSL upgrade"
@@ -46,7 +47,7 @@ class Target(NamedTuple):
     """Where a database is, for messages; contains no password.
 
     Attributes:
-        where: the host and port, or those of all hosts.
+        where: the host and port of the database, or of all its hosts.
         database: the name of the database.
         wants_ssl: whether the DSN requires SSL.
         binds_channel: whether the DSN requires channel binding.
@@ -107,7 +108,7 @@ def reaching(target: Target, limit_s: float) -> Iterator[None]:
 def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError | None:
     cause = error.__cause__
     if cause is None:
-        return None  # the driver did not raise this error, and its message is complete
+        return None  # taskd itself raised this error, and the message of the error is complete
     made: TaskdError
     if isinstance(cause, asyncpg.InvalidCatalogNameError):
         made = ConfigError(f"PostgreSQL at {target.where} has no database {target.database!r}")
@@ -121,7 +122,7 @@ def _explained(error: TaskdError, target: Target, limit_s: float) -> TaskdError 
         made = ConfigError(f"PostgreSQL at {target} refuses a parameter: {first_line(cause)}")
         made.add_note(
             "taskd sends parameters of the DSN that are not libpq's to the server, as settings of "
-            "the session. Correct or remove it in the DSN, its service or PGOPTIONS."
+            "the session. Correct or remove the parameter in the DSN, its service or PGOPTIONS."
         )
     elif isinstance(error, StoreUnavailable):
         why, remedy = _why(error, cause, target, limit_s)
@@ -161,7 +162,7 @@ async def why_read_only(connection: asyncpg.Connection, target: Target) -> Down:
     remedy = f"run `{row['reset']};`" if row["reset"] else "set it to off there"
     made.add_note(
         "Someone may have stopped all writes on purpose, for example during a switch-over. To "
-        f"allow them again, {remedy}. For one program alone, add "
+        f"allow writes again, {remedy}. For one program alone, add "
         "default_transaction_read_only=off to the parameters of its DSN."
     )
     return made

@@ -79,7 +79,7 @@ class Trouble:
     def ended_s(self) -> float | None:
         """Return the seconds from the first to the last error of an outage that has ended.
 
-        Each ended outage is returned once. None: no further outage has ended.
+        Each ended outage is returned once. The result is None if no further outage has ended.
         """
         if not self._errors or not self._is_quiet():
             return None
@@ -100,9 +100,8 @@ class Database:
 
     Attributes:
         trouble: the record of outages; None before begin_use().
-        pooled: whether a pooler is in front of the database. Then taskd expects another session for
-            each transaction, and relies on no session state. None: not known before the first
-            connect.
+        pooled: whether a pooler is in front of the database. If so, taskd expects another session
+            for each transaction, and relies on no session state. None before the first connect.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class Database:
         self.trouble = Trouble(report)
 
     def outage(self, error: TaskdError) -> TaskdError:
-        """Return a permanent error as an outage, after begin_use(); return others unchanged."""
+        """Return a permanent error as an outage, after begin_use(); return other errors as is."""
         made = None if self.trouble is None else outage(error)
         if made is None or self.trouble is None:
             return error
@@ -189,7 +188,7 @@ class Database:
     async def connect_plain(self, purpose: str) -> asyncpg.Connection:
         """Open a connection for statements of the app; the session keeps the settings of its user.
 
-        connect() must have been called before, because it finds out whether there is a pooler.
+        Call connect() first, because connect() finds out whether there is a pooler.
 
         Raises:
             StoreUnavailable, PermissionDenied, ConfigError: as connect().
@@ -251,7 +250,7 @@ class Database:
         return self._run_pooled(connection, statement(name).text, args, settings)
 
     def failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
-        """If a statement's error shows that there is a pooler, record it; drop the connection."""
+        """If a statement's error shows that there is a pooler, note it, and drop the connection."""
         if isinstance(error, STRAYED):
             self.pooled = True
             connection.terminate()
@@ -351,8 +350,8 @@ class Database:
                 known_error = translate(error)
                 if not isinstance(known_error, StoreUnavailable):
                     raise
-                # A host that is down is the reason only if all hosts are down: the database may
-                # still be up on a host that did not answer.
+                # Raise the error of a host that is down only if all hosts are down: otherwise, the
+                # database may still be up on a host that did not answer.
                 unsure = unsure or (None if isinstance(known_error, Down) else error)
                 if number == len(addresses):
                     raise await self._read_only(address, unsure or error) from None
@@ -363,7 +362,7 @@ class Database:
         raise AssertionError("there is at least one address")
 
     async def _read_only(self, address: Mapping[str, Any], error: Exception) -> Exception:
-        """Return the error; if it says that the host accepts no writes, return one that says why.
+        """Return the error, or, if the host accepts no writes, an error that says why.
 
         Args:
             address: the address of the host.
@@ -527,7 +526,7 @@ class Lane:
             finally:
                 self._connecting = None
             if self._times_closed != times_closed:
-                # The lane was closed meanwhile, so that no one else would close this connection.
+                # The lane was closed meanwhile, so nobody else would close this connection.
                 connection.terminate()
                 self._check_open(times_closed)
             self._connection = connection

@@ -18,8 +18,8 @@ from taskd.config import connection_parameters, user_of_process
 from taskd.config.libpq_parameters import OF_CONNECTION
 from taskd.errors import ConfigError
 
-# TCP keepalive finds a dead peer within 10 + 3 * 5 s. With the kernel's defaults, this would take
-# over two hours. TCP_USER_TIMEOUT is in milliseconds.
+# TCP keepalive finds a dead peer 10 + 3 * 5 s after its last packet. With the kernel's defaults,
+# this would take over two hours. TCP_USER_TIMEOUT is in milliseconds.
 KEEPALIVE: Mapping[str, tuple[str, int]] = {
     "TCP_KEEPIDLE": ("keepalives_idle", 10),
     "TCP_KEEPALIVE": ("keepalives_idle", 10),  # the name of TCP_KEEPIDLE on macOS
@@ -132,8 +132,8 @@ def _by_sockets(parameters: Mapping[str, str]) -> bool:
 def _checked_tls(parameters: Mapping[str, str]) -> ssl.SSLContext:
     """Load the certificate files, so that an error names the file; return the TLS context.
 
-    The driver uses this context only with the certificate authorities of the system, which it
-    cannot load. Otherwise the driver loads the files itself.
+    The driver uses this context only for the certificate authorities of the system, because it
+    cannot load them itself. Otherwise the driver loads the certificate files itself.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     mode = parameters.get("sslmode")

@@ -27,8 +27,8 @@ from taskd.errors import (
     TaskdError,
 )
 
-# Errors behind a pooler that assigns a session to each transaction: the statement was prepared in
-# another session, or another client has prepared one of the same name in this session.
+# Errors through a pooler that assigns a session to each transaction: the statement was prepared in
+# another session, or another client has prepared a statement of the same name in this session.
 STRAYED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 # The connection or the server has ended, or is ending; the statement may have run.
 _GONE = (
@@ -78,14 +78,14 @@ _BAD_VALUE = (
     OverflowError,
 )
 
-# taskd's errors by the name of the constraint that PostgreSQL reports: a unique index, and the name
-# that the SQL function taskd.check_queue_room() sets.
+# Maps the name of a constraint that PostgreSQL reports to taskd's error. The first name is that of
+# a unique index; the SQL function taskd.check_queue_room() sets the second name.
 REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
     "job_holds_key": KeyHeld,
     "queue_has_room": QueueFull,
 }
 
-# Primary keys of tables whose ids come from sequences, and these sequences.
+# Maps each primary key whose ids come from a sequence to the name of the sequence.
 ID_KEYS = {
     "job_pkey": "job_id_seq",
     "workflow_pkey": "workflow_id_seq",
@@ -154,7 +154,7 @@ class ValueRefused(InvalidJob):
 
 
 def may_concern_one_row(error: TaskdError) -> bool:
-    """Return whether a single row of a statement may be the reason why the server refused it.
+    """Return whether the server may have refused a statement because of a single row.
 
     A trigger of the user can raise any error, and can lack a right or a table. The id of a single
     row can be taken (SequenceBehind).
@@ -180,9 +180,9 @@ def is_outage(error: TaskdError) -> bool:
 def outage(error: TaskdError) -> StoreUnavailable | None:
     """Return a permanent error as an outage, for a program that has worked with this database.
 
-    The cause can end: a database or schema is restored, a rotated password is stored in the DSN
-    file. A missing database and missing tables stop all workers, so these errors are kinds of Down.
-    The other errors may stop this worker only.
+    The cause can end, for example because the database is restored, or because the new password is
+    stored in the DSN file. A missing database and missing tables affect all workers, so these
+    errors are kinds of Down. The other errors may affect only this worker.
 
     Returns:
         None if the error is an outage already, or if it would not help to wait.
@@ -220,10 +220,10 @@ def _is_of_user(error: BaseException) -> bool:
 def _is_users_refusal(error: BaseException) -> bool:
     """Return whether a function of the user raised an error of a class in _OUTAGE_CLASSES.
 
-    Inside such a function, the server itself can raise such an error, too. That is an outage or a
-    conflict (a full disk, a deadlock), except in class 55: there, the function has used an object
-    in a wrong state, for example currval() of an unused sequence. A lock timeout, which is also in
-    class 55, is a conflict.
+    While a function of the user runs, the server itself can also raise an error of these classes.
+    Such an error is an outage or a conflict (a full disk, a deadlock), except in class 55. There,
+    the function has used an object in a wrong state, for example currval() of an unused sequence.
+    A lock timeout, although in class 55, is a conflict.
     """
     state: str = getattr(error, "sqlstate", None) or ""
     if state[:2] not in _OUTAGE_CLASSES or not _is_of_user(error):
@@ -235,8 +235,8 @@ def _is_users_refusal(error: BaseException) -> bool:
 def translate(error: BaseException, roles: Sequence[str] = ()) -> TaskdError | None:
     """Return the error of taskd for an error of the driver.
 
-    An error of taskd is returned unchanged. None: the error comes neither from taskd nor from the
-    driver.
+    An error of taskd is returned unchanged. The result is None if the error comes neither from
+    taskd nor from the driver.
 
     Args:
         roles: roles whose members are allowed to run the statement.
@@ -282,7 +282,7 @@ def _unknown_refusal(error: asyncpg.PostgresError, message: str) -> StatementRef
 
 
 def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> TaskdError | None:
-    """Return an error whose cause a person must fix; None for any other.
+    """Return an error whose cause a person must fix, or None for any other error.
 
     Such a cause is in the DSN, a right, the schema or a function of the user.
     """
@@ -344,7 +344,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _broken_rule(error: BaseException, message: str) -> KeyHeld | QueueFull | SequenceBehind | None:
-    """Return the error of taskd for a constraint in REFUSALS or ID_KEYS; None for any other."""
+    """Return taskd's error for a constraint in REFUSALS or ID_KEYS, or None for other errors."""
     # asyncpg's errors have these fields; errors of psycopg and psycopg2 have them in `diag`.
     fields = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
     name: str = getattr(fields, "constraint_name", None) or ""

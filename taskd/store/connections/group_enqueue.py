@@ -81,7 +81,7 @@ class Group:
         """Count a statement for one job as running, if it can be sent now.
 
         Returns:
-            The time.monotonic() of its start; None: the caller must use enqueue().
+            The time.monotonic() of its start. With None, the caller must use enqueue().
         """
         if self._under_way >= ABREAST and self._under_way >= self._abreast():
             return None
@@ -98,7 +98,7 @@ class Group:
         """Record that a statement has ended, and send waiting jobs.
 
         Args:
-            began: result of begin(); None: the statement had several jobs.
+            began: result of begin(); None if the statement had several jobs.
         """
         self._under_way -= 1
         if began is not None:
@@ -132,9 +132,9 @@ class Group:
             self._go()  # otherwise ended() sends the waiting jobs
 
     def _go(self) -> None:
-        """Send all waiting jobs, those of each queue in statements of their own.
+        """Send all waiting jobs; no statement has jobs of several queues.
 
-        So a statement that waits for a lock of a queue delays only jobs of this queue.
+        So a statement that waits for the lock of a queue delays only jobs of that queue.
         """
         if self._goes is not None:
             self._goes.cancel()

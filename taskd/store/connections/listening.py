@@ -32,8 +32,8 @@ class Listening:
     """A listening connection.
 
     Args:
-        channels: by name of the channel, the function that is called with the payload of each
-            notification. Any user can forge a notification, so it is only a hint.
+        channels: maps the name of each channel to the function that is called with the payload of
+            each notification. Any user can forge a notification, so it is only a hint.
         lost: called once when the connection has ended, also after drop().
     """
 

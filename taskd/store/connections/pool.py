@@ -47,8 +47,8 @@ class Pool:
         # Idle connections, with the time.monotonic() of their last use; the last used one is used
         # next.
         self._idle: list[tuple[asyncpg.Connection, float]] = []
-        # Connections with a running statement, with the time.monotonic() of its start, in that
-        # order.
+        # Maps each connection with a running statement to the time.monotonic() of the statement's
+        # start. The oldest statement comes first.
         self._busy: dict[asyncpg.Connection, float] = {}
         self._waiting: deque[asyncio.Future[asyncpg.Connection | None]] = deque()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -117,7 +117,7 @@ class Pool:
             self._give(self._at_hand() or await self._awaited())
 
     async def close(self) -> None:
-        """Close all connections, after at most 2 s for the statements that are running.
+        """Wait up to 2 s for the statements that are running, and close all connections.
 
         Callers that wait for a connection get StoreUnavailable.
         """
@@ -167,7 +167,7 @@ class Pool:
             if given is not None:
                 return given
         try:
-            # True: this pool checks for silence itself.
+            # `watched` is True, because this pool checks for silence itself.
             connection = await self._database.connect(self._purpose, True)
         except BaseException:
             self._give(None)
@@ -232,7 +232,7 @@ class Pool:
     def _check_silence(self) -> None:
         """Drop connections without a reply for silence_s; the server's timeout has passed then."""
         self._silence_timer = None
-        # Behind a pooler, asyncpg sets timers: a statement of taskd is three statements there.
+        # Through a pooler, asyncpg sets timers: there, a statement of taskd is three statements.
         if not self._database.pooled:
             for connection, since in self._busy.items():
                 if since >= self._too_long_ago():

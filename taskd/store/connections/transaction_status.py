@@ -13,7 +13,7 @@ async def draw_xid(on: Fetches) -> str:
 
 
 async def status(on: Fetches, xid: str) -> str | None:
-    """Return `committed`, `aborted` or `in progress`; None: the server no longer knows."""
+    """Return `committed`, `aborted` or `in progress`, or None if the server no longer knows."""
     try:
         found: str | None = (await on.fetch("transaction_status", xid))[0][0]
     except ValueRefused:

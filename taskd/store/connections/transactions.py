@@ -102,7 +102,7 @@ class Transactions:
         """Wait for a free slot, and begin a transaction.
 
         Args:
-            timeout_s: timeout of the attempt in seconds; None: the attempt has none.
+            timeout_s: timeout of the attempt in seconds; None if it has no timeout.
 
         Raises:
             TaskdError: as Database.connect_plain(), or the transaction could not be begun.

@@ -28,15 +28,15 @@ async def set_busy_mark(
         yields: set no mark if another worker's mark is in place.
 
     Returns:
-        None if no mark was set: because of `yields`, because this worker has no valid lease or does
-        not serve the queue, or because marks of other queues occupy both sequences of this queue.
+        None if no mark was set. The reason is `yields`, or this worker has no valid lease, or does
+        not serve the queue, or marks of other queues occupy both sequences of this queue.
     """
     alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, yields))[0]
     return None if alone is None else OwnMark(alone, others)
 
 
 async def clear_busy_mark(on: Fetches, queue: str, worker_id: int | None) -> None:
-    """Clear the mark that this worker has set on a queue; None: the mark of any worker."""
+    """Clear this worker's mark on a queue; if `worker_id` is None, the mark of any worker."""
     await on.fetch("clear_busy_mark", queue, worker_id)
 
 
@@ -53,7 +53,7 @@ async def draw_xid(on: Fetches) -> str:
 
 
 async def transactions_ended(on: Fetches, xid: str) -> bool:
-    """Return whether all transactions with a lower id have ended."""
+    """Return whether all transactions whose ids are lower than `xid` have ended."""
     ended: bool = (await on.fetch("transactions_ended", xid))[0][0]
     return ended
 

@@ -40,16 +40,16 @@ async def change(
 
 
 async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
-    """Return the names of the tasks of those given jobs that wait (not running, not finished)."""
+    """Return the names of the tasks of these jobs, leaving out running and finished jobs."""
     return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
 
 
 async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
     """Yield the ids of the jobs that match a filter, in sorted batches; a batch can be empty.
 
-    Live, failed and cancelled jobs are found, done jobs never. Jobs that are enqueued or end after
-    the call are left out. No row is locked: a caller that acts on a batch must check its jobs
-    again.
+    Live, failed and cancelled jobs are found, but no done jobs. Jobs that are enqueued or end after
+    the call are left out. No row is locked, so a caller that acts on a batch must check the jobs of
+    the batch again.
     """
     up_to_id, after, up_to = (await on.fetch("find_bounds", chosen.since_s, chosen.older_than_s))[0]
     live = [state.value for state in chosen.states or LIVE if state in LIVE]
@@ -75,10 +75,10 @@ async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
 async def unpark(
     on: Fetches, worker_id: int, tasks: Sequence[str], batch: int, among: Among = ANY_JOB
 ) -> dict[str, int]:
-    """Unpark at most `batch` jobs of these tasks that this worker can run.
+    """Queue again at most `batch` parked jobs of these tasks that this worker can run.
 
     Returns:
-        The number of unparked jobs, by queue.
+        The number of these jobs, by queue.
     """
     rows = await on.fetch("unpark_jobs", worker_id, list(tasks), batch, *among)
     return {row[0]: row[1] for row in rows}

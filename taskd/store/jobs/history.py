@@ -2,7 +2,7 @@
 
 Each step can be repeated. The caller's connection waits at most LOCK_TIMEOUT_MS for a lock, and the
 caller repeats a step that got no lock. So a transaction that reads the history can postpone a step.
-Acks queue behind a step that waits, so they are delayed by at most that time.
+Acks queue behind a step that waits for a lock, so acks are delayed by at most LOCK_TIMEOUT_MS.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ async def drop_expired(on: Fetches) -> list[str]:
     """Empty all expired partitions, then drop them.
 
     Returns:
-        The names of the partitions that this call has dropped; other workers can drop some.
+        The names of the partitions that this call has dropped. Other workers can drop some of the
+        expired partitions.
 
     Raises:
         StoreUnavailable: the history is in use; try again later.
-        StatementRefused: the database refuses DDL. All expired partitions are empty.
+        StatementRefused: the database refuses DDL. All expired partitions are empty now.
     """
     expired: list[str] = []
     while leaf := (await on.fetch("truncate_expired_partition", expired[-1] if expired else ""))[0][

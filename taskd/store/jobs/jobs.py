@@ -85,13 +85,13 @@ NONE_REFUSED: Mapping[str, int] = {}
 
 
 class DueIn(NamedTuple):
-    """Seconds until the next due times, 0 or less if a time has passed; None: there is none.
+    """Seconds until the next due times: 0 or less if a time has passed, None if there is none.
 
     Attributes:
         job_s: until the next scheduled job is due.
         suspect_s: until the next suspect is due.
         gate_s: until limits must be checked again.
-        limited: queues that an operator has limited; None: not read.
+        limited: queues that an operator has limited; None if they were not read.
     """
 
     job_s: float | None
@@ -286,8 +286,8 @@ async def claim_suspects(
     that group.
 
     Args:
-        slots: by queue, how many suspects can start.
-        isolated: claim suspects that must start alone, instead of the others.
+        slots: how many suspects can start, by queue.
+        isolated: claim suspects that must start alone; otherwise, claim the other suspects.
         stride: as in claim.
         clear: remove the last group from the row even if no suspect is claimed.
     """
@@ -349,7 +349,7 @@ async def ack_outcomes(on: Fetches, worker_id: int, acks: Sequence[Ack]) -> dict
 async def check_acks(
     on: Fetches, worker_id: int, ids: list[int], fences: list[int]
 ) -> dict[int, str]:
-    """Return the status of acks that matched no row, or whose reply was lost, by id of the job.
+    """Return, by job id, the status of acks that matched no row, or whose reply was lost.
 
     The comment of the statement check_acks (sql/queries/ack.sql) explains the status: `running`,
     `done`, `acked`, `lost`, `deleted` or `absent`.
@@ -381,8 +381,8 @@ class Rescued(NamedTuple):
 
     Attributes:
         attempt: the number of the attempt that the death of the worker has ended.
-        crashed: True: the worker crashed, or the job was interrupted twice before. False: the
-            worker lost its lease, or was stopped.
+        crashed: True if the worker crashed, or if the job was interrupted twice before. False if
+            the worker lost its lease, or was killed while it drained.
     """
 
     state: JobState
@@ -415,11 +415,11 @@ async def cancel(
     """Cancel waiting jobs, and request the cancellation of running ones.
 
     Args:
-        states: cancel only jobs in one of these states; empty: jobs in any state.
+        states: cancel only jobs in one of these states; if empty, jobs in any state.
 
     Returns:
         The state of each job, by id: `cancelled`, or `running` if its cancellation was requested.
-        Other jobs are missing.
+        Jobs that were neither cancelled nor asked to stop are missing.
     """
     rows = await on.fetch("cancel_jobs", list(ids), reason, list(states) or None)
     return {row[0]: JobState(row[1]) for row in rows}

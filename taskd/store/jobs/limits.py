@@ -50,7 +50,8 @@ async def publish(on: Fetches, app: str, registry: Registry) -> dict[str, str]:
     """Store the limits that the tasks of the app declare, and for each task the name of its limit.
 
     Returns:
-        By name of the limit, the app that declares it with other bounds and has live workers.
+        Limits that another app with live workers declares with other bounds: maps the name of the
+        limit to the other app.
 
     Raises:
         AppError: two tasks declare a limit of the same name with different bounds, or only one of
@@ -156,11 +157,12 @@ async def set_limit(
 ) -> dict[str, Any]:
     """Change a limit by hand. None leaves a bound as it is; `without` names bounds to remove.
 
-    A new rate without a burst also sets the default burst. Without a rate, the burst is removed.
+    A new rate without a burst also sets the default burst. If the rate is removed, the burst is
+    removed as well.
 
     Raises:
-        InvalidJob: a burst is given, but no rate, and the limit has none; or the burst is too small
-            for the rate.
+        InvalidJob: a burst is given, but no rate, and the limit has no rate; or the burst is too
+            small for the rate.
     """
     if rate is not None:
         check_burst(rate, burst)
@@ -210,7 +212,7 @@ async def limit_queue(
             setting of the process applies.
 
     Raises:
-        InvalidJob: a burst is given, but no rate, and the queue has none.
+        InvalidJob: a burst is given, but no rate, and the queue has no rate.
     """
     rows = await on.fetch(
         "limit_queue", name, concurrency, max_running, max_depth, rate, burst, list(without)

@@ -64,7 +64,7 @@ async def prune(on: Fetches) -> int:
 
 
 async def of_job(on: Fetches, job_id: int) -> list[dict[str, Any]]:
-    """Return the stored logs of a job's attempts, in their order; `lines` are Lines."""
+    """Return the stored logs of a job, in the order of attempts; `lines` is a list of Line."""
     rows = [dict(row) for row in await on.fetch("job_logs", job_id)]
     return [row | {"lines": _lines(row["lines"])} for row in rows]
 

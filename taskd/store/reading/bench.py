@@ -21,7 +21,7 @@ class Environment(NamedTuple):
         postgresql: the server's version.
         durable: whether a commit waits for the disk.
         owner: whether this user owns the schema, and so can delete the rows of the worker.
-        live: number of live jobs; LIVE_COUNTED_MAX: at least that many.
+        live: number of live jobs; the count stops at LIVE_COUNTED_MAX.
     """
 
     postgresql: str
@@ -38,7 +38,7 @@ async def read_environment(on: Fetches) -> Environment:
 async def new_name(on: Fetches) -> str:
     """Return a name for a benchmark's queue and task.
 
-    The name contains the last id of a job that was drawn before: see clear().
+    The name contains the last job id that was drawn before the benchmark; clear() reads this id.
     """
     last_id = (await on.fetch("bench_last_id"))[0][0]
     return f"taskd-bench-{last_id}-{secrets.token_hex(3)}"

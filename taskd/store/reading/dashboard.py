@@ -16,13 +16,13 @@ from taskd.store.reading import reports
 Row = dict[str, Any]
 
 PAGE_ROWS = 50
-# How many live and how many finished jobs one statement reads at most for a page. This takes some
-# 20 ms, or 30 ms if arguments are searched.
+# How many live and how many finished jobs one statement reads at most for a page. This read takes
+# some 20 ms, or 30 ms if arguments are searched.
 READ_MAX = 5000
-# The same limit for a page of failed and cancelled jobs that is sorted by their end, without a
-# filter: these jobs have an index of their own.
+# The same limit for a page that shows failed and cancelled jobs by their end, without a filter: an
+# index serves these pages.
 ENDS_READ_MAX = 500
-# The most jobs of a key of a limit that are counted, and the most that are named.
+# Of the jobs of one key of a limit, a page counts and names at most these numbers.
 COUNT_MAX = 1000
 HOLDERS_MAX = 3
 ID_MAX = 2**63 - 1
@@ -35,8 +35,8 @@ class Key(NamedTuple):
     """Where a page begins: after the job with this id.
 
     Attributes:
-        at: when that job ended, if the page is sorted by the ends of jobs; None: the page is sorted
-            by id.
+        at: when the job with this id ended; None if the page is sorted by id, and not by the ends
+            of jobs.
     """
 
     id: int
@@ -47,7 +47,7 @@ class Found(NamedTuple):
     """A page of jobs.
 
     Attributes:
-        next: where the next page begins; None: this is the last page.
+        next: where the next page begins; None on the last page.
         more: whether the next page certainly has jobs. If not, and there is a next page, the read
             ended at its limit of rows, and it is unknown whether more jobs match.
     """
@@ -72,7 +72,7 @@ class JobSearch:
 
     @property
     def states(self) -> list[str] | None:
-        """Return the states as an argument of statements; None: all states."""
+        """Return the states as an argument of statements; None stands for all states."""
         return [state.value for state in self.filter.states] or None
 
     @property
@@ -173,7 +173,7 @@ async def finished_recently(
 
 
 async def limit_keys(on: Fetches, name: str, first: str) -> list[Row]:
-    """Return the keys of a limit from `first` on: those of a page, and the first of the next page.
+    """Return the keys of a limit from `first` on: a page of keys, and the next page's first key.
 
     Each row has the numbers of jobs, counted up to COUNT_MAX + 1. The column `holders` has at most
     HOLDERS_MAX jobs that hold slots of the key, running jobs first.
@@ -185,7 +185,7 @@ async def limit_keys(on: Fetches, name: str, first: str) -> list[Row]:
 async def watch_jobs(on: Fetches, ids: Sequence[int]) -> dict[int, tuple[Any, ...]]:
     """Return for each job its state, attempt, fence, end and progress; unknown ids are missing.
 
-    If one of these values differs from those of an earlier call, an open page about the job is out
-    of date.
+    If one of these values has changed since an earlier call, an open page about the job is out of
+    date.
     """
     return {row[0]: tuple(row)[1:] for row in await on.fetch("web_watch", list(ids))}

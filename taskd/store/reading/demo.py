@@ -12,7 +12,7 @@ class LeftJob(NamedTuple):
     """A live job in the queue of the demo.
 
     Attributes:
-        folder: the folder in which the demo stores its mail; None: another app enqueued the job.
+        folder: the folder in which the demo stores its mail; None if another app enqueued the job.
     """
 
     id: int
@@ -26,8 +26,8 @@ class Outcome(NamedTuple):
     Attributes:
         live: number of jobs that have not ended.
         retries: number of attempts after the first attempts.
-        span_s: seconds from the earliest start to the last end. The start of a job is that of its
-            last attempt.
+        span_s: seconds from the first start to the last end of a job. The start of a job is the
+            start of its last attempt.
         wait_s: median and 95th percentile of the seconds from the due time of a job's last attempt
             to its start.
         message_ids: the Message-IDs of the sent mails, from the results of the jobs.

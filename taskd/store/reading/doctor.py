@@ -1,4 +1,4 @@
-"""Read the rows for `taskd doctor`, with several statements; PostgreSQL can refuse some of them."""
+"""Read the rows for `taskd doctor`. PostgreSQL can refuse some of the statements."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Readings(NamedTuple):
 
     Attributes:
         rows: the rows, by the name of the statement.
-        refused: by name of the statement, why it failed or was skipped.
+        refused: why statements failed or were skipped, by the name of the statement.
     """
 
     rows: dict[str, list[dict[str, Any]]]

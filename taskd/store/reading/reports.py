@@ -59,7 +59,7 @@ async def list_jobs(
     """Return at most `limit` jobs, newest first.
 
     Args:
-        states: the states of the jobs; empty: any state.
+        states: the states of the jobs; if empty, any state.
         since_s: return only live jobs that were enqueued, and other jobs that finished, within this
             many seconds.
     """
@@ -121,10 +121,10 @@ class DueQueues(NamedTuple):
     """Queues that have due jobs and are not paused.
 
     Attributes:
-        workers: the number of workers by queue, of at most ROWS_MAX queues, those without a worker
-            first; workers that are draining or not live are not counted.
-        queues: number of all these queues.
-        unserved: number of those without a worker.
+        workers: the number of live workers that are not draining, by queue. At most ROWS_MAX queues
+            are listed; queues without such a worker come first.
+        queues: number of all queues that have due jobs and are not paused.
+        unserved: number of these queues that have no such worker.
     """
 
     workers: dict[str, int]
@@ -170,7 +170,7 @@ class Names(NamedTuple):
 
     Attributes:
         queue_met: whether one of the newest jobs is in the requested queue.
-        task_met: the same for the requested task.
+        task_met: whether one of the newest jobs is of the requested task.
     """
 
     queues: list[str]
@@ -180,7 +180,7 @@ class Names(NamedTuple):
 
 
 async def known_names(on: Fetches, queue: str | None, task: str | None) -> Names:
-    """Return the names of queues and tasks, and whether a new job has the requested names."""
+    """Return the names of queues and tasks, and whether a recent job has a requested name."""
     return Names(*(await on.fetch("known_names", queue, task, ROWS_MAX))[0])
 
 

@@ -14,7 +14,7 @@ from taskd.store.connections.statements import Fetches
 
 # How many jobs one statement reads at most, so that it takes little time.
 ROWS_MAX = 1000
-# How many workers, how many queues and how many running jobs one poll returns at most.
+# How many workers, queues, running jobs and full limits state() returns at most of each.
 PARTS_MAX = 200
 ENDED_MAX = 500
 
@@ -23,7 +23,8 @@ async def poll(on: Fetches, after_id: int | None, missing: Sequence[int]) -> Pol
     """Return the ids of the live jobs, of the running jobs, and of some finished jobs.
 
     Args:
-        after_id: return the finished jobs with higher ids; None: those among the newest 4096 ids.
+        after_id: return the finished jobs with higher ids. With None, return the finished jobs
+            among the newest 4096 ids.
         missing: further ids to look up among the finished jobs.
     """
     [row] = await on.fetch("watch_ids", after_id, list(missing))
@@ -57,7 +58,8 @@ async def state(on: Fetches, after_id: int | None) -> State:
     """Return the state of queues, workers, running jobs and full limits.
 
     Args:
-        after_id: `born` counts the jobs with higher ids, by queue; None: it counts none.
+        after_id: State.born counts the jobs with higher ids, by queue. Only the newest BORN_MAX of
+            these jobs are counted. With None, no job is counted.
     """
     [row] = await on.fetch("watch_state", after_id, BORN_MAX, PARTS_MAX)
     made: dict[str, Any] = dict(row)
@@ -68,10 +70,12 @@ async def state(on: Fetches, after_id: int | None) -> State:
 
 
 async def ended(on: Fetches, since_s: float, running: Sequence[int]) -> list[Ended]:
-    """Return jobs whose last attempt ended in the last `since_s` seconds; if many did, not all.
+    """Return jobs whose last attempt ended in the last `since_s` seconds.
+
+    If many attempts ended, some of the jobs are left out.
 
     Args:
-        running: ids of jobs that were running at the last poll; these are looked up in any case.
+        running: ids of jobs that were running at the last poll; these jobs are always looked up.
     """
     rows = await on.fetch("watch_ended", since_s, list(running), ENDED_MAX)
     return [msgspec.convert(dict(row), Ended) for row in rows]

@@ -1,4 +1,4 @@
 """The schema: migrations and their history, roles, and repairs for what `taskd doctor` finds.
 
-Imports store.connections. The command line and the start of the worker import it.
+Imports store.connections. The command line and the start of the worker import this package.
 """

@@ -11,7 +11,7 @@ class Adopted(NamedTuple):
     """What the adoption of a database changed.
 
     Attributes:
-        former: the environment that the database belonged to before; None: it belonged to none.
+        former: the environment that the database belonged to before; None if it belonged to none.
         paused: whether all queues and schedules were paused.
         queues: how many queues were paused.
         schedules: how many schedules were paused.
@@ -24,22 +24,22 @@ class Adopted(NamedTuple):
 
 
 async def read(on: Fetches) -> str | None:
-    """Return the environment of the database; None: it belongs to none."""
+    """Return the environment of the database, or None if the database belongs to none."""
     rows = await on.fetch("read_environment")
     return rows[0][0] if rows else None
 
 
 async def name(on: Fetches, wanted: str) -> None:
-    """Let the database belong to this environment, unless it already belongs to one."""
+    """Assign the database to this environment, unless it already belongs to an environment."""
     if await read(on) is None:
         await on.fetch("name_environment", wanted)
 
 
 async def adopt(on: Fetches, wanted: str, *, pauses: bool | None) -> Adopted:
-    """Let the database belong to this environment from now on.
+    """Assign the database to this environment.
 
     Args:
-        pauses: whether to pause all known queues and all schedules; None: pause them if the
+        pauses: whether to pause all known queues and all schedules. With None, pause them if the
             database belonged to another environment.
     """
     former = await read(on)

@@ -1,10 +1,10 @@
 """Apply migrations to a database that is in use; migrations.py decides which.
 
-Each migration runs in one transaction, which also inserts its row into taskd.migration; only steps
-that PostgreSQL refuses in a transaction, such as concurrent index builds, run without one. One
-process migrates at a time. A migration waits for a lock only briefly, because statements of other
-sessions queue behind it, and then tries again. What happens if live workers are too old for a
-migration is described at has_outgrown_nobody().
+Each migration runs in one transaction, which also inserts its row into taskd.migration. Only steps
+that PostgreSQL refuses in a transaction, such as concurrent index builds, run without a
+transaction. One process migrates at a time. Statements of other sessions queue behind a lock
+request that waits. So a migration waits for a lock only briefly, and then tries again.
+has_outgrown_nobody() describes what happens if live workers are too old for a migration.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Runner:
             wait_s: the longest wait for their end.
 
         Returns:
-            False: workers are too old, and this code works without the migration, which is
-            therefore postponed.
+            False: workers are too old. The migration is postponed, because this code works without
+            the migration.
 
         Raises:
             MigrationFailed: workers are too old, and either this code needs the migration and
@@ -135,7 +135,7 @@ class Runner:
         """Apply a migration.
 
         Returns:
-            Whether this process applied it; False: another process has applied it meanwhile.
+            Whether this process applied it; False if another process has applied it meanwhile.
 
         Raises:
             MigrationFailed: the migration could not be applied; the message says what was changed.
@@ -168,8 +168,8 @@ class Runner:
         async with self._alone(connection):
             if not await self.is_missing(migration):
                 return False
-            # Lock all tables first, in order: while a later statement waited for a lock, other
-            # sessions would wait for the locks that the transaction holds already.
+            # Lock all tables, in order, before the first change. If a later statement had to wait
+            # for a lock, other sessions would wait for the locks that this transaction holds.
             for lock in migration.locks:
                 await connection.execute(lock_text(lock))
             await connection.execute(migration.text, timeout=STATEMENT_S)
@@ -179,8 +179,8 @@ class Runner:
 
     async def _apart(self, migration: Migration) -> bool:
         """Apply a migration that cannot run in a transaction; each of its steps can be repeated."""
-        # Another connection holds the lock for migrations, in an idle transaction without a
-        # snapshot: a concurrent index build would wait for the end of a snapshot.
+        # Another connection holds the lock for migrations in an idle transaction. The transaction
+        # has no snapshot, because a concurrent index build waits for the end of each snapshot.
         keeper = await self._database.connect("migrate", idle_in_transaction_session_timeout="0")
         try:
             async with self._alone(keeper):
@@ -193,8 +193,8 @@ class Runner:
 
     async def _take_steps(self, migration: Migration) -> None:
         connection = self._connection
-        # The steps wait for the end of older transactions. No job waits for their locks, so the
-        # short lock_timeout does not apply.
+        # The steps wait for the end of older transactions. No job waits for the locks of the steps,
+        # so the short lock_timeout does not apply.
         await connection.execute(f"SET lock_timeout = {int(self._lock_wait_s * 1000)}")
         try:
             for step in migration.steps:
@@ -218,8 +218,8 @@ class Runner:
             transaction = connection.transaction()
             await transaction.start()
             # The lock belongs to the transaction and not to the session, because a pooler can give
-            # the session to other clients. The lock is tried repeatedly: a session that waits for
-            # it has a snapshot, which would delay a concurrent index build.
+            # the session to other clients. Try the lock repeatedly instead of waiting for it: a
+            # waiting session has a snapshot, which would delay a concurrent index build.
             if await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", ADVISORY_LOCK):
                 break
             await transaction.rollback()

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 HOLDERS_MAX = 5
 UNDEFINED_COLUMN = "42703"
 OTHER_LEDGER = (
-    "the table taskd.migration has other columns than this taskd expects: the schema was made "
-    "before the first release, and no migration leads from there to this taskd, or it was changed "
-    "by hand. Use the taskd that made it. If no job matters, start over: DROP SCHEMA taskd CASCADE."
+    "the table taskd.migration has other columns than this taskd expects. Either the schema was "
+    "changed by hand, or a taskd before the first release made it, and this taskd cannot migrate "
+    "it. Use the taskd that made the schema. If no job matters, start over: DROP SCHEMA taskd "
+    "CASCADE."
 )
 
 
@@ -80,9 +81,9 @@ async def outgrown(on: Fetches, works_with: int) -> list[OldWorker]:
 
 
 async def holders(on: Fetches, tables: Sequence[str]) -> list[Holder]:
-    """Return sessions that hold locks on these tables; without tables, sessions with a snapshot.
+    """Return sessions that hold locks on these tables; if no table is given, those with a snapshot.
 
-    At most HOLDERS_MAX sessions are returned, those with the oldest transactions first.
+    At most HOLDERS_MAX sessions are returned; sessions with the oldest transactions come first.
     """
     return [Holder(*row) for row in await on.fetch("lock_holders", list(tables), HOLDERS_MAX)]
 

@@ -56,7 +56,7 @@ async def check(database: Database) -> int:
 
 
 async def entries(database: Database) -> list[Entry]:
-    """Return the applied and announced migrations; empty if the schema is missing."""
+    """Return the applied and announced migrations; none if the schema is missing."""
     # Imported here, so that callers of other functions need no PostgreSQL driver.
     from taskd.store.connections.database import Lane
 
@@ -80,13 +80,13 @@ async def migrate(
     """Apply the missing migrations; safe to repeat, and safe while jobs run.
 
     Args:
-        known: all migrations of the code; None: those of this code.
-        drain: let workers that are too old for a migration drain, and wait for their end.
+        known: all migrations of a code; by default, those of this code.
+        drain: make workers that are too old for a migration drain, and wait for their end.
         lock_wait_s: how long to retry to lock the tables of a migration.
         workers_wait_s: how long to wait for the end of workers that are too old.
 
     Returns:
-        The migrations that this call has applied, without postponed ones and those after them.
+        The migrations that this call has applied. Migrations after a postponed one are not applied.
 
     Raises:
         MigrationFailed, SchemaTooNew, SchemaEdited: a migration could not be applied; the message

@@ -56,15 +56,15 @@ async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
             await connection.execute(script(prefix))
     except PermissionDenied as error:
         raise PermissionDenied(
-            f"{error} A superuser can make roles, or the owner of the schema if it has "
-            "CREATEROLE: `taskd db roles --sql` prints the statements."
+            f"{error} Only a superuser, or a schema owner that has CREATEROLE, can make roles. "
+            "`taskd db roles --sql` prints the statements."
         ) from None
 
 
 async def renew(database: Database) -> list[str]:
     """Grant the rights of the roles again after a migration; return the names of the roles.
 
-    If the schema does not belong to such a role, do nothing and return an empty list.
+    If make() has not made the owner of the schema, do nothing and return an empty list.
     """
     lane = Lane(database, "roles")
     try:

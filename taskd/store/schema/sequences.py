@@ -1,4 +1,4 @@
-"""Find the sequences that are behind the rows of the schema, and advance them."""
+"""Find sequences whose last value is lower than the rows require, and advance them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from taskd.store.connections.statements import Fetches
 
 
 class Behind(NamedTuple):
-    """A sequence whose last value is less than the value that the rows need.
+    """A sequence whose last value is lower than the rows require.
 
     Attributes:
         name: the name of the sequence, without the schema.
         last: the last value of the sequence.
-        newest: the value that the rows need: the largest id, for a sequence of ids. The sequence
-            `needs` is a flag, which must be 1 if a worker lives or a queue has a depth limit.
+        newest: the lowest value that the rows allow. For a sequence of ids, this is the highest id.
+            The sequence `needs` is a flag, which must be 1 if a worker is live or a queue has a
+            depth limit.
     """
 
     name: str
@@ -23,16 +24,16 @@ class Behind(NamedTuple):
     newest: int
 
     def __str__(self) -> str:
-        return f"taskd.{self.name} is at {self.last}, and the rows need {self.newest}"
+        return f"taskd.{self.name} is at {self.last}, but the rows require at least {self.newest}"
 
 
 async def find_behind(on: Fetches) -> Sequence[Behind]:
-    """Return the sequences that are behind their rows."""
+    """Return the sequences whose last value is lower than the rows require."""
     return [Behind(*row) for row in await on.fetch("doctor_sequences")]
 
 
 async def mend(on: Fetches) -> Sequence[Behind]:
-    """Advance the sequences that are behind their rows; return their state before that.
+    """Advance the sequences of find_behind(); return the values that they had before.
 
     Raises:
         HeldUp: other transactions that write to the tables did not end in time; no sequence was

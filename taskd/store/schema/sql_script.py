@@ -11,7 +11,7 @@ from taskd.store.schema.migrate import LEDGER, LOCK_TIMEOUT_MS, drop_text, lock_
 HEAD = f"""\
 -- taskd's schema. Run this as the role that will own it:  psql -X -v ON_ERROR_STOP=1 -f this-file
 -- Each migration inserts its row into taskd.migration, where taskd looks for it. If a lock is not
--- free within {LOCK_TIMEOUT_MS} ms, the script ends and its transaction rolls back: run it again.
+-- free within {LOCK_TIMEOUT_MS} ms, the transaction rolls back, and the script ends: run it again.
 SET lock_timeout = '{LOCK_TIMEOUT_MS}ms';
 SET client_min_messages = 'warning';
 """
@@ -38,8 +38,8 @@ def _in_transaction(migration: Migration) -> str:
 
 
 def _apart(migration: Migration) -> str:
-    # The steps wait for the end of older transactions. No job waits for their locks, so the
-    # lock_timeout does not apply.
+    # The steps wait for the end of older transactions. No job waits for the locks of the steps, so
+    # the lock_timeout does not apply.
     steps = "".join(_step(each) for each in migration.steps)
     return (
         f"{_title(migration)}SET lock_timeout = 0;\n{steps}"
@@ -58,8 +58,8 @@ def _step(step: Step) -> str:
 
 
 def _title(migration: Migration) -> str:
-    works_with = f"workers with code before {migration.works_with:04d} drain once it is committed"
-    return f"-- {migration.label}: {works_with}.\n"
+    old = f"workers with code before {migration.works_with:04d}"
+    return f"-- {migration.label}: when the migration is committed, {old} drain.\n"
 
 
 def _record(migration: Migration) -> str:
