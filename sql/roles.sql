@@ -258,7 +258,8 @@ GRANT EXECUTE ON FUNCTION
     taskd.await_jobs(bigint[], bigint[]), taskd.results(bigint[]), taskd.wait(bigint[], double precision)
     TO taskd_admin;
 
--- Sequences can be behind their rows after a switch-over: workers advance them, and observers can read which are behind.
+-- After a switch-over, the last value of a sequence can be lower than the ids in the rows. Workers advance such sequences, and
+-- observers can read which they are.
 GRANT EXECUTE ON FUNCTION taskd.sequences_behind() TO taskd_worker, taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.mend_sequences() TO taskd_worker, taskd_admin;
 

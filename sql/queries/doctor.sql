@@ -148,7 +148,7 @@ WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' AND xact_start
 ORDER BY xact_start
 LIMIT $1;
 
--- Sequences whose last value is behind the rows; see the function.
+-- Sequences whose last value is lower than the ids in the rows; see the function.
 
 -- name: doctor_sequences()
 -- roles: worker, observer, admin

@@ -217,7 +217,7 @@ SELECT ahead_s, schedules FROM taskd.follow_clock_back($1);
 --
 -- `crashed`: a job of the worker may have killed it. That is possible if its death is proved. It is also possible if its lease
 -- has expired, and a worker of the same host and boot has started later in another pid namespace: then the container was
--- restarted. In other cases, the host or its network failed, or the process is stopped. A worker that was draining was killed
+-- restarted. In other cases, the host or its network failed, or the process is frozen. A worker that was draining was killed
 -- because its stop took too long. Such deaths say nothing about the jobs.
 
 -- name: declare_workers_dead(ids bigint[], proved boolean)

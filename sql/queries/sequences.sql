@@ -1,5 +1,5 @@
--- Advance the sequences whose last value is behind the rows, for example after a switch-over by logical replication; see
--- taskd.sequences_behind().
+-- Advance the sequences whose last value is lower than the ids in the rows, for example after a switch-over by logical
+-- replication; see taskd.sequences_behind().
 
 -- name: mend_sequences()
 -- roles: worker, admin

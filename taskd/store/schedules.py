@@ -153,7 +153,7 @@ async def publish(on: Fetches, app: str, schedules: Iterable[Schedule]) -> None:
         raise AppError(
             f"app {app!r} declares schedules that another app has declared, or that were made at "
             f"run time: {taken}. Rename them, or delete the others: taskd schedules delete. If the "
-            "other app is an earlier version of this one, give this one its name: --app-name"
+            "other app is an earlier version of this one, give this app the same name: --app-name"
         )
 
 

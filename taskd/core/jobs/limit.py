@@ -50,8 +50,8 @@ class Limit:
         concurrency_in_all: the most running jobs of all keys together, 1 to 10,000.
         rate: how many jobs per key can start within `per_s` seconds, on average.
         per_s: the period of the rate in seconds, up to 30 days.
-        burst: the most jobs per key that can start together after a pause, 1 to 10,000; by default
-            the rate in jobs per second, rounded up.
+        burst: the most jobs per key that can be admitted together after a pause, 1 to 10,000; by
+            default the rate in jobs per second, rounded up.
         name: by default the task's name; tasks whose limits have the same name share one limit.
 
     Raises:
