@@ -913,7 +913,7 @@ def test_limits_that_nobody_checks_are_reported(doctor, late):
     assert "no worker has published its bounds" in finding["found"][0]
     doctor.repair(finding)
     taskd.sql("UPDATE taskd.opening SET at = now() - interval '1 h'")
-    assert "none of its jobs runs" in doctor.one("limits")["found"][0]
+    assert "but none runs" in doctor.one("limits")["found"][0]
     taskd("queues", "set", "q", "--max-depth", "100")
     assert any("depth of the queue q" in text for text in doctor.one("limits")["found"])
 

@@ -124,7 +124,7 @@ def test_it_says_when_not_all_was_read(some, monkeypatch):
     assert some("stats", "errors").stderr == ""
     monkeypatch.setattr(stats, "ERRORS_READ_MAX", 2)
     result = some("stats", "errors", "--task", "send")
-    assert "only the newest 2 failed jobs were read: those of the last 1m" in result.stderr
+    assert "only the newest 2 failed jobs were read, which failed in the last 1m" in result.stderr
     assert "RETRYING counts only the 2 scheduled jobs that are due first" in result.stderr
     assert "\tValueError: no user #\n" in result.stdout
     assert errors_of(some, "--task", "nobody") == {}

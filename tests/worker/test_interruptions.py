@@ -36,7 +36,8 @@ async def test_a_stop_that_cuts_an_attempt_short_says_so_once(desk: Desk) -> Non
         "job_id": job_id, "task": "waits", "queue": "default", "attempt": 1,
         "why": "stop", "delay_s": 0.0,
     }  # fmt: skip
-    assert not desk.emitted.of("job.released")
+    # A claim that was in flight at the stop can have claimed the job again, and released it.
+    assert len(desk.emitted.of("job.released")) <= 1
     row = await desk.row(job_id)
     assert (row["state"], row["attempt"], row["interrupts"]) == ("queued", 0, 1)
     assert started.worker.report.jobs["interrupted"] == 1
