@@ -18,6 +18,13 @@ from taskd.core.jobs.json_values import NoJsonForm, is_model
 from taskd.core.tasks.context import Context
 
 ERRORS_MAX = 3
+# Pydantic's types of errors whose message contains only the rule. Other messages can quote the
+# value (`union_tag_invalid`), or are texts of the app (`value_error`).
+PLAIN = re.compile(
+    r"missing|extra_forbidden|literal_error|enum|finite_number|none_required|multiple_of"
+    r"|(\w+_)?(type|too_short|too_long|greater_than|less_than|greater_than_equal|less_than_equal)"
+    r"|(int|float|bool|decimal)_parsing|int_from_float|string_pattern_mismatch"
+)
 
 
 def from_json_type(kind: Any, value: Any) -> Any:
@@ -29,18 +36,42 @@ def from_json_type(kind: Any, value: Any) -> Any:
     try:
         return kind.model_validate_json(msgspec.json.encode(value))
     except Exception as error:  # noqa: BLE001 - validators of the app can raise anything
-        raise ValueError(_without_input(error)) from None
+        raise ValueError(_without_input(error, kind)) from None
 
 
-def _without_input(error: Exception) -> str:
-    """Return the first errors of a validation, each with its place, without the wrong values."""
+def _without_input(error: Exception, kind: Any) -> str:
+    """Return the first errors of a validation, each with its place, without the wrong values.
+
+    In a place, `*` stands for a key of the value. An error of another type than PLAIN is named by
+    its type alone.
+    """
     listed = getattr(error, "errors", None)
     if not callable(listed):
         return f"its validation raised {type(error).__name__}"
     found = listed(include_url=False, include_context=False, include_input=False)
-    texts = [": ".join((".".join(map(str, each["loc"])), each["msg"])) for each in found]
-    more = [f"and {len(texts) - ERRORS_MAX} more"] if len(texts) > ERRORS_MAX else []
-    return "; ".join(text.removeprefix(": ") for text in (*texts[:ERRORS_MAX], *more))
+    fields = set(_fields(kind.model_json_schema()))
+    texts = []
+    for each in found[:ERRORS_MAX]:
+        place = ".".join(
+            str(part) if isinstance(part, int) or part in fields else "*" for part in each["loc"]
+        )
+        plain = PLAIN.fullmatch(each["type"])
+        what = each["msg"] if plain else f"the value is refused ({each['type']})"
+        texts.append(f"{place}: {what}" if place else what)
+    more = [f"and {len(found) - ERRORS_MAX} more"] if len(found) > ERRORS_MAX else []
+    return "; ".join((*texts, *more))
+
+
+def _fields(schema: Any) -> Iterator[str]:
+    """Yield the names of all fields in a JSON Schema."""
+    if isinstance(schema, dict):
+        properties = schema.get("properties")
+        yield from properties if isinstance(properties, dict) else ()
+        for part in schema.values():
+            yield from _fields(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _fields(part)
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
