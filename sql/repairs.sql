@@ -200,4 +200,4 @@ WHERE j.workflow_id IS NOT NULL AND j.waits_for IS NOT NULL AND j.state = 'block
 UPDATE taskd.job SET state = 'scheduled' WHERE state = 'blocked' AND waits_for IS NULL AND limit_name IS NULL;
 
 -- repair: prune_keys
-DELETE FROM taskd.job_key WHERE until <= now();
+SELECT taskd.prune_keys(1000000);

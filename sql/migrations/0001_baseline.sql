@@ -601,15 +601,20 @@ CREATE TABLE taskd.dependency (
 ) WITH (fillfactor = 70);
 CREATE INDEX dependency_of ON taskd.dependency (workflow_id, job_id);
 
--- Ended jobs with more than a thousand dependants, which upkeep unblocks or cancels in batches. Upkeep has handled the dependants up to
--- the id `after_job`, and deletes the row after the last one.
+-- Ended jobs with more than a thousand dependants, which upkeep unblocks or cancels in batches. Upkeep has handled the dependants
+-- up to the id `after_job`, and deletes the row after the last one. A job can have several rows: a producer that enqueues
+-- another dependant inserts one, because an update would lock the row, and stop upkeep, until the producer commits.
 CREATE TABLE taskd.unblocking (
-    parent_id bigint PRIMARY KEY,
+    -- Not a sequence, which logical replication would not copy.
+    id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    parent_id bigint NOT NULL,
     state text NOT NULL,                    -- how the job has ended
     after_job bigint NOT NULL DEFAULT 0,
+    skipped boolean NOT NULL DEFAULT false, -- a dependant was locked, so upkeep starts again from 0
     at timestamptz NOT NULL DEFAULT clock_timestamp() -- of the last batch; the oldest is next
 );
 CREATE INDEX unblocking_at ON taskd.unblocking (at);
+CREATE INDEX unblocking_of ON taskd.unblocking (parent_id);
 
 -- Numbers of jobs by name of the workflow, part and state. In a pipeline, a part is a stage. The members of a group, such as
 -- `send[17]`, are one part, which is named by the text before the bracket.
@@ -1623,6 +1628,11 @@ BEGIN
         RAISE EXCEPTION 'enqueue_unique() needs a unique key, its scope, and on_conflict: skip, replace, debounce or raise'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    -- PostgreSQL would refuse a NULL with the whole row of the job that holds the key, which belongs to another producer.
+    IF task IS NULL OR args IS NULL OR priority IS NULL OR checked AND queue IS NULL THEN
+        RAISE EXCEPTION 'enqueue_unique() needs a task, arguments, a priority and, for a checked job, a queue'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF for_s NOT BETWEEN 0.001 AND 31536000 OR debounce_max_s NOT BETWEEN 0 AND 31536000 THEN
         RAISE EXCEPTION 'for_s and debounce_max_s are seconds, up to a year' USING ERRCODE = 'invalid_parameter_value';
     END IF;
@@ -1723,7 +1733,7 @@ BEGIN
                 CONTINUE;
             END;
         END IF;
-        SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries,
+        SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries, j.limit_name, j.limit_key,
                greatest(j.version, (j.follower ->> 'version')::bigint) AS version
         INTO holder
         FROM taskd.job AS j
@@ -1732,6 +1742,14 @@ BEGIN
         FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
         CONTINUE WHEN holder.version >= version;
+        -- A producer moves the job of another one only to the queue that the task publishes, and to no other limit.
+        IF target_queue IS DISTINCT FROM known.queue THEN
+            target_queue := holder.queue;
+        END IF;
+        IF known.limit_name IS NULL AND target_limit IS DISTINCT FROM holder.limit_name THEN
+            target_limit := holder.limit_name;
+            target_limit_key := holder.limit_key;
+        END IF;
         IF holder.state = 'running' THEN
             next := jsonb_build_object(
                 'queue', target_queue, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
@@ -1756,9 +1774,9 @@ BEGIN
         IF holder.tries > 0 THEN
             due := greatest(due, holder.run_at);
         END IF;
-        -- A producer moves the job of another one only to the queue that the task publishes.
-        IF target_queue IS DISTINCT FROM known.queue THEN
-            target_queue := holder.queue;
+        IF due <= now() AND (holder.state <> 'queued' OR holder.queue <> target_queue) THEN
+            PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
+            FROM taskd.queue AS q WHERE q.name = target_queue AND q.max_depth IS NOT NULL;
         END IF;
         -- A job that was admitted, or held a slot of its key, goes through admission again; other jobs can get its slot.
         INSERT INTO taskd.opening (limit_name, limit_key)
@@ -1959,7 +1977,7 @@ $$;
 -- skipped: the key must not be deleted after the producer's commit, and a wait for the key would keep other rows locked. A key
 -- with the follower of a live job stays. The condition uses now(), because with clock_timestamp() PostgreSQL could not use the
 -- index. The function runs with the owner's rights, so that no worker frees the key of another job.
--- Called by: prune_keys.
+-- Called by: prune_keys, sql/repairs.sql.
 CREATE FUNCTION taskd.prune_keys(batch bigint) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2196,8 +2214,7 @@ BEGIN
 END
 $$;
 
--- Record that upkeep must handle the dependants of these ended jobs. The rows are written in the order of their ids. A row that
--- upkeep is deleting is waited for: otherwise upkeep would miss a dependant that was just added.
+-- Record that upkeep must handle the dependants of these ended jobs.
 -- Called by: unblock(), unblock_deferred().
 CREATE FUNCTION taskd.defer_dependants(ids bigint[], states text[]) RETURNS void
 LANGUAGE sql
@@ -2209,7 +2226,6 @@ AS $$
     FROM unnest(ids, states) AS ended (id, state)
     WHERE EXISTS (SELECT FROM taskd.dependency AS d WHERE d.parent_id = ended.id AND NOT d.counted)
     ORDER BY ended.id
-    ON CONFLICT (parent_id) DO UPDATE SET state = excluded.state
 $$;
 
 -- Unblock or cancel the jobs that wait for these ended jobs; return their number. Every statement that ends jobs calls this
@@ -2298,10 +2314,10 @@ BEGIN
 END
 $$;
 
--- Unblock or cancel up to `batch` dependants of one ended job; return how many dependencies were read, 0 if there is no such
--- job or a dependant is locked. A dependant that is cancelled and has dependants itself is handled by a later call. The function
--- waits for no lock, so it cannot deadlock with the statements that write to taskd.unblocking. The owner's rights are needed
--- for the same reason as in taskd.unblock().
+-- Unblock or cancel up to `batch` dependants of one ended job; return 0 if there is nothing to do now. A dependant that another
+-- transaction has locked is skipped, and handled when the function has come to the last one and starts again. A dependant that
+-- is cancelled and has dependants itself is handled by a later call. The function waits for no lock. The owner's rights are
+-- needed for the same reason as in taskd.unblock().
 -- Called by: unblock_dependants.
 CREATE FUNCTION taskd.unblock_deferred(batch bigint) RETURNS bigint
 LANGUAGE plpgsql
@@ -2321,22 +2337,42 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
+    IF ended.after_job = 0 THEN
+        -- The dependants for which these rows were inserted are committed, so they are among those that are read below.
+        DELETE FROM taskd.unblocking AS u
+        WHERE u.id IN (
+            SELECT o.id FROM taskd.unblocking AS o
+            WHERE o.parent_id = ended.parent_id AND o.id <> ended.id
+            FOR UPDATE SKIP LOCKED
+        );
+    END IF;
     children := ARRAY(
         SELECT d.job_id FROM taskd.dependency AS d
-        WHERE d.parent_id = ended.parent_id AND d.job_id > ended.after_job
+        WHERE d.parent_id = ended.parent_id AND d.job_id > ended.after_job AND NOT d.counted
         ORDER BY d.job_id
         LIMIT batch
     );
+    IF children = '{}' AND ended.skipped THEN
+        UPDATE taskd.unblocking AS u SET after_job = 0, skipped = false, at = clock_timestamp() WHERE u.id = ended.id;
+        RETURN 0;
+    END IF;
     IF children = '{}' THEN
-        DELETE FROM taskd.unblocking AS u WHERE u.parent_id = ended.parent_id;
+        DELETE FROM taskd.unblocking AS u WHERE u.id = ended.id;
         RETURN 1;
     END IF;
-    BEGIN
-        PERFORM taskd.lock_blocked(children);
-    EXCEPTION WHEN lock_not_available THEN
-        UPDATE taskd.unblocking AS u SET at = clock_timestamp() WHERE u.parent_id = ended.parent_id;
-        RETURN 0;
-    END;
+    LOOP
+        BEGIN
+            PERFORM taskd.lock_blocked(children);
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN
+            IF cardinality(children) = 1 THEN
+                UPDATE taskd.unblocking AS u SET after_job = children[1], skipped = true, at = clock_timestamp()
+                WHERE u.id = ended.id;
+                RETURN 1;
+            END IF;
+            children := children[1:cardinality(children) / 2];
+        END;
+    END LOOP;
     last_child := children[cardinality(children)];
     IF ended.state <> 'done' THEN
         doomed := ARRAY(
@@ -2351,7 +2387,7 @@ BEGIN
     PERFORM taskd.cancel_blocked(children, 'nothing failed');
     doomed := doomed || children;
     PERFORM taskd.defer_dependants(doomed, array_fill('cancelled'::text, ARRAY[cardinality(doomed)]));
-    UPDATE taskd.unblocking AS u SET after_job = last_child, at = clock_timestamp() WHERE u.parent_id = ended.parent_id;
+    UPDATE taskd.unblocking AS u SET after_job = last_child, at = clock_timestamp() WHERE u.id = ended.id;
     RETURN batch;
 END
 $$;
@@ -4130,7 +4166,7 @@ BEGIN
         wanted := taskd.cancelled_with(ids);
         BEGIN
             -- Upkeep no longer handles the dependants of a job that is retried: they wait for it again.
-            PERFORM FROM taskd.unblocking AS u WHERE u.parent_id = ANY (wanted) ORDER BY u.parent_id FOR UPDATE;
+            PERFORM FROM taskd.unblocking AS u WHERE u.parent_id = ANY (wanted) ORDER BY u.parent_id, u.id FOR UPDATE;
             -- Finished jobs are found by their ids. Their states are compared as text: otherwise, on a partition without
             -- statistics, the planner chose job_history_not_done, and read all failed jobs.
             retried := ARRAY(

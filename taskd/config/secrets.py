@@ -11,6 +11,8 @@ from typing import Any
 from taskd.config.dsn import hide_password
 
 HIDDEN = "***"
+# The keys of a command whose values are displayed; see taskd.tasks.run_command.Command.
+SHOWN = frozenset({"argv", "cwd", "pass_env", "exits", "grace"})
 
 
 def without_passwords(value: Any) -> Any:
@@ -40,9 +42,10 @@ def without_environments(commands: Mapping[str, Any]) -> dict[str, Any]:
 def _command(command: Any) -> Any:
     if not isinstance(command, dict):
         return HIDDEN
-    shown = dict(command)
-    if "env" in shown:
-        env = shown["env"]
+    # The value of a key that no command has can be a secret that was written in the wrong place.
+    shown = {key: value if key in SHOWN else HIDDEN for key, value in command.items()}
+    if "env" in command:
+        env = command["env"]
         shown["env"] = dict.fromkeys(env, HIDDEN) if isinstance(env, dict) else HIDDEN
     if isinstance(shown.get("argv"), list):
         shown["argv"] = [without_passwords(each) for each in shown["argv"]]

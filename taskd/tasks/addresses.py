@@ -76,6 +76,7 @@ _METADATA = frozenset(
             "192.0.0.192", "fd00:c1::a9fe:a9fe",  # Oracle
             "100.100.100.200",  # Alibaba
             "169.254.42.42", "fd00:42::42",  # Scaleway
+            "169.254.0.23",  # Tencent
         ),
     )
 )  # fmt: skip
@@ -150,7 +151,8 @@ def check_address(text: str, allowed: Iterable[Network]) -> None:
         AddressDenied: the address is not public, and in no allowed network.
     """
     address = _meant(ipaddress.ip_address(text.partition("%")[0]))
-    metadata = address in _METADATA
+    # In every form in which IPv6 contains an IPv4 address, this is in the last 32 bits.
+    metadata = not _METADATA.isdisjoint({address, ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)})
     for network in allowed:
         if address in network and (not metadata or network.num_addresses == 1):
             return

@@ -75,7 +75,7 @@ PINS = (
         (ME, 30, "host", "boot", "ns"),
         "all queue all queue all schedule all task job_deadline job_due job_due job_due"
         " job_limit_arrived job_parked job_running opening_at queue_bounded schedule_due"
-        " schedule_due task_pkey unblocking_at worker_alive",
+        " schedule_due task_pkey unblocking_of worker_alive",
     ),
     # The owners, and the rows of the dead ones, which are then written by primary key.
     Pin(

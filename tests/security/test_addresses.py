@@ -97,6 +97,11 @@ def test_a_public_address_is_allowed_by_every_python(text: str) -> None:
         ("100.100.100.200", "100.64.0.0/10"),
         ("192.0.0.192", "192.0.0.0/24"),
         ("fd00:ec2::254", "fd00::/8"),
+        ("169.254.0.23", "0.0.0.0/0"),
+        ("fe80::a9fe:a9fe", "fe80::/10"),
+        ("64:ff9b:1::169.254.169.254", "::/0"),
+        ("::ffff:0:169.254.169.254", "::/0"),
+        ("::169.254.169.254", "::/0"),
     ],
 )
 def test_a_metadata_service_is_allowed_by_its_own_address_only(text: str, wide: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -147,3 +148,87 @@ async def test_a_transaction_of_a_producer_sees_its_rows_and_rolls_them_back(
         await asyncio.wait_for(producer.execute("SELECT taskd.enqueue('u', queue => 'q')"), 10)
     await transaction.rollback()
     assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 0
+
+
+HOLDER = """
+INSERT INTO taskd.job (queue, task, args, unique_key, key_scope, errors, state, run_at, attempt)
+VALUES ('payq', 'pay', '{"card": "4111"}', 'K', 'live', '[{"message": "secret 4222"}]', 'scheduled',
+        now() + interval '1 h', 1)
+RETURNING id
+"""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"priority": "NULL"},
+        {"priority": "40000"},
+        {"args": "NULL"},
+        {"checked": "true", "queue": "NULL"},
+    ],
+)
+async def test_a_refused_replacement_shows_nothing_of_the_job_that_holds_the_key(
+    sql: Any, logins: Logins, wrong: dict[str, str]
+) -> None:
+    await sql.fetchval(HOLDER)
+    given = {
+        "task": "'pay'", "unique_key": "'K'", "on_conflict": "'replace'", "args": "'{}'",
+        "queue": "'payq'",
+    } | wrong  # fmt: skip
+    named = ", ".join(f"{name} => {value}" for name, value in given.items())
+    producer = await asyncpg.connect(logins.dsn("producer"))
+    try:
+        with pytest.raises(asyncpg.PostgresError) as raised:
+            await producer.execute(f"SELECT taskd.enqueue_unique({named})")
+    finally:
+        await producer.close()
+    said = f"{raised.value} {raised.value.detail}"
+    assert "4111" not in said
+    assert "4222" not in said
+
+
+async def test_a_replacement_moves_a_job_to_no_limit_and_a_newer_version_to_no_queue(
+    sql: Any, logins: Logins
+) -> None:
+    job_id = await sql.fetchval(HOLDER)
+    producer = await asyncpg.connect(logins.dsn("producer"))
+    elsewhere = "checked => true, limit_name => 'nobody', limit_values => '[]'"
+    try:
+        await producer.execute(
+            "SELECT taskd.enqueue_unique('pay', '{}', 'K', 'payq', on_conflict => 'replace', "
+            f"{elsewhere})"
+        )
+        row = await sql.fetchrow("SELECT state::text, limit_name FROM taskd.job")
+        assert tuple(row) == ("scheduled", None)
+        await sql.execute(
+            "UPDATE taskd.job SET state = 'running', worker_id = 7, version = 1, fence = 1, "
+            "started_at = now()"
+        )
+        await producer.execute(
+            f"SELECT taskd.enqueue_unique('pay', '{{}}', 'K', 'nowhere', version => 2, {elsewhere})"
+        )
+    finally:
+        await producer.close()
+    follower = json.loads(
+        await sql.fetchval("SELECT follower FROM taskd.job WHERE id = $1", job_id)
+    )
+    assert (follower["queue"], follower["limit_name"]) == ("payq", None)
+
+
+async def test_a_replacement_that_makes_a_job_due_is_counted_in_the_depth(
+    sql: Any, logins: Logins
+) -> None:
+    await sql.execute("INSERT INTO taskd.queue (name, max_depth) VALUES ('q', 3)")
+    producer = await asyncpg.connect(logins.dsn("producer"))
+    enqueue = (
+        "SELECT taskd.enqueue_unique('t', '{}', $1, 'q', on_conflict => 'replace', delay_s => $2)"
+    )
+    try:
+        for n in range(6):
+            await producer.execute(enqueue, str(n), 100.0)
+        with pytest.raises(asyncpg.PostgresError, match="q"):
+            for n in range(6):
+                await producer.execute(enqueue, str(n), None)
+    finally:
+        await producer.close()
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job WHERE state = 'queued'") == 3

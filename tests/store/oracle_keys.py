@@ -45,6 +45,7 @@ class Keys(Limits):
         known = holder.newest if holder else None
         if holder is None or (newer is not None and known is not None and known >= newer):
             return "skipped" if newer is None else "ignored"
+        new = self._as_allowed(holder, new)
         if holder.state == "running":
             if newer is None:
                 return "skipped"
@@ -54,6 +55,14 @@ class Keys(Limits):
             return "skipped"
         self._replace(holder, new, due=new.due or (on_conflict == "debounce" and at_once))
         return "replaced" if newer is not None else f"{on_conflict}d"
+
+    def _as_allowed(self, holder: Row, new: Row) -> Row:
+        """A producer moves the job of another one only to the published queue and limit."""
+        if new.queue != self.published_queue:
+            new = replace(new, queue=holder.queue)
+        if new.limit != holder.limit and new.task not in self.limited_tasks:
+            new = replace(new, limit=holder.limit, limit_key=holder.limit_key)
+        return new
 
     def _replace(self, holder: Row, new: Row, *, due: bool) -> None:
         if holder.attempt + holder.crashes > 0:

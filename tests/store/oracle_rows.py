@@ -137,6 +137,7 @@ class State:
     forgets: set[str] = field(default_factory=set)  # queues with a retention of 0
     limits: dict[str, Rule] = field(default_factory=dict)
     limited_tasks: set[str] = field(default_factory=set)
+    published_queue: str = ""
     openings: set[tuple[str, str | None]] = field(default_factory=set)
     logs: dict[tuple[int, int], Log] = field(default_factory=dict)  # by job and fence
     # The rows that the database has just shown, by id, with run_at, task and unique_key.

@@ -90,7 +90,9 @@ class Player(RuleBasedStateMachine):
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         self.stage, self.on = stage, stage.hand
-        self.oracle = Oracle(forgets={QUEUES[1]}, limited_tasks={LIMITED})
+        self.oracle = Oracle(
+            forgets={QUEUES[1]}, limited_tasks={LIMITED}, published_queue=QUEUES[0]
+        )
         self.oracle.limits[LIMITED] = Rule(CONCURRENCY, None, (CONCURRENCY, None))
         self.tokens: list[Job] = []  # all claims whose reply a worker has received
         self.issued: set[tuple[int, int, int]] = set()

@@ -20,8 +20,9 @@ LATE = {
     "a cancelled job that keeps its place in the line",
     "a newer version that only a good end begins",
     "a retry that begins the fences anew",
-    # The judge's planted bugs have it in their short form (tests/system/test_judge_planted.py).
+    # The judge's planted bugs have them in their short form (tests/system/test_judge_planted.py).
     "a crash that is charged to suspects alone",
+    "a crash that is charged to all who ran",
 }
 
 

@@ -50,9 +50,10 @@ class Declarations:
         except workers.TasksTaken as error:
             events.tasks_contested(app, error.owners)
             raise
-        await schedules.publish(self._lane, app, self._registry.schedules.values())
+        # Before the schedules: jobs of a limit that is not published would never start.
         if contested := await limits.publish(self._lane, app, self._registry):
             events.limits_contested(app, contested)
+        await schedules.publish(self._lane, app, self._registry.schedules.values())
 
     async def settle(self) -> None:
         """Withdraw the schedules that no live worker declares; resume those declared again."""
