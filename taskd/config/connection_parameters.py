@@ -75,7 +75,12 @@ def _service(name: str, file: str | None) -> dict[str, str]:
             }
             _check(parameters, f"the service {name!r} of {path}")
             return {w: v for w, v in parameters.items() if v and w not in OF_OTHER_CLIENTS}
-    places = " or ".join(map(str, searched)) or "a service file, as this user has no home directory"
+    if not searched:
+        raise ConfigError(
+            f"the service {name!r} was not found: no file was searched, because this user has no "
+            "home directory. Name the file with PGSERVICEFILE."
+        )
+    places = " or ".join(map(str, searched))
     raise ConfigError(
         f"there is no service {name!r} in {places}. Correct PGSERVICE or `service` of the DSN, or "
         "name the file with PGSERVICEFILE."

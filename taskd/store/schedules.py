@@ -32,7 +32,8 @@ class TicksIn(NamedTuple):
 class DueSchedule(NamedTuple):
     """A schedule whose next tick is due, or not computed yet (`next_at` is None).
 
-    `now` is the database's time, or the end of the schedule's pause if that is later.
+    Ticks are computed from `now`: the database's time, or the end of the schedule's pause if that
+    is later.
     """
 
     name: str
@@ -50,7 +51,8 @@ class DueSchedule(NamedTuple):
         """Return the rule for its ticks.
 
         Raises:
-            InvalidSchedule: the cron expression is not valid; SQL can have created the schedule.
+            InvalidSchedule: the cron expression is not valid. SQL clients can create schedules, and
+                PostgreSQL does not check cron expressions.
         """
         return rhythm(self.every_s, self.cron, self.timezone, self.starts_at)
 
@@ -59,9 +61,9 @@ class Fired(NamedTuple):
     """The result of fire().
 
     Attributes:
-        outcome: `fired`; `skipped`: an earlier job is live; `failed`: see `error`; `moved`: there
-            were no ticks to fire. None: nothing was done, because another worker fires or has fired
-            the ticks, or because the schedule was changed or paused.
+        outcome: `fired`: the ticks were fired; `skipped`: an earlier job is live; `failed`: see
+            `error`; `moved`: there were no ticks to fire; None: nothing was done, because another
+            worker fires or has fired the ticks, or because the schedule was changed or paused.
         jobs: number of enqueued jobs.
     """
 
@@ -71,7 +73,7 @@ class Fired(NamedTuple):
 
 
 def as_service(name: str) -> str:
-    """Return the service name under which a worker stores that a schedule fails repeatedly.
+    """Return the name for a schedule that fails repeatedly in a worker's list of failing services.
 
     The statements list_schedules and doctor_schedules search for this name.
     """
@@ -100,8 +102,8 @@ async def set_(
         name was declared by another app, or made by hand).
 
     Raises:
-        ValueRefused: PostgreSQL refuses a value, the schedule names no queue and its task is not
-            published, or the arguments do not fit the published task.
+        ValueRefused: PostgreSQL refuses a value; or the arguments do not fit the published task; or
+            the task is not published, and the schedule names no queue.
     """
     if not schedules:
         return {}

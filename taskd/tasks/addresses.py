@@ -22,7 +22,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _HOST = re.compile(r"(?P<host>\*|(\*\.)?[a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>\d{1,5}|\*))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# Networks of IPv6 addresses that represent IPv4 addresses.
+# The network of IPv6 addresses that represent IPv4 addresses behind NAT64.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 # IPv4 addresses that are not public, by IANA's registry of special-purpose addresses, unless a
 # comment says otherwise.
@@ -63,8 +63,8 @@ _SPECIAL_6 = tuple(
         ),
     )
 )
-# Metadata services of clouds, which give credentials to whoever asks. A larger network that is
-# allowed, such as fd00::/8, does not allow them.
+# Metadata services of clouds, which give credentials to every client that asks. The settings allow
+# one of these only by its exact address, not by a network that contains it, such as fd00::/8.
 _METADATA = frozenset(
     map(
         ipaddress.ip_address,
@@ -145,10 +145,11 @@ def networks(settings: Iterable[str]) -> list[Network]:
 
 
 def check_address(text: str, allowed: Iterable[Network]) -> None:
-    """Check that a socket can connect to this address.
+    """Check that a connection to this address is allowed.
 
     Raises:
-        AddressDenied: the address is not public, and in no allowed network.
+        AddressDenied: the address is not public, and in no allowed network; or it is that of a
+            metadata service, and is not allowed itself.
     """
     address = _meant(ipaddress.ip_address(text.partition("%")[0]))
     # In every form in which IPv6 contains an IPv4 address, this is in the last 32 bits.

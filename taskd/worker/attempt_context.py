@@ -38,7 +38,8 @@ class AttemptContext:
         completed: a transaction has written the completion of the job, and may have committed.
         committed: this transaction is known to have committed.
         hide: removes the redacted arguments of this job, or of all jobs of its batch, from a text.
-        unstored: why this transaction contains no result although the handler gave one, or None.
+        unstored: why the completion was written without the result of the handler; None if the
+            result was written, or if there is none.
     """
 
     NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"
@@ -146,8 +147,8 @@ class AttemptContext:
         """Report the progress of this attempt.
 
         Raises:
-            TypeError: `done` or `total` is not a number.
-            ValueError: `done` or `total` is not finite, or a string that is not a number.
+            TypeError: `done` or `total` is neither a number nor a string.
+            ValueError: `done` or `total` is not finite, or is a string that float() cannot parse.
         """
         self._progress(self._job, done, total, note, self.hide)
 

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     "--debounce-max",
     "debounce_max_s",
     type=DURATION,
-    help="With --on-conflict debounce: the latest due time, as a duration after the enqueue of the "
-    "job that holds the key.",
+    help="With --on-conflict debounce: how long new jobs can postpone the job that holds the key, "
+    "since that job was enqueued.",
 )
 @click.option(
     "--version",

@@ -85,7 +85,7 @@ DATABASE = (
     ),
     Check(
         "held_snapshots", "Transactions, replication slots and standbys that hold vacuum back",
-        "They hold old snapshots: vacuum keeps rows that died later, and claims have to skip them.",
+        "They hold old snapshots: vacuum keeps rows that died later, so tables and indexes grow.",
         ("doctor_snapshots", "doctor_server"), storage.held_snapshots,
     ),
     Check(
@@ -95,7 +95,7 @@ DATABASE = (
     ),
     Check(
         "dead_tuples", "Tables of taskd with many dead rows",
-        "Claims become slow, because they have to skip dead rows.",
+        "Statements have to skip dead rows, and tables and indexes grow.",
         ("doctor_tables",), storage.dead_tuples,
     ),
     Check(
@@ -115,7 +115,7 @@ DATABASE = (
     ),
     Check(
         "schema_version", "Migrations that are missing or unknown",
-        "The statements of a taskd version need the schema version that it knows.",
+        "Workers do not start if the schema is too old or too new for them.",
         ("doctor_migrations", "known_migrations"), schema.version,
     ),
     Check(
@@ -130,7 +130,8 @@ DATABASE = (
     ),
     Check(
         "sequences", "Sequences whose value is lower than the stored rows require",
-        "New jobs would get ids that are in use, or would skip checks.",
+        "New jobs would get ids that are in use, or enqueues would skip depth limits and "
+        "notifications.",
         ("doctor_sequences",), schema.sequences,
     ),
     Check(
@@ -222,12 +223,13 @@ DATABASE = (
     ),
     Check(
         "schedules", "Schedules that are overdue, withdrawn or failed",
-        "Such a schedule enqueues no jobs.",
+        "Jobs of these schedules are late or missing.",
         ("doctor_schedules",), jobs.schedules,
     ),
     Check(
         "suspects", "Jobs that wait in quarantine because their worker died",
-        "Such jobs start within seconds if a worker of their queue has a free slot.",
+        "Workers normally start these jobs within seconds. If the jobs wait longer, their queue "
+        "may have no worker with a free slot.",
         ("doctor_stuck",), jobs.suspects,
     ),
     Check(
@@ -237,7 +239,7 @@ DATABASE = (
     ),
     Check(
         "limits", "Limits that block jobs without need, and outdated depths of queues",
-        "The jobs of a limit wait until a worker checks the limit.",
+        "The blocked jobs could run, but wait until a worker checks the limit again.",
         ("doctor_limits", "doctor_workers"), jobs.limits,
     ),
     Check(

@@ -1,8 +1,9 @@
 """Log lines of handlers: which lines are kept, and how much of each line.
 
 A handler can log a million lines, or a line of a gigabyte, and a line can contain secret arguments.
-So taskd redacts and shortens each line when it is logged, as it does with errors of attempts. If an
-attempt logs many lines, its first and its last lines are kept.
+So taskd redacts and shortens each line when it is logged, as it does with errors of attempts. Only
+the names of the logger and of the fields are not redacted. If an attempt logs many lines, its first
+and its last lines are kept.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
         )
         written = msgspec.json.encode(line)
         if len(written) > LINE_BYTES_MAX:
-            # JSON writes a control character in six bytes, so the text must be a sixth as long.
+            # Drop the logger, the fields and the traceback. JSON writes a control character in six
+            # bytes, so shorten the text to a sixth.
             line = Line(line.at, event.level, clean(line.text, TEXT_BYTES_MAX // 6))
             written = msgspec.json.encode(line)
     except Exception:  # noqa: BLE001 - the __str__ of a logged object can raise any of them
@@ -159,7 +161,7 @@ class Lines:
         self.left_out = 0
 
     def add(self, line: bytes) -> None:
-        """Add a line. If there are now too many last lines, drop the oldest of these."""
+        """Add a line. If the last lines are now too many or too large, drop the oldest of them."""
         size = len(line)
         if (
             self._last is None

@@ -35,8 +35,8 @@ class Report(msgspec.Struct, frozen=True, gc=False):
             hide: redacts the note.
 
         Raises:
-            TypeError: `done` or `total` is not a number.
-            ValueError: `done` or `total` is not finite, or a string that is not a number.
+            TypeError: `done` or `total` is neither a number nor a string.
+            ValueError: `done` or `total` is not finite, or is a string that float() cannot parse.
         """
         whole = None if total is None else _number("total", total)
         return cls(_number("done", done), whole, note_of(str(note), hide) if note else "")

@@ -184,8 +184,8 @@ class Unique:
         for_s: the job holds the key for at least this many seconds, even if it ends earlier; at
             most a year.
         on_conflict: what happens if another job holds the key; a value of OnConflict.
-        debounce_max_s: with `debounce`, the latest due time that a new job can set, in seconds
-            after the job that holds the key was enqueued.
+        debounce_max_s: with `debounce`, how long new jobs can postpone the job that holds the key,
+            in seconds since that job was enqueued.
         version: the version of the data that the job works on; the newest version wins. A version
             cannot be combined with `scope`, `for_s` or `on_conflict`. For 30 days after the last
             version of a key was enqueued, a job whose version is not newer is ignored.

@@ -71,7 +71,8 @@ class Task(Generic[P, R]):
         max_attempts: the most attempts of a job, 1 to 1000.
         timeout_s: timeout of one attempt in seconds; with None, there is no timeout.
         backoff: the delay after each failed attempt.
-        on_error: maps exception classes to a verdict, or to a backoff for that class.
+        on_error: maps exception classes to a verdict (Fail, Cancel, Retry or Snooze(seconds)), or
+            to a backoff for that class.
         unique: the unique key of the task's jobs, or the arguments that make a key; see Unique.
         limit: how many of the task's jobs can run at the same time, or start in a period of time;
             see Limit.
@@ -83,8 +84,8 @@ class Task(Generic[P, R]):
             commits together with the completion of the job. The value is an isolation level
             (`read_committed`, `repeatable_read`, `serializable`), or True for `read_committed`.
         args_version: the current version of the arguments; 1 is the first.
-        upgrade: maps each older version that can still be in the database to a function. The
-            function converts arguments of that version (a dict) into arguments of the next version.
+        upgrade: a dict with a function for each older version that can still be in the database.
+            The function converts arguments of that version (a dict) into arguments of the next one.
         aliases: former names of the task; jobs that were enqueued under these names run, too.
         redact: names of arguments whose values are shown as `***` by the command line and in
             errors, and as hashes in keys. With `upgrade`, also name those that only older versions

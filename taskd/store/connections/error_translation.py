@@ -78,8 +78,8 @@ _BAD_VALUE = (
     OverflowError,
 )
 
-# Maps the name of a constraint that PostgreSQL reports to taskd's error. The first name is that of
-# a unique index; the SQL function taskd.check_queue_room() sets the second name.
+# Maps constraint names in errors of PostgreSQL to errors of taskd. The first name is that of a
+# unique index. The second is no constraint: taskd.check_queue_room() sets this name in its error.
 REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
     "job_holds_key": KeyHeld,
     "queue_has_room": QueueFull,
@@ -178,14 +178,15 @@ def is_outage(error: TaskdError) -> bool:
 
 
 def outage(error: TaskdError) -> StoreUnavailable | None:
-    """Return a permanent error as an outage, for a program that has worked with this database.
+    """Convert a permanent error to an outage.
 
-    The cause can end, for example because the database is restored, or because the new password is
-    stored in the DSN file. A missing database and missing tables affect all workers, so these
-    errors are kinds of Down. The other errors may affect only this worker.
+    For a program that could use this database before, it can help to wait: the cause can end, for
+    example because the database is restored, or because the new password is stored in the DSN file.
+    A missing database and missing tables affect all workers, so these errors are kinds of Down. The
+    other errors may affect only this worker.
 
     Returns:
-        None if the error is an outage already, or if it would not help to wait.
+        None if the error is a StoreUnavailable already, or if it would not help to wait.
     """
     cause = error.__cause__
     kind: type[StoreUnavailable]
@@ -304,7 +305,8 @@ def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> Task
 
 
 def _missing(message: str) -> SchemaError:
-    # The table can be one of another application, in a trigger or a rule on a table of taskd.
+    # The missing table can belong to another application: a trigger or a rule on a table of taskd
+    # can use it.
     ours = _OURS.search(message)
     return SchemaMissing(NO_SCHEMA) if ours else SchemaError(f"PostgreSQL: {message}")
 
@@ -360,7 +362,7 @@ def _broken_rule(error: BaseException, message: str) -> KeyHeld | QueueFull | Se
 
 
 class refusals:  # noqa: N801 - a context manager and no generator, as `translated` below
-    """Raise a driver's error about a refused enqueue as an error of taskd, whatever the driver.
+    """Raise taskd's error in place of a driver's error about a refused enqueue, for every driver.
 
     Raises:
         KeyHeld: another job holds the unique key of a job.

@@ -38,7 +38,7 @@ async def read_environment(on: Fetches) -> Environment:
 async def new_name(on: Fetches) -> str:
     """Return a name for a benchmark's queue and task.
 
-    The name contains the last job id that was drawn before the benchmark; clear() reads this id.
+    The name contains the last value of the sequence of job ids, from which clear() starts.
     """
     last_id = (await on.fetch("bench_last_id"))[0][0]
     return f"taskd-bench-{last_id}-{secrets.token_hex(3)}"
@@ -74,8 +74,8 @@ async def clear(on: Fetches, name: str) -> None:
     """Delete the rows of a benchmark: its jobs, their history, its worker, its queue and task."""
     while (await on.fetch("bench_clear_jobs", name, CLEAR_BATCH))[0][0]:
         pass
-    # The first job of the benchmark can have the id in the name: an unused sequence has the same
-    # value, 1, as one from which 1 was drawn.
+    # Minus one, because the first job of the benchmark can have the id in the name: an unused
+    # sequence has the same last value, 1, as one from which 1 was drawn.
     after_id: int | None = int(name.split("-")[2]) - 1
     while after_id is not None:
         after_id = (await on.fetch("bench_clear_history", name, after_id, CLEAR_BATCH))[0][0]

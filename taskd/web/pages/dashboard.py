@@ -66,8 +66,8 @@ class Dashboard:
             shows an error.
 
     Attributes:
-        on: runs statements; it connects at the first request, and disconnects five minutes after
-            the last one.
+        on: runs statements; it connects at the first request, and disconnects five to six minutes
+            after the last one.
         live: current data, which is read once for all viewers.
         guarded: whether viewing and acting require a login. If not, no user can act.
 
@@ -201,7 +201,10 @@ class Dashboard:
         return HTMLResponse(render(template, **(common | values)), status)
 
     def sorry(self, request: Request, error: Exception) -> Response:
-        """Return the page of an error: what happened, why, and what to do."""
+        """Return the page of an error, or a redirect to the login page if a login is needed.
+
+        The page says what happened, why, and what to do.
+        """
         if isinstance(error, LoginNeeded):
             here = f"{request.url.path}?{request.url.query}".removesuffix("?")
             to = quote(here) if request.method == "GET" else "/"

@@ -15,8 +15,8 @@ from taskd.core.outcomes.error_reports import of_service
 from taskd.core.tasks.reporter import ErrorReport, Reporter
 from taskd.worker.finishing.tracebacks import forget_locals
 
-# The most reports that wait. While WITH_LOCALS_MAX reports wait, further reports are added without
-# the local variables of their frames.
+# At most WAITING_MAX reports wait. While WITH_LOCALS_MAX reports wait, further reports are added
+# without the local variables of their frames.
 WAITING_MAX, WITH_LOCALS_MAX = 1000, 10
 # How long a stopping worker waits for reports.
 CLOSE_S_MAX = 2.0
@@ -30,7 +30,8 @@ class ErrorQueue:
         reporters: if there are none, reports are dropped.
 
     Attributes:
-        begun: whether add() accepts reports: there are reporters, and begin() was called.
+        begun: whether add() accepts reports: there are reporters, begin() was called, and close()
+            was not.
     """
 
     def __init__(self, reporters: Sequence[Reporter]) -> None:

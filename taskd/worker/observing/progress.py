@@ -53,8 +53,8 @@ class ProgressWriter(Loop):
             hide: removes redacted arguments from the note.
 
         Raises:
-            TypeError: `done` or `total` is not a number.
-            ValueError: `done` or `total` is not finite, or a string that is not a number.
+            TypeError: `done` or `total` is neither a number nor a string.
+            ValueError: `done` or `total` is not finite, or is a string that float() cannot parse.
         """
         report = Report.of(done, total, "")
         # The note is redacted when it is written, because handlers can report more often.

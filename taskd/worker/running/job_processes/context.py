@@ -73,8 +73,8 @@ class ProcessAttemptContext:
         """Report the progress of this attempt.
 
         Raises:
-            TypeError: `done` or `total` is not a number.
-            ValueError: `done` or `total` is not finite, or a string that is not a number.
+            TypeError: `done` or `total` is neither a number nor a string.
+            ValueError: `done` or `total` is not finite, or is a string that float() cannot parse.
         """
         self._latest = Report.of(done, total, note, self._hide)
         if self._sender is None:
