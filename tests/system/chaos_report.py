@@ -76,7 +76,8 @@ def ended_wrongly(pills: list[Any], unexpected: list[Any]) -> list[str]:
     """Return what is wrong about the rows of PILLS and of UNEXPECTED.
 
     A job fails after three crashes that are charged to it. A pill's first crash is also charged to
-    the jobs that ran beside it; pills alone must not fail another job.
+    the jobs that ran beside it; after that, the same pill must not fail another job. But another
+    pill that runs for the first time can be beside that job, too (`strangers`).
     """
     found = [
         f"pill {row['id']} ran {row['runs']} times and ended {row['state']} ({row['reason']})"
@@ -87,7 +88,7 @@ def ended_wrongly(pills: list[Any], unexpected: list[Any]) -> list[str]:
         described(row)
         for row in unexpected
         if row["reason"] != "crashed"
-        or not row["blows"] + row["lapses"]
+        or (not row["blows"] + row["lapses"] and row["strangers"] < 2)
         or row["blows"] + row["pills"] + row["lapses"] < MAX_CRASHES
     ]
 
@@ -134,7 +135,8 @@ UNEXPECTED = """
 SELECT job.id, job.task, job.state, job.reason,
        count(*) FILTER (WHERE crash.ours) AS blows,
        count(*) FILTER (WHERE NOT crash.ours AND crash.pill) AS pills,
-       count(*) FILTER (WHERE NOT crash.ours AND NOT crash.pill) AS lapses
+       count(*) FILTER (WHERE NOT crash.ours AND NOT crash.pill) AS lapses,
+       count(*) FILTER (WHERE NOT crash.ours AND crash.stranger) AS strangers
 FROM taskd.jobs AS job
 LEFT JOIN (
     SELECT claim.job,
@@ -142,7 +144,12 @@ LEFT JOIN (
            EXISTS (
                SELECT FROM judge.claim AS other JOIN taskd.jobs AS pill ON pill.id = other.job
                WHERE pill.task = 'pill' AND other.worker = worker.id AND other.closed_as = 'rescue'
-           ) AS pill
+           ) AS pill,
+           EXISTS (
+               SELECT FROM judge.step AS step JOIN taskd.jobs AS pill ON pill.id = step.job
+               WHERE pill.task = 'pill' AND step.old_worker = worker.id AND step.lost
+                 AND step.old_state = 'running' AND step.old_crashes = 0
+           ) AS stranger
     FROM judge.claim JOIN judge.worker ON worker.id = claim.worker
     WHERE claim.closed_as = 'rescue'
 ) AS crash ON crash.job = job.id
