@@ -346,7 +346,6 @@ def test_a_stop_right_after_the_fork_of_a_reload_waits_for_the_handlers(taskd, h
     ],
 )
 def test_a_monkey_patched_app_is_refused(runs, library, patch):
-    pytest.importorskip(library)
     said = refused(runs(patch + TASK))
     assert f"has let {library} replace Python's threads or sockets" in said
     assert "Traceback" not in said

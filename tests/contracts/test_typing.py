@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,15 +35,42 @@ def test_mypy_refuses_the_marked_lines_and_no_other() -> None:
     assert refused == marked(), output
 
 
-@pytest.mark.timeout(300)
-def test_pyright_refuses_the_marked_lines_and_no_other(tmp_path: Path) -> None:
-    settings = tmp_path / "pyrightconfig.json"
-    settings.write_text(
-        json.dumps({"include": [str(EXAMPLES)], "typeCheckingMode": "standard"}), encoding="utf-8"
-    )
+def found_by_pyright(settings: Path, **options: object) -> list[dict[str, Any]]:
+    """The errors that pyright reports with these options; `settings` is a file to write."""
+    settings.write_text(json.dumps(options), encoding="utf-8")
     output = checked(
         "basedpyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(settings)
     )
-    found = json.loads(output)["generalDiagnostics"]
-    refused = {each["range"]["start"]["line"] + 1 for each in found if each["severity"] == "error"}
-    assert refused == marked(), output
+    found = json.JSONDecoder().raw_decode(output[output.index("{") :])[0]["generalDiagnostics"]
+    return [each for each in found if each["severity"] == "error"]
+
+
+@pytest.mark.timeout(300)
+def test_pyright_refuses_the_marked_lines_and_no_other(tmp_path: Path) -> None:
+    settings = tmp_path / "pyrightconfig.json"
+    found = found_by_pyright(settings, include=[str(EXAMPLES)], typeCheckingMode="standard")
+    assert {each["range"]["start"]["line"] + 1 for each in found} == marked(), found
+
+
+@pytest.mark.timeout(300)
+def test_pyright_misses_nothing_on_macos_that_linux_has(tmp_path: Path) -> None:
+    """The planted file shows that a name which macOS lacks would be found."""
+    planted = tmp_path / "planted.py"
+    planted.write_text("import os\n\nos.sched_getaffinity(0)\n", encoding="utf-8")
+    found = [
+        {
+            (each["file"], each["message"])
+            for each in found_by_pyright(
+                tmp_path / f"{platform}.json",
+                include=[str(CHECKOUT / "taskd"), str(planted)],
+                pythonPlatform=platform,
+                typeCheckingMode="off",
+                reportAttributeAccessIssue="error",
+                reportCallIssue="error",
+                reportPossiblyUnbound="error",
+                reportUndefinedVariable="error",
+            )
+        }
+        for platform in ("Linux", "Darwin")
+    ]
+    assert {Path(file).name for file, _ in found[1] - found[0]} == {planted.name}
