@@ -133,7 +133,9 @@ class Stage:
             f"${n}::text{'[]' if type_.endswith('[]') else ''}::{type_}"
             for n, type_ in enumerate(types, 1)
         )
-        calling = self.connections[kind].fetch(f"SELECT * FROM taskd.{name}({given})", *args)
+        # As texts: Python has no time before the year 1.
+        statement = f"SELECT answer::text FROM taskd.{name}({given}) AS answer"
+        calling = self.connections[kind].fetch(statement, *args)
         refused = (asyncpg.PostgresError,) if name == RUNS_SQL else REFUSED
         try:
             return str(self.ground.run(calling))
