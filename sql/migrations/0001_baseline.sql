@@ -1629,7 +1629,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- PostgreSQL would refuse a NULL with the whole row of the job that holds the key, which belongs to another producer.
-    IF task IS NULL OR args IS NULL OR priority IS NULL OR checked AND queue IS NULL THEN
+    IF task IS NULL OR args IS NULL OR priority IS NULL
+       OR coalesce(checked, true) AND queue IS NULL THEN
         RAISE EXCEPTION 'enqueue_unique() needs a task, arguments, a priority and, for a checked job, a queue'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;

@@ -165,6 +165,7 @@ RETURNING id
         {"priority": "40000"},
         {"args": "NULL"},
         {"checked": "true", "queue": "NULL"},
+        {"checked": "NULL", "queue": "NULL"},
     ],
 )
 async def test_a_refused_replacement_shows_nothing_of_the_job_that_holds_the_key(
