@@ -64,7 +64,7 @@ def test_the_published_task_decides_the_queue_and_checks_the_arguments(taskd):
     assert "'to'" in taskd("enqueue", "send_report", code=2).stderr
     wrong = taskd("enqueue", "send_report", "to=ada", "n=3", code=2).stderr
     assert "integer" in wrong
-    assert "n=3 passes a text; n:=3 passes JSON" in wrong
+    assert "n=... passes a text; n:=... passes JSON" in wrong
     assert "to=ada" not in wrong
     assert "'send_report'" in taskd("enqueue", "send_reprot", "to=ada", code=2).stderr
     assert len(rows(taskd)) == 1

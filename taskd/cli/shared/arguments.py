@@ -44,6 +44,8 @@ def arguments(pairs: Sequence[str], args_json: str | None) -> dict[str, Any]:
 def with_json_hint(pairs: Sequence[str]) -> Iterator[None]:
     """If arguments are wrong and a text looks like JSON, add to the error how to pass JSON.
 
+    The hint shows no value, because the task could redact the argument.
+
     Raises:
         InvalidArgs: the body raised it.
     """
@@ -51,6 +53,8 @@ def with_json_hint(pairs: Sequence[str]) -> Iterator[None]:
         yield
     except InvalidArgs as error:
         hints = [hint for pair in pairs if (hint := _json_hint(pair))]
+        if not hints:
+            raise
         raise InvalidArgs(". ".join([str(error).removesuffix("."), *hints])) from None
 
 
@@ -60,7 +64,8 @@ def _json_hint(pair: str) -> str | None:
         return None
     with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
         msgspec.json.decode(match["value"])
-        return f"{pair[:100]} passes a text; {match['key']}:={match['value'][:100]} passes JSON"
+        key = match["key"][:100]
+        return f"{key}=... passes a text; {key}:=... passes JSON"
     return None
 
 
