@@ -119,7 +119,7 @@ rate_option = click.option(
 burst_option = click.option(
     "--burst",
     type=click.IntRange(1, BURST_MAX),
-    help="Jobs that can start together after an idle time; by default the rate in jobs "
+    help="Jobs that can be admitted together after an idle time; by default the rate in jobs "
     "per second, rounded up.",
 )
 
