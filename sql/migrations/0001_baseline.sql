@@ -487,7 +487,7 @@ CREATE TABLE taskd.worker (
     schema_oldest integer NOT NULL DEFAULT 0,
     schema_newest integer NOT NULL DEFAULT 0,
     -- What the process published about itself at the last renewal: slots, blocked loop, taken threads, failing tasks.
-    -- Reports compute with the slots, so that other values than whole numbers would refuse the reports.
+    -- Reports compute with the slots, and any other value than a whole number would make them fail.
     status jsonb NOT NULL DEFAULT '{}' CONSTRAINT status_is_bounded CHECK (octet_length(status::text) <= 65536)
         CONSTRAINT slots_are_numbers CHECK (
             NOT status @? 'strict $."slots".* ? (@.type() != "number" || @ < 0 || @ > 1000000 || @.floor() != @)'::jsonpath
@@ -1347,7 +1347,7 @@ BEGIN
 END
 $$;
 
--- Insert one job without options, as most jobs are enqueued, and return its id. Four columns instead of 13 save 7 of 340 us.
+-- Insert one job without options, as most jobs are enqueued, and return its id. Four columns instead of 13 save 7 us.
 -- A job whose published task has a limit takes the long way.
 -- Called by: enqueue_usual_job.
 CREATE FUNCTION taskd.enqueue_usual_job(task text, queue text, args jsonb, priority smallint) RETURNS bigint
@@ -1484,7 +1484,8 @@ $$;
 -- The published task gives the job its queue, limit and unique key. If another job holds the unique key, the returned id can
 -- be the id of that job; with no_key, the job gets no key. The function refuses missing and unknown arguments, and arguments
 -- of a wrong JSON type or outside of a list of values. The worker checks everything else before the handler runs: bounds,
--- formats, and what is inside of objects and arrays. The function runs with the owner's rights, as all that enqueue jobs.
+-- formats, and what is inside of objects and arrays. The function runs with the owner's rights, like every function that
+-- enqueues jobs.
 -- Called by: SQL clients.
 CREATE FUNCTION taskd.enqueue(
     task text,
@@ -1560,10 +1561,11 @@ $$;
 --
 --     SELECT * FROM taskd.enqueue_unique('sync_account', '{"id": 42}', 'account-42', queue => 'sync');
 --
--- on_conflict: `skip` leaves the holder as it is; `replace` gives a waiting holder the new arguments, priority, limits
--- and time (up to 365 days from now), and moves it to the queue of the published task if that is the new queue; `debounce` does the same, but sets a time no later than debounce_max_s after the holder was enqueued; `raise`
--- raises an error. A running holder is never changed, and the time of a retry is not brought forward. With for_s the key
--- stays held for that many seconds, even if its job ends.
+-- on_conflict: `skip` leaves the holder as it is. `replace` gives a waiting holder the new arguments, priority, limits and
+-- time (up to 365 days from now), and moves it to the new queue only if the task is published with that queue. `debounce`
+-- does the same, but sets a time no later than debounce_max_s after the holder was enqueued. `raise` raises an error. A
+-- running holder is never changed, and the time of a retry is not brought forward. With for_s the key stays held for that
+-- many seconds, even if its job ends.
 --
 -- With a version, the newer version wins, and on_conflict does not apply. A version that is not newer than the last one
 -- of its key is `ignored`, whether that job waits, runs or has ended; the last version is remembered for 30 days. A newer
@@ -1572,8 +1574,8 @@ $$;
 --
 -- The insert decides which job is first: the insert of a second job with the same key waits at the index until the first
 -- transaction has ended. A waiting holder is locked until the caller commits. It starts after the commit, so its
--- handler sees what the caller has written. Claims skip a locked holder, so workers are notified at the commit. The function runs with the
--- owner's rights, because producers are not allowed to change rows.
+-- handler sees what the caller has written. Claims skip a locked holder, so workers are notified at the commit. The
+-- function runs with the owner's rights, because producers are not allowed to change rows.
 -- Called by: SQL clients, enqueue_one(), enqueue_unique_batch().
 CREATE FUNCTION taskd.enqueue_unique(
     task text,
@@ -2235,9 +2237,9 @@ $$;
 -- Each dependency is counted once. A job whose last dependency is counted is queued, or scheduled if it is due later, or
 -- waits for its admission if it has a limit. So statements that also free slots of limits call this function first, and lock
 -- limits afterwards. A job that can no longer start is cancelled. Its dependants are then handled in the same way, in the
--- next wave. If more than a thousand jobs wait, upkeep handles them after the commit, so that a job's end takes no longer the more
--- jobs a producer has enqueued behind it. The function runs with the owner's rights, because workers and admins are allowed to end jobs, but not to write
--- dependencies.
+-- next wave. If more than a thousand jobs wait, upkeep handles them after the commit, so that the time of this call does not
+-- grow with the number of jobs that wait. The function runs with the owner's rights, because workers and admins are allowed
+-- to end jobs, but not to write dependencies.
 -- Called by: 2 functions, 5 statements.
 CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
 LANGUAGE plpgsql
@@ -2315,9 +2317,10 @@ BEGIN
 END
 $$;
 
--- Unblock or cancel up to `batch` dependants of one ended job; return 0 if there is nothing to do now. A dependant that another
--- transaction has locked is skipped, and handled when the function has come to the last one and starts again. A dependant that
--- is cancelled and has dependants itself is handled by a later call. The function waits for no lock. The owner's rights are
+-- Unblock or cancel up to `batch` dependants of one ended job. A dependant that another transaction has locked is skipped; after
+-- the last dependant, the next calls begin again with the skipped ones. Upkeep repeats the call until it returns 0: either no
+-- ended job is left, or this call has come to skipped dependants, which are handled in the next round of upkeep. A dependant
+-- that is cancelled and has dependants itself is handled by a later call. The function waits for no lock. The owner's rights are
 -- needed for the same reason as in taskd.unblock().
 -- Called by: unblock_dependants.
 CREATE FUNCTION taskd.unblock_deferred(batch bigint) RETURNS bigint
@@ -2837,7 +2840,8 @@ $$;
 
 -- Delete workflows without jobs, and their dependencies; return the number of checked workflows plus deleted dependencies.
 -- Upkeep repeats the call until it returns 0: each call checks a hundred workflows and deletes up to 5,000 dependencies. A
--- workflow that still has jobs is checked again after one of these expires: a producer chooses how many jobs it has.
+-- workflow with live jobs is checked again after a day, and one with only finished jobs a day after one of these expires. No
+-- check reads all finished jobs of a workflow, because a producer chooses how many there are.
 -- Called by: prune_workflows.
 CREATE FUNCTION taskd.prune_workflows() RETURNS bigint
 LANGUAGE plpgsql
@@ -3084,9 +3088,9 @@ $$;
 
 -- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return `fired`
 -- and their ids, or `skipped` if the schedule's overlap is `skip` and one of its jobs is live. The function runs with the
--- owner's rights, because workers are not allowed to insert jobs. The arguments can only be those of the schedule, or those
--- from a query that runs as the user who has set it. Workers make only jobs of ticks. Unless at_once, jitter delays `run_at`. The delay is computed from the
--- name of the schedule, the tick and the position of the job, so that a repetition gives the same time.
+-- owner's rights, because workers are not allowed to insert jobs. Workers do not choose the arguments: these are in the
+-- schedule, or come from its query, which runs as the user who has set it. Unless at_once, jitter delays `run_at`. The delay
+-- is computed from the name of the schedule, the tick and the position of the job, so that a repetition gives the same time.
 -- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.make_scheduled_jobs(
     schedule text, tick timestamptz, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL, OUT outcome text, OUT ids bigint[]

@@ -102,9 +102,9 @@ WHERE worker_id = $1;
 -- the queue has, and that this worker does not have, or has with an older version of the arguments. `limits`: the concurrency of
 -- the queues for which an operator has set it. `astray`: whether settle_schedules would withdraw or resume a schedule.
 -- `unpublished`: whether a task of this worker is not published, or was published last by a version of its app that no live worker
--- has. (A worker that starts publishes up to 90 s before it registers.) `unblocking`: whether unblock_dependants has work. Each row repeats all these columns, and adds one of the
--- other workers that were not declared dead; if there is no other worker, one row without it is returned. The table of workers is
--- read once, because it can contain thousands of dead workers.
+-- has. (A worker that starts publishes up to 90 s before it registers.) `unblocking`: whether unblock_dependants has work. Each
+-- row repeats all these columns, and adds one of the other workers that were not declared dead; if there is no other worker, one
+-- row without it is returned. The table of workers is read once, because it can contain thousands of dead workers.
 --
 -- `now`: the database's time, by which a worker notices that the clock was set back. `silent`: the lease of the other worker
 -- has expired, and the server has been up for longer than a lease. (After an outage, every lease has expired, although no

@@ -31,9 +31,8 @@ RETURNING name::text, keep_done_s, keep_failed_s;
 -- The live jobs of queues, for a worker with `--until-empty`. The worker runs until there are no `runnable` jobs (queued, or due
 -- and waiting for a limit), no `running` jobs and no `soon` jobs (due and not promoted yet, or claimed before and due again
 -- within a minute, except `unfit` jobs, whose arguments do not fit the code of their task; and ended jobs whose dependants upkeep
--- has to unblock). At its end, the worker prints the
--- counts of the other jobs. A fence above 0 shows that a job was claimed before; attempts do not show this, because they can
--- be refunded.
+-- has to unblock). At its end, the worker prints the counts of the other jobs. A fence above 0 shows that a job was claimed
+-- before; attempts do not show this, because they can be refunded.
 
 -- name: count_left(queues text[], tasks text[])
 -- roles: worker, observer, admin

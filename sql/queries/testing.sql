@@ -11,11 +11,10 @@ FROM taskd.jobs
 ORDER BY id;
 
 -- The queues with a running job, with a job that a worker with these tasks could start now, with a job that upkeep has to unblock
--- (taskd.unblocking), or of a schedule with a due tick. A
--- job that is due within a tenth of a second counts as due, so that a retry without a delay belongs to the same run. A job that
--- waits for a token counts as due if it can start within a second. Jobs that wait for a slot of their limit do not count, nor do
--- jobs of paused queues and parked jobs of paused tasks. (A job of a paused task that is not parked yet counts, because a worker
--- claims it once, and parks it.)
+-- (taskd.unblocking), or of a schedule with a due tick. A job that is due within a tenth of a second counts as due, so that a
+-- retry without a delay belongs to the same run. A job that waits for a token counts as due if it can start within a
+-- second. Jobs that wait for a slot of their limit do not count, nor do jobs of paused queues and parked jobs of paused tasks.
+-- (A job of a paused task that is not parked yet counts, because a worker claims it once, and parks it.)
 
 -- name: testing_due(tasks text[])
 -- roles: worker, observer, admin

@@ -1,4 +1,4 @@
-"""The query of a schedule runs with the rights of its own user, whoever swaps it, and when."""
+"""The query of a schedule runs only with the rights of the user who set it."""
 
 from __future__ import annotations
 
