@@ -124,7 +124,7 @@ GRANT EXECUTE ON FUNCTION
     TO taskd_producer, taskd_admin;
 
 -- With the hash of a redacted value, a user who knows the value finds its jobs by their keys.
-GRANT EXECUTE ON FUNCTION taskd.hashed_value(jsonb), taskd.canonical_json(jsonb)
+GRANT EXECUTE ON FUNCTION taskd.hashed_value(jsonb), taskd.canonical_json(jsonb), taskd.bounded_key(text), taskd.make_key(jsonb)
     TO taskd_producer, taskd_worker, taskd_observer, taskd_admin;
 
 -- The index job_is_valid evaluates this function for each row that is written.
@@ -278,6 +278,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.retry(bigint[], timestamptz, double precision),
     taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
                  timestamptz, double precision),
+    taskd.find_key(text, text), taskd.forget_key(text, text),
     taskd.pause_queues(text[], double precision, text), taskd.resume_queues(text[]),
     taskd.pause_tasks(text[], double precision, text), taskd.resume_tasks(text[]),
     taskd.redacted(text, jsonb)

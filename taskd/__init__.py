@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from taskd.core.jobs.job import JobState, NewJob
     from taskd.core.jobs.limit import Limit
     from taskd.core.jobs.pipeline_steps import Next, Stop
-    from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict, Unique
+    from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict, Unique, make_key
     from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
     from taskd.core.tasks.batch import Item
     from taskd.core.tasks.context import Context, ProcessContext, TransactionContext
@@ -36,7 +36,7 @@ else:
             "core.jobs.job": "JobState NewJob",
             "core.jobs.limit": "Limit",
             "core.jobs.pipeline_steps": "Next Stop",
-            "core.jobs.unique": "Enqueued KeyScope OnConflict Unique",
+            "core.jobs.unique": "Enqueued KeyScope OnConflict Unique make_key",
             "core.jobs.verdicts": "Cancel Fail Retry Snooze",
             "core.tasks.batch": "Item",
             "core.tasks.context": "Context ProcessContext TransactionContext",
@@ -81,6 +81,7 @@ __all__ = [
     "cron",
     "every",
     "group",
+    "make_key",
     "pipeline",
     "resource",
     "schedule",

@@ -32,6 +32,7 @@ TaskdError                       1
 ├── InvalidResult                1  the awaited result is not of the type that the handler returns
 ├── JobNotFound                  3  no live or finished job has that id
 ├── TaskInUse                    1  live workers, jobs or schedules use the task
+├── KeyFree                      3  no job of the task holds that unique key
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
 ├── LimitNotFound                3  no limit has that name
@@ -251,6 +252,12 @@ class JobNotFound(TaskdError):
 
 class TaskInUse(TaskdError):
     """Live workers, jobs or schedules use the task, so its record stays."""
+
+
+class KeyFree(TaskdError):
+    """No job of the task holds that unique key."""
+
+    exit_code = 3
 
 
 class ScheduleNotFound(TaskdError):

@@ -72,8 +72,8 @@ CREATE TYPE taskd.job_state AS ENUM (
 -- job was not checked yet, no longer waits for its limit, or has no limit.
 CREATE TYPE taskd.gate AS ENUM ('parked', 'next', 'admitted');
 
--- How long a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until it has
--- finished.
+-- How long the row of a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until it has
+-- finished. With the scopes `history` and `forever`, the row is `live`, and a row of taskd.job_key holds the key afterwards.
 CREATE TYPE taskd.key_scope AS ENUM ('waiting', 'live');
 
 -- What happens to a job when one of its parents has failed or was cancelled. `cancel`: the job is cancelled as well; `wait`:
@@ -210,15 +210,18 @@ CREATE INDEX job_limit_waiting
 CREATE INDEX job_limit_arrived ON taskd.job (limit_name, id)
     WHERE state = 'blocked' AND gate IS NULL AND waits_for IS NULL;
 
--- Unique keys that are held for a time (`for_s`), also after the job has ended. A row is written after the row of the job,
--- whose unique index decides which of two concurrent jobs was first. An expired row has no effect, and upkeep deletes it.
+-- Unique keys that are held also after the job has ended: for a time (`for_s`), for as long as the job is stored (the scope
+-- `history`), or forever. A row is written after the row of the job, whose unique index decides which of two concurrent jobs
+-- was first. taskd.key_is_held() tells whether a row has an effect; upkeep deletes the others.
 CREATE TABLE taskd.job_key (
     task text NOT NULL,
     unique_key text NOT NULL,
     job_id bigint NOT NULL,
     version bigint,
-    until timestamptz NOT NULL,
+    until timestamptz NOT NULL,             -- 'infinity': forever
     follower jsonb,                         -- that of the job, where workers cannot write: see taskd.enqueue_follower()
+    -- Held for as long as the job is live or in the history; then upkeep checks at `until` whether the job is still stored.
+    while_stored boolean NOT NULL DEFAULT false,
     PRIMARY KEY (task, unique_key)
 );
 CREATE INDEX job_key_until ON taskd.job_key (until);
@@ -1115,7 +1118,7 @@ $$;
 
 -- Return JSON text for use in keys: without spaces, with names in the order of their bytes, and numbers by value, so that
 -- 1.0 is 1. Python creates the same text, byte for byte (taskd/core/jobs/unique.py).
--- Called by: hashed_value(), unique_key_of(), limit_key().
+-- Called by: make_key(), hashed_value(), limit_key().
 CREATE FUNCTION taskd.canonical_json(value jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1135,13 +1138,43 @@ AS $$
 $$;
 
 -- Return the key, or its hash if it is long or not printable.
--- Called by: unique_key_of(), limit_key().
+-- Called by: make_key(), limit_key().
 CREATE FUNCTION taskd.bounded_key(key text) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN octet_length(key) > 200 OR key ~ E'[\\u0001-\\u001f\\u007f-\\u009f]'
                 THEN encode(sha256(convert_to(key, 'UTF8')), 'hex') ELSE key END
+$$;
+
+-- Return the unique key that consists of these values, as a rule `by` with arguments of these values makes it.
+--
+--     SELECT * FROM taskd.find_key('sync_account', taskd.make_key('[42]'));
+--
+-- Equal values make equal keys: spaces, the order of names, and 1.0 instead of 1 make no difference. A long key is a hash.
+-- Called by: SQL clients, normal_key(), unique_key_of().
+CREATE FUNCTION taskd.make_key("values" jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT taskd.bounded_key(taskd.canonical_json("values"))
+$$;
+
+-- Return a unique key in its normal form: if the text is a JSON list or object, as taskd.make_key() writes it. Any other key is
+-- returned unchanged. Python does the same (taskd/core/jobs/unique.py).
+-- Called by: enqueue_unique(), find_key(), forget_key().
+CREATE FUNCTION taskd.normal_key(key text) RETURNS text
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF key !~ E'^[ \\t\\r\\n]*[[{]' THEN
+        RETURN key;
+    END IF;
+    RETURN taskd.make_key(key::jsonb);
+EXCEPTION WHEN data_exception OR statement_too_complex OR program_limit_exceeded THEN
+    RETURN key;  -- not JSON, or JSON that jsonb cannot store
+END
 $$;
 
 -- Return the hash that stands for a redacted value in a key.
@@ -1164,7 +1197,7 @@ CREATE FUNCTION taskd.unique_key_of(rule jsonb, args jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key' ELSE taskd.bounded_key(taskd.canonical_json(made.list)) END
+    SELECT CASE WHEN rule ->> 'key' <> '' THEN rule ->> 'key' ELSE taskd.make_key(made.list) END
     FROM (
         SELECT jsonb_agg(
             CASE WHEN rule -> 'redact' ? name THEN to_jsonb(taskd.hashed_value(coalesce(args -> name, rule -> 'defaults' -> name)))
@@ -1556,6 +1589,21 @@ $$;
 -- Functions: unique keys
 -- ====================================================================================================
 
+-- Return whether a row of job_key holds its key. The id alone does not name the job of the row: if the sequence of ids goes
+-- back, another job gets the id.
+-- Called by: enqueue_unique(), key_holder(), prune_keys(), find_key(), forget_key(), retry().
+CREATE FUNCTION taskd.key_is_held(kept taskd.job_key) RETURNS boolean
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    SELECT CASE WHEN NOT kept.while_stored THEN kept.until > clock_timestamp()
+                ELSE EXISTS (SELECT FROM taskd.job AS j
+                             WHERE j.id = kept.job_id AND j.task = kept.task AND j.unique_key = kept.unique_key)
+                     OR EXISTS (SELECT FROM taskd.job_history AS h
+                                WHERE h.id = kept.job_id AND h.task = kept.task AND h.unique_key = kept.unique_key) END
+$$;
+
 -- Enqueue a job that holds a unique key, or find the job that holds the key. Return the id of that job, and what
 -- happened: `enqueued`, `skipped`, `replaced`, `debounced`, `follows` or `ignored`.
 --
@@ -1564,8 +1612,11 @@ $$;
 -- on_conflict: `skip` leaves the holder as it is. `replace` gives a waiting holder the new arguments, priority, limits and
 -- time (up to 365 days from now), and moves it to the new queue only if the task is published with that queue. `debounce`
 -- does the same, but sets a time no later than debounce_max_s after the holder was enqueued. `raise` raises an error. A
--- running holder is never changed, and the time of a retry is not brought forward. With for_s the key stays held for that
--- many seconds, even if its job ends.
+-- running holder is never changed, and the time of a retry is not brought forward.
+--
+-- key_scope: a job holds its key until its first claim (`waiting`), until its end (`live`), for as long as taskd stores the
+-- finished job (`history`), or `forever`. With for_s the key stays held for at least that many seconds, even if its job ends.
+-- taskd.forget_key() frees a key whose job has ended.
 --
 -- With a version, the newer version wins, and on_conflict does not apply. A version that is not newer than the last one
 -- of its key is `ignored`, whether that job waits, runs or has ended; the last version is remembered for 30 days. A newer
@@ -1576,6 +1627,7 @@ $$;
 -- transaction has ended. A waiting holder is locked until the caller commits. It starts after the commit, so its
 -- handler sees what the caller has written. Claims skip a locked holder, so workers are notified at the commit. The
 -- function runs with the owner's rights, because producers are not allowed to change rows.
+-- A key that is a JSON list or object is compared by value (see taskd.make_key()).
 -- Called by: SQL clients, enqueue_one(), enqueue_unique_batch().
 CREATE FUNCTION taskd.enqueue_unique(
     task text,
@@ -1619,15 +1671,20 @@ DECLARE
     known record;
     target_limit text := limit_name;
     target_limit_key text;
-    window_s double precision := coalesce(for_s, CASE WHEN version IS NOT NULL THEN 2592000 END);
+    held_until timestamptz;
     new_id bigint;
     holder record;
     next jsonb;
 BEGIN
-    IF unique_key IS NULL OR key_scope IS NULL
+    IF unique_key IS NULL
+       OR coalesce(key_scope, '') NOT IN ('waiting', 'live', 'history', 'forever')
        OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'debounce', 'raise')
     THEN
-        RAISE EXCEPTION 'enqueue_unique() needs a unique key, its scope, and on_conflict: skip, replace, debounce or raise'
+        RAISE EXCEPTION 'enqueue_unique() needs a unique key, key_scope (waiting, live, history or forever), and on_conflict (skip, replace, debounce or raise)'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF key_scope IN ('history', 'forever') AND for_s IS NOT NULL THEN
+        RAISE EXCEPTION 'the key_scope "%" excludes for_s: the key stays held after the job has ended', key_scope
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- PostgreSQL would refuse a NULL with the whole row of the job that holds the key, which belongs to another producer.
@@ -1651,6 +1708,7 @@ BEGIN
     INTO known
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
     IF NOT checked THEN
+        unique_key := taskd.normal_key(unique_key);
         target_queue := coalesce(target_queue, known.queue);
         target_args_version := known.args_version;
         IF target_queue IS NULL OR known.valid IS NOT TRUE THEN
@@ -1665,6 +1723,9 @@ BEGIN
         target_limit := taskd.checked_limit_name(target_limit);
         target_limit_key := taskd.limit_key(limit_values);
     END IF;
+    held_until := CASE key_scope WHEN 'forever' THEN 'infinity'
+                                 WHEN 'history' THEN now() + interval '1 hour'
+                                 ELSE now() + make_interval(secs => CASE WHEN version IS NULL THEN for_s ELSE 2592000 END) END;
     LOOP
         SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
         FROM taskd.job AS j
@@ -1675,7 +1736,7 @@ BEGIN
             SELECT k.job_id AS id, NULL::taskd.job_state AS state, k.version INTO holder
             FROM taskd.job_key AS k
             WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key
-              AND k.until > clock_timestamp()
+              AND taskd.key_is_held(k)
               AND (enqueue_unique.version IS NULL OR k.version >= enqueue_unique.version);
         END IF;
         IF NOT FOUND AND new_id IS NULL THEN
@@ -1685,7 +1746,8 @@ BEGIN
             )
             SELECT target_queue, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
                    taskd.state_when_due(target_limit, due), due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
-                   enqueue_unique.key_scope::taskd.key_scope, enqueue_unique.unique_key, enqueue_unique.version,
+                   (CASE key_scope WHEN 'waiting' THEN key_scope ELSE 'live' END)::taskd.key_scope,
+                   enqueue_unique.unique_key, enqueue_unique.version,
                    ends_at, target_args_version, target_limit, target_limit_key, enqueue_unique.metadata
             WHERE coalesce(
                 (SELECT taskd.check_queue_room(q.name, q.max_depth, 1)
@@ -1799,14 +1861,15 @@ BEGIN
         outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
         EXIT;
     END LOOP;
-    IF outcome = 'enqueued' AND window_s IS NOT NULL OR version IS NOT NULL THEN
-        INSERT INTO taskd.job_key (task, unique_key, job_id, version, until, follower)
+    IF outcome = 'enqueued' AND held_until IS NOT NULL OR version IS NOT NULL THEN
+        INSERT INTO taskd.job_key (task, unique_key, job_id, version, until, follower, while_stored)
         VALUES (
-            enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version,
-            now() + make_interval(secs => window_s), next
+            enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version, held_until, next,
+            key_scope = 'history'
         )
         ON CONFLICT (task, unique_key) DO UPDATE
-        SET job_id = excluded.job_id, version = excluded.version, until = excluded.until, follower = excluded.follower;
+        SET job_id = excluded.job_id, version = excluded.version, until = excluded.until, follower = excluded.follower,
+            while_stored = excluded.while_stored;
     END IF;
     IF due < clock_timestamp() + interval '60 s' THEN
         PERFORM taskd.notify_workers(target_queue);
@@ -1957,7 +2020,7 @@ END
 $$;
 
 -- Return the job that now holds the unique key of a failed or cancelled job, so that it cannot be retried: a live job, or an
--- ended job whose key is still held by for_s or by a newer version. The function runs with the owner's rights, because keys
+-- ended job whose key is still held by its scope, by for_s or by a newer version. The function runs with the owner's rights, because keys
 -- can be personal data: observers are allowed to know that a key is held, but not the key.
 -- Called by: why_job.
 CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
@@ -1971,34 +2034,111 @@ AS $$
      AND (CASE WHEN holder.key_scope = 'live' OR holder.fence = 0 THEN holder.unique_key END) = past.unique_key
     LEFT JOIN taskd.job_key AS kept
       ON kept.task = past.task AND kept.unique_key = past.unique_key
-     AND kept.job_id <> past.id AND kept.until > clock_timestamp()
+     AND kept.job_id <> past.id AND taskd.key_is_held(kept)
     WHERE past.id = key_holder.job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
     LIMIT 1
 $$;
 
--- Delete up to `batch` expired unique keys; return their number. A key that a producer is taking again is locked, and is
--- skipped: the key must not be deleted after the producer's commit, and a wait for the key would keep other rows locked. A key
--- with the follower of a live job stays. The condition uses now(), because with clock_timestamp() PostgreSQL could not use the
--- index. The function runs with the owner's rights, so that no worker frees the key of another job.
+-- Delete up to `batch` unique keys that are no longer held; return how many were read. A key that a producer is taking again is
+-- locked, and is skipped: the key must not be deleted after the producer's commit, and a wait for the key would keep other rows
+-- locked. A key with the follower of a live job stays. A key that is held for as long as its job is stored is checked again at
+-- the time at which the history forgets the job; while the job is live, in an hour. The condition uses now(), because with
+-- clock_timestamp() PostgreSQL could not use the index. The function runs with the owner's rights, so that no worker frees the
+-- key of another job.
 -- Called by: prune_keys, sql/repairs.sql.
 CREATE FUNCTION taskd.prune_keys(batch bigint) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
-    WITH deleted AS (
-        DELETE FROM taskd.job_key
-        WHERE ctid = ANY (ARRAY(
-            SELECT k.ctid
-            FROM taskd.job_key AS k
-            WHERE k.until <= now() AND (k.follower IS NULL OR NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = k.job_id))
-            ORDER BY k.until
-            LIMIT batch
-            FOR UPDATE OF k SKIP LOCKED
-        ))
-        RETURNING 1
+    WITH due AS MATERIALIZED (
+        SELECT k.ctid AS at, k.job_id, k.while_stored AND taskd.key_is_held(k) AS is_held
+        FROM taskd.job_key AS k
+        WHERE k.until <= now() AND (k.follower IS NULL OR NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = k.job_id))
+        ORDER BY k.until
+        LIMIT batch
+        FOR UPDATE OF k SKIP LOCKED
+    ), deleted AS (
+        DELETE FROM taskd.job_key WHERE ctid = ANY (ARRAY(SELECT at FROM due WHERE NOT is_held))
+    ), postponed AS (
+        UPDATE taskd.job_key AS k
+        SET until = greatest(now() + interval '1 hour', (SELECT max(h.expires_at) FROM taskd.job_history AS h WHERE h.id = k.job_id))
+        WHERE k.ctid = ANY (ARRAY(SELECT at FROM due WHERE is_held))
     )
-    SELECT count(*) FROM deleted
+    SELECT count(*) FROM due
+$$;
+
+-- Return the job that holds a unique key, its state, and how long the key is held: its scope (NULL for the time of for_s or a
+-- version after the end of the job), and the time until which it is held at least. No row: the key is free.
+--
+--     SELECT * FROM taskd.cancel(ARRAY(SELECT job_id FROM taskd.find_key('sync_account', '[42]')));
+--
+-- The state is NULL if taskd no longer stores the job.
+-- Called by: SQL clients, find_key.
+CREATE FUNCTION taskd.find_key(task text, unique_key text)
+RETURNS TABLE (job_id bigint, state text, key_scope text, held_until timestamptz, version bigint)
+LANGUAGE plpgsql STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+<<vars>>
+DECLARE
+    normal text := taskd.normal_key(unique_key);
+BEGIN
+    RETURN QUERY
+    SELECT coalesce(live.id, kept.job_id),
+           coalesce(live.state, (SELECT h.state FROM taskd.job_history AS h
+                                 WHERE h.id = kept.job_id AND h.task = kept.task AND h.unique_key = kept.unique_key
+                                 ORDER BY h.finished_at DESC LIMIT 1))::text,
+           CASE WHEN kept.while_stored THEN 'history' WHEN kept.until = 'infinity' THEN 'forever' ELSE live.key_scope::text END,
+           CASE WHEN NOT kept.while_stored THEN nullif(kept.until, 'infinity') END,
+           greatest(live.version, (live.follower ->> 'version')::bigint, kept.version)
+    FROM (SELECT) AS once
+    LEFT JOIN taskd.job AS live
+      ON live.task = find_key.task AND live.unique_key = normal
+     AND (CASE WHEN live.key_scope = 'live' OR live.fence = 0 THEN live.unique_key END) = normal
+    LEFT JOIN taskd.job_key AS kept
+      ON kept.task = find_key.task AND kept.unique_key = normal AND taskd.key_is_held(kept)
+    WHERE live.id IS NOT NULL OR kept.job_id IS NOT NULL;
+END
+$$;
+
+-- Free a unique key that no live job holds, so that a new job can take it: a key that is held by its key_scope (`history` or
+-- `forever`), by for_s, or by a version. Return whether there was such a key.
+--
+--     SELECT taskd.forget_key('send_invoice', '["2026-0042"]');
+--
+-- The key is locked first: if a producer is just taking it, the function waits, and then sees the producer's job. The function
+-- runs with the owner's rights, because no role is allowed to delete keys.
+-- Called by: SQL clients, forget_key.
+CREATE FUNCTION taskd.forget_key(task text, unique_key text) RETURNS boolean
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+<<vars>>
+DECLARE
+    normal text := taskd.normal_key(unique_key);
+    holder bigint;
+    held boolean;
+BEGIN
+    PERFORM FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal FOR UPDATE;
+    SELECT j.id INTO holder
+    FROM taskd.job AS j
+    WHERE j.task = forget_key.task AND j.unique_key = normal
+      AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = normal;
+    IF FOUND THEN
+        RAISE EXCEPTION 'job % of task "%" holds the unique key "%" until it has ended', holder, task, normal
+            USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key', HINT = 'Cancel the job, then forget the key.';
+    END IF;
+    SELECT taskd.key_is_held(k) INTO held FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal;
+    DELETE FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal;
+    RETURN held IS TRUE;
+END
 $$;
 
 -- ====================================================================================================
@@ -4198,7 +4338,7 @@ BEGIN
                           ) OR EXISTS (
                               SELECT 1 FROM taskd.job_key AS kept
                               WHERE kept.task = past.task AND kept.unique_key = past.unique_key
-                                AND kept.job_id <> past.id AND kept.until > clock_timestamp()
+                                AND kept.job_id <> past.id AND taskd.key_is_held(kept)
                           )
                       )
                   )

@@ -79,6 +79,7 @@ COMMANDS = {
         "schedules",
         "List, make, pause, run and delete schedules, and show their next ticks.",
     ),
+    "keys": Lazy("keys", "keys", "Show which jobs hold unique keys, and free keys of ended jobs."),
     "limits": Lazy("limits", "limits", "List limits and change them while workers run."),
     "workers": Lazy("workers", "workers", "List live workers, and workers that ended recently."),
     "tasks": Lazy(

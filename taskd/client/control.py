@@ -13,6 +13,7 @@ from taskd.core.jobs.failure import clean_reason
 from taskd.core.jobs.job import JobState, check_queue
 from taskd.core.jobs.job_changes import Change, ChangeOutcome, Changes
 from taskd.core.jobs.limit import CONCURRENCY_MAX
+from taskd.core.jobs.unique import HeldKey, normal_key
 from taskd.core.validation import above_zero, check_int
 from taskd.store import queues as stored_queues
 from taskd.store import tasks as stored_tasks
@@ -73,6 +74,34 @@ class ClientControl(ClientConnections):
                 changed.
         """
         return await job_changes.change(await self._pool(), list(ids), Change(**changes))
+
+    async def find_key(self, task: str, key: str) -> HeldKey | None:
+        """Return which job holds a unique key, and for how long; None if the key is free.
+
+        Args:
+            task: the name of the task.
+            key: the key; make_key() makes it from the values of the arguments.
+        """
+        from taskd.store.jobs import keys  # few clients need it
+
+        return await keys.find(await self._pool(), task, normal_key(key))
+
+    async def forget_key(self, task: str, key: str) -> bool:
+        """Free a unique key that is held after the end of its job; return whether it was held.
+
+        The next job with this key is then enqueued. The key can be held by the scope `history` or
+        `forever`, by `for_s`, or by a version, which is forgotten, too.
+
+        Args:
+            task: the name of the task.
+            key: the key; make_key() makes it from the values of the arguments.
+
+        Raises:
+            KeyHeld: a live job holds the key. Cancel the job, then forget the key.
+        """
+        from taskd.store.jobs import keys
+
+        return await keys.forget(await self._pool(), task, normal_key(key))
 
     async def pause_tasks(
         self, tasks: Iterable[str], for_s: float | None = None, reason: str = ""

@@ -16,25 +16,50 @@ class Keys(Limits):
         assert len(found) <= 1, f"{key} is held by {[each.id for each in found]}"
         return found[0] if found else None
 
+    def kept(self, task: str, key: str) -> Window | None:
+        """Return what holds a key apart from the row of a live job."""
+        found = self.windows.get((task, key))
+        gone = found is not None and found.scope == "history" and found.job not in self.rows
+        return None if gone else found
+
+    def forget_key(self, task: str, key: str) -> bool | None:
+        """Return whether the key was held; None: a live job holds it."""
+        if self.holder(task, key) is not None:
+            return None
+        kept = self.kept(task, key) is not None
+        self.windows.pop((task, key), None)
+        return kept
+
+    def prune_keys(self) -> None:
+        """Forget the keys that are held for a time, and those whose job is no longer stored."""
+        self.windows = {
+            name: each for name, each in self.windows.items() if each.scope and self.kept(*name)
+        }
+
     def enqueue_unique(
-        self, new: Row, on_conflict: str, *, window: bool = False, at_once: bool = False
+        self, new: Row, on_conflict: str, *, kept: str | None = None, at_once: bool = False
     ) -> str:
-        """Return the outcome for a job with a key; `at_once`: it cannot be debounced any longer."""
+        """Return the outcome for a job with a key.
+
+        Args:
+            kept: how the key is held after the end of the job: `history`, `forever` or `for_s`.
+            at_once: it cannot be debounced any longer.
+        """
         assert new.key is not None
         name, newer = (new.task, new.key), new.version
         outcome = self._unique(new, on_conflict, at_once=at_once)
-        if (outcome == "enqueued" and window) or (
+        if (outcome == "enqueued" and kept) or (
             newer is not None and outcome in {"enqueued", "replaced", "follows"}
         ):
             holder = new if outcome == "enqueued" else self.holder(*name)
             assert holder is not None
-            self.windows[name] = Window(holder.id, newer)
+            self.windows[name] = Window(holder.id, newer, None if kept == "for_s" else kept)
         return outcome
 
     def _unique(self, new: Row, on_conflict: str, *, at_once: bool) -> str:
         assert new.key is not None
         holder, newer = self.holder(new.task, new.key), new.version
-        kept = self.windows.get((new.task, new.key)) if holder is None else None
+        kept = self.kept(new.task, new.key) if holder is None else None
         if kept and newer is not None and (kept.version is None or kept.version < newer):
             kept = None
         if holder is None and kept is None:

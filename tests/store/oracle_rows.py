@@ -107,10 +107,11 @@ class Rule:
 
 @dataclass
 class Window:
-    """A key that is held for a time, whatever happened to its job."""
+    """A key that is held after the end of its job, by its `scope` or (None) for a time."""
 
     job: int
     version: int | None
+    scope: str | None = None
 
 
 @dataclass

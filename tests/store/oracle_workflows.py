@@ -96,7 +96,7 @@ class Workflows(Keys):
         if not row.holds_key:
             return True
         assert row.key is not None
-        kept = self.windows.get((row.task, row.key))
+        kept = self.kept(row.task, row.key)
         later = [
             each for each in map(self.rows.get, wanted)
             if each and each.id > job and each.state in {"failed", "cancelled"} and each.holds_key

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from taskd.core.jobs.job import Job, NewJob
 from taskd.core.jobs.limit import LimitOf
-from taskd.core.jobs.unique import Unique
+from taskd.core.jobs.unique import AFTER_THE_END, Unique
 from tests.store.oracle import Oracle
 from tests.store.oracle_rows import Row, Rule
 from tests.store.stage import CONCURRENCY, FREE, LIMITED, QUEUES, Stage
@@ -64,7 +64,8 @@ class Wanted:
             over=False if self.late else None,
         )
         if unique is not None:
-            row.key, row.scope, row.version = unique.key, str(unique.scope), unique.version
+            scope = "live" if unique.scope in AFTER_THE_END else str(unique.scope)
+            row.key, row.scope, row.version = unique.key, scope, unique.version
         return row
 
 

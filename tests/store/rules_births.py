@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from taskd.core.jobs.unique import Unique
+from taskd.core.jobs.unique import AFTER_THE_END, KeyScope, Unique
 from taskd.core.workflows.workflow import Node, OnFailed, plan
 from taskd.errors import KeyHeld
 from taskd.store import workflows
@@ -71,6 +71,12 @@ class Births(Attempts):
         self.unique(wanted, unique, at_once=at_once)
         self.wake(wanted.queue, idle=idle)
 
+    @rule(wanted=WANTED, scope=st.sampled_from(AFTER_THE_END), idle=st.booleans())
+    def enqueue_once(self, wanted: Wanted, scope: KeyScope, idle: bool) -> None:
+        """Enqueue a job whose key stays held after its end."""
+        self.unique(wanted, Unique(f"k-{scope}", scope=str(scope)))
+        self.wake(wanted.queue, idle=idle)
+
     @rule(wanted=WANTED, version=st.integers(1, 6))
     def enqueue_version(self, wanted: Wanted, version: int) -> None:
         self.unique(wanted, Unique("k-version", version=version))
@@ -91,8 +97,9 @@ class Births(Attempts):
         with contextlib.suppress(KeyHeld):
             (enqueued,) = self.do(jobs.enqueue(self.on, [wanted.new(unique)]))
         row = wanted.row(int(enqueued or 0), unique)
+        kept = str(unique.scope) if unique.scope in AFTER_THE_END else unique.for_s and "for_s"
         outcome = self.oracle.enqueue_unique(
-            row, str(unique.on_conflict), window=unique.for_s is not None, at_once=at_once
+            row, str(unique.on_conflict), kept=kept, at_once=at_once
         )
         assert (enqueued.outcome if enqueued else "raised") == outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 
@@ -10,15 +11,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from taskd.core.jobs.job_changes import Change
+from taskd.errors import KeyHeld
 from taskd.store import queues, tasks
 from taskd.store.jobs import changes, history, jobs, limits
+from taskd.store.jobs import keys as stored_keys
 from tests.store.oracle_rows import FINISHED
-from tests.store.player import BOUND, HAND, HOUR_S, LIVE, PICKS, QUEUE, STRIDES, Player
+from tests.store.player import BOUND, HAND, HOUR_S, LIVE, PICK, PICKS, QUEUE, STRIDES, Player
 from tests.store.stage import FREE, LIMITED
 
 # The times of rows change, not the clock.
 EXPIRE = """
 UPDATE taskd.job_history SET expires_at = now() - interval '1 s' WHERE id = ANY ($1::bigint[])
+"""
+KEYS_ARE_OVER = """
+UPDATE taskd.job_key SET until = now() - interval '1 s' WHERE until < 'infinity'
 """
 
 
@@ -163,15 +169,24 @@ class Hands(Player):
     def upkeep(self, picks: list[int], keys: bool) -> None:
         """Let a part of the history expire, or keys that are held for a time."""
         if keys:
-            self.do(self.stage.sql("UPDATE taskd.job_key SET until = now() - interval '1 s'"))
+            self.do(self.stage.sql(KEYS_ARE_OVER))
             self.do(history.prune_keys(self.on))
-            self.oracle.windows.clear()
+            self.oracle.prune_keys()
             return
         gone = self.some(picks, *FINISHED)
         self.do(self.stage.sql(EXPIRE, gone))
         self.do(history.prune_default(self.on))
         self.do(history.drop_expired(self.on))
         self.oracle.forget(lambda row: row.id in gone)
+
+    @rule(pick=PICK)
+    @precondition(lambda self: self.oracle.windows)
+    def forget_key(self, pick: int) -> None:
+        task, key = sorted(self.oracle.windows)[pick % len(self.oracle.windows)]
+        forgotten = None
+        with contextlib.suppress(KeyHeld):
+            forgotten = self.do(stored_keys.forget(self.on, task, key))
+        assert forgotten == self.oracle.forget_key(task, key)
 
     @rule()
     @precondition(lambda self: self.backup is None and self.oracle.rows)

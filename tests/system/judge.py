@@ -21,7 +21,8 @@ worker |
 | I10 | more slots of a limit, or of a key of it, used at a time than it has |
 | I11 | a ledger without exactly one entry per `done` |
 | I12 | leftovers: sessions, open transactions, advisory locks |
-| I13 | a unique key of two live jobs; a version that was lost, or started after a newer one |
+| I13 | a key of two live jobs, or of a second job while it stays held; a version that was lost, or
+started after a newer one |
 | I14 | a job of a workflow that started, was cancelled or still waits against its dependencies |
 | I15 | a crash that was charged to a bystander, or not to its suspect; an innocent job that failed
 as `crashed` |

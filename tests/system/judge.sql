@@ -603,6 +603,12 @@ CREATE VIEW judge.breach AS
     SELECT 'I13', 'key held twice', max(job), format('%s %s was held by %s jobs', task, unique_key, max(held)), false
     FROM judge.key_held WHERE held > 1 GROUP BY task, unique_key
     UNION ALL
+    -- The row of a key names the job that was added once. After it, no job of the key is enqueued.
+    SELECT 'I13', 'added twice', job.id, format('%s %s: job %s holds the key after its end', job.task, job.unique_key, once.job_id), false
+    FROM taskd.job_key AS once
+    JOIN taskd.jobs AS job ON job.task = once.task AND job.unique_key = once.unique_key AND job.id > once.job_id
+    WHERE once.until = 'infinity' OR once.while_stored AND EXISTS (SELECT FROM taskd.jobs AS kept WHERE kept.id = once.job_id)
+    UNION ALL
     SELECT 'I13', 'older version', job, format('%s %s: version %s began after %s', task, unique_key, version, before), false
     FROM (
         SELECT claim.job, job.task, job.unique_key, job.version,

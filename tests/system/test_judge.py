@@ -72,12 +72,16 @@ async def test_keys_versions_and_dependencies_are_lawful(scene: Open) -> None:
         enqueued.append(await stage.enqueue(unique=Unique("waits", scope="waiting")))
         enqueued.append(await stage.enqueue(unique=Unique("waits", scope="waiting")))
         await stage.a.does(await stage.a.claim())
+    for scope in ("history", "forever"):
+        enqueued.append(await stage.enqueue(unique=Unique(scope, scope=scope)))
+        await stage.a.does(await stage.a.claim())
+        enqueued.append(await stage.enqueue(unique=Unique(scope, scope=scope)))
     enqueued += await two_in_a_chain(stage)
     await stage.a.does(await stage.a.claim())
     await stage.a.does(await stage.a.claim())
     verdict = await stage.judge.check(enqueued=enqueued, newest=[(TASK, "k", 2)])
     verdict.require()
-    assert verdict.figures.done == 6
+    assert verdict.figures.done == 8
 
 
 async def test_jobs_meant_to_wait_are_not_stuck(scene: Open) -> None:

@@ -266,6 +266,16 @@ async def key_held_twice(stage: Scene) -> None:
     await stage.sql(KEYED, None)
 
 
+async def job_added_twice(stage: Scene) -> None:
+    for _ in range(2):
+        await stage.enqueue(unique=Unique("k", scope="history"))
+        await stage.a.does(await stage.a.claim())
+        await stage.sql("UPDATE taskd.job_key SET while_stored = false, until = now()")
+    await stage.sql(
+        "UPDATE taskd.job_key SET while_stored = true, job_id = (SELECT min(id) FROM taskd.jobs)"
+    )
+
+
 async def older_version_after_a_newer_one(stage: Scene) -> None:
     for version in (2, 1):
         await stage.enqueue()
@@ -364,6 +374,7 @@ BREACHES = [
     (lock_left_behind, "I12", "advisory lock"),
     (session_left_open, "I12", "session"),
     (key_held_twice, "I13", "key held twice"),
+    (job_added_twice, "I13", "added twice"),
     (older_version_after_a_newer_one, "I13", "older version"),
     (version_without_a_job, "I13", "lost version"),
     (version_that_no_handler_saw, "I13", "lost version"),

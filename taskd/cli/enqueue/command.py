@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 @click.option(
     "--key-scope",
     type=click.Choice([each.value for each in KeyScope]),
-    help="Hold the key until the claim (waiting), or until the end of the job (live).  "
-    "[default: live]",
+    help="Hold the key until the claim (waiting), until the end of the job (live), for as long as "
+    "taskd stores the job (history), or for ever (forever).  [default: live]",
 )
 @click.option("--key-for", "for_s", type=DURATION, help="Hold the key for at least this time: 1h.")
 @click.option(

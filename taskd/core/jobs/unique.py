@@ -6,13 +6,15 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self
 
 import msgspec
 
+from taskd.core.jobs.json_values import has_odd_float, to_argument_type
 from taskd.core.validation import check_int, check_seconds, quoted
 from taskd.errors import InvalidJob
 
@@ -29,6 +31,7 @@ KEY_BYTES_MAX = 200
 HELD_S_MAX = 365 * 86400.0
 # Characters that a key must not contain; the domain taskd.unique_key refuses them, too.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+JSON_KEY = re.compile(r"[ \t\r\n]*[\[{]")
 # PostgreSQL stores numbers of at most this many digits. No key can be made of a longer number.
 DIGITS_MAX = 131_072
 HASHED = "sha256:"
@@ -36,13 +39,21 @@ NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class KeyScope(StrEnum):
-    """How long a job holds its key: until its first claim (`waiting`) or its end (`live`)."""
+    """How long a job holds its key."""
 
     # Until a worker claims the job for the first time. After that, a new job with this key can be
     # enqueued.
     WAITING = "waiting"
     # Until the job has finished. A job that waits for a retry keeps its key.
     LIVE = "live"
+    # For as long as taskd stores the job, live or finished: until its queue's retention is over.
+    HISTORY = "history"
+    # For ever, whatever happens to the job. Only `forget_key` frees the key.
+    FOREVER = "forever"
+
+
+# The scopes of keys that stay held after the job has finished.
+AFTER_THE_END = (KeyScope.HISTORY, KeyScope.FOREVER)
 
 
 class OnConflict(StrEnum):
@@ -59,6 +70,25 @@ class OnConflict(StrEnum):
     DEBOUNCE = "debounce"
     # Enqueueing fails with KeyHeld.
     RAISE = "raise"
+
+
+class HeldKey(NamedTuple):
+    """A unique key that is held.
+
+    Attributes:
+        job_id: id of the job that holds the key.
+        state: the state of that job; None if taskd no longer stores the job.
+        scope: how long the job holds the key, a value of KeyScope; None if the job has ended and
+            only `for_s` or a version holds the key.
+        until: the time until which the key is held at least, by `for_s` or a version, or None.
+        version: the last version of the key, or None.
+    """
+
+    job_id: int
+    state: str | None
+    scope: str | None
+    until: datetime | None
+    version: int | None
 
 
 class ReadsResults(Protocol):
@@ -176,13 +206,16 @@ class Unique:
     Each task has its own keys. All jobs of a task with the same key must have the same scope.
 
     Attributes:
-        key: 1 to 200 bytes of text.
+        key: 1 to 200 bytes of text. The text of a JSON list or object is compared by value, as
+            make_key() writes it.
         by: names of arguments, instead of `key`; the key is the JSON list of their values. 1 and
             1.0 make the same key. A list that takes over 200 bytes or has control characters is
             hashed, and so is the value of each argument that the task redacts.
-        scope: how long the job holds the key; a value of KeyScope.
+        scope: how long the job holds the key, a value of KeyScope: until its first claim
+            (`waiting`), until its end (`live`), for as long as taskd stores the finished job
+            (`history`), or for ever (`forever`).
         for_s: the job holds the key for at least this many seconds, even if it ends earlier; at
-            most a year.
+            most a year. It cannot be combined with the scopes `history` and `forever`.
         on_conflict: what happens if another job holds the key; a value of OnConflict.
         debounce_max_s: with `debounce`, how long new jobs can postpone the job that holds the key,
             in seconds since that job was enqueued.
@@ -214,10 +247,16 @@ class Unique:
                 "a unique job needs either a key, or the names of the arguments that make one"
             )
         if self.key:
+            object.__setattr__(self, "key", normal_key(self.key))
             _check_key(self.key)
         _one_of(KeyScope, "scope", self.scope)
         _one_of(OnConflict, "on_conflict", self.on_conflict)
         if self.for_s is not None:
+            if self.scope in AFTER_THE_END:
+                raise InvalidJob(
+                    f"scope={str(self.scope)!r} excludes for_s: the key stays held after the job "
+                    "has ended"
+                )
             check_seconds("for_s", self.for_s, 0.001, HELD_S_MAX)
         if self.debounce_max_s is not None:
             check_seconds("debounce_max_s", self.debounce_max_s, 0.0, HELD_S_MAX)
@@ -309,6 +348,7 @@ def redacted_version(name: str) -> str:
 # Decodes numbers with all their digits: taskd.unique_key_of() does so, too, and must make the same
 # keys.
 decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
+_decode_value = msgspec.json.Decoder(list[Any] | dict[str, Any], float_hook=Decimal).decode
 
 
 def key_values(
@@ -327,10 +367,46 @@ def hashed(value: Any) -> str:
     return HASHED + hashlib.sha256(_text(value).encode()).hexdigest()
 
 
-def key_of(values: list[Any]) -> str:
+def make_key(*values: Any) -> str:
+    """Return the unique key that consists of these values, as Unique(by=...) makes it.
+
+    For example, a job of a task with Unique(by=("account", "month")) has the key
+    make_key(42, "2026-01"). Equal values make equal keys; 1.0 equals 1. Arguments that the task
+    redacts are hashed in its keys.
+
+    Args:
+        values: values that have a JSON form, in the order of the arguments.
+
+    Raises:
+        InvalidJob: a value has no JSON form.
+    """
+    try:
+        text = msgspec.json.encode(values, enc_hook=to_argument_type)
+        odd = b"null" in text and has_odd_float(values)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidJob(f"no unique key can be made of the values: {error}") from None
+    if odd:
+        raise InvalidJob("no unique key can be made of NaN and infinities: they have no JSON form")
+    return key_of(_decode_value(text))
+
+
+def normal_key(key: str) -> str:
+    """Return a key in its normal form: if it is a JSON list or object, as make_key() writes it.
+
+    taskd.normal_key() does the same in the database.
+    """
+    if not isinstance(key, str) or not JSON_KEY.match(key) or "\\u0000" in key:
+        return key
+    try:
+        return key_of(_decode_value(key))
+    except (msgspec.DecodeError, RecursionError, InvalidJob, UnicodeEncodeError):
+        return key
+
+
+def key_of(values: Any) -> str:
     """Return the key of these JSON values.
 
-    taskd.unique_key_of() makes the same key in the database, byte for byte.
+    taskd.make_key() makes the same key in the database, byte for byte.
     """
     key = _text(values)
     if len(key.encode()) > KEY_BYTES_MAX or CONTROL.search(key):

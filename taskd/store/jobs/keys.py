@@ -1,0 +1,26 @@
+"""Unique keys: find the job that holds one, and free a key by hand."""
+
+from __future__ import annotations
+
+from taskd.core.jobs.job import JobState
+from taskd.core.jobs.unique import HeldKey
+from taskd.store.connections.error_translation import refusals
+from taskd.store.connections.statements import Fetches
+
+
+async def find(on: Fetches, task: str, key: str) -> HeldKey | None:
+    """Return who holds a unique key, and for how long; None if the key is free."""
+    for job_id, state, scope, until, version in await on.fetch("find_key", task, key):
+        return HeldKey(job_id, state and JobState(state), scope, until, version)
+    return None
+
+
+async def forget(on: Fetches, task: str, key: str) -> bool:
+    """Free a key that no live job holds; return whether there was one.
+
+    Raises:
+        KeyHeld: a live job holds the key.
+    """
+    with refusals():
+        forgotten: bool = (await on.fetch("forget_key", task, key))[0][0]
+    return forgotten

@@ -1,0 +1,284 @@
+"""Keys that are held after the end of their job, keys by value, and keys that are freed by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import asyncpg
+import pytest
+
+from taskd import Client, NewJob, Unique, make_key, task
+from taskd.core.jobs.job import JobState
+from taskd.errors import InvalidJob, KeyHeld
+from taskd.store import workers
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import history
+from tests.client.conftest import claim, end
+
+FORGET = "UPDATE taskd.job_history SET expires_at = now() - interval '1 s'"
+
+
+def once(scope: str, n: int = 0, **rules: Any) -> NewJob:
+    unique = Unique("k", scope=scope, **rules)
+    return NewJob("sync", json.dumps({"n": n}), queue="sync", unique=unique)
+
+
+async def prune(lane: Lane, sql: Any) -> None:
+    """Let the history expire."""
+    await sql.execute(FORGET)
+    await history.prune_default(lane)
+    await history.drop_expired(lane)
+
+
+@pytest.mark.parametrize("scope", ["history", "forever"])
+@pytest.mark.parametrize("state", [JobState.DONE, JobState.FAILED, JobState.CANCELLED])
+async def test_a_job_is_added_once_whatever_became_of_it(
+    client: Client, worker: Lane, scope: str, state: JobState
+) -> None:
+    first = await client.enqueue(once(scope))
+    assert await client.enqueue(once(scope)) == first
+    reason = None if state is JobState.DONE else "x"
+    await end(worker, await claim(worker), state, reason=reason)
+    again = await client.enqueue(once(scope))
+    assert (again, again.outcome) == (first, "skipped")
+    with pytest.raises(KeyHeld, match=f"job {first} of task"):
+        await client.enqueue(once(scope, on_conflict="raise"))
+
+
+async def test_a_key_of_the_scope_history_is_free_when_the_history_forgets_the_job(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    first = await client.enqueue(once("history"))
+    await end(worker, await claim(worker), JobState.DONE)
+    await prune(worker, sql)
+    second = await client.enqueue(once("history"))
+    assert (second > first, second.outcome) == (True, "enqueued")
+
+
+async def test_a_queue_that_keeps_no_jobs_frees_the_key_at_the_end(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    await sql.execute("INSERT INTO taskd.queue (name, keep_done_s) VALUES ('sync', 0)")
+    for scope, outcome in (("history", "enqueued"), ("forever", "skipped")):
+        await client.enqueue(once(scope))
+        await end(worker, await claim(worker), JobState.DONE)
+        assert (await client.enqueue(once(scope))).outcome == outcome
+        await sql.execute("DELETE FROM taskd.job")
+
+
+async def test_upkeep_deletes_keys_of_the_scope_history_with_their_jobs(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    """Upkeep checks a key when the history forgets its job, and every hour while the job lives."""
+    due = "UPDATE taskd.job_key SET until = now() WHERE until < 'infinity'"
+    left = "SELECT extract(epoch FROM until - now())::integer FROM taskd.job_key"
+    await client.enqueue(once("history"))
+    await sql.execute(due)
+    await history.prune_keys(worker)
+    assert await sql.fetchval(left) == pytest.approx(3600, abs=60)
+    await end(worker, await claim(worker), JobState.DONE)
+    await sql.execute(due)
+    await history.prune_keys(worker)
+    kept = await sql.fetchval(
+        "SELECT extract(epoch FROM expires_at - now()) FROM taskd.job_history"
+    )
+    assert await sql.fetchval(left) == pytest.approx(float(kept), abs=60)
+    await prune(worker, sql)
+    await sql.execute(due)
+    assert await history.prune_keys(worker) == 1
+    assert not await sql.fetch("SELECT FROM taskd.job_key")
+
+
+async def test_upkeep_never_deletes_a_key_that_is_held_forever(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    first = await client.enqueue(once("forever"))
+    await end(worker, await claim(worker), JobState.DONE)
+    await prune(worker, sql)
+    assert await history.prune_keys(worker) == 0
+    held = await client.find_key("sync", "k")
+    assert held is not None
+    assert (held.job_id, held.state, held.scope) == (first, None, "forever")
+    assert (await client.enqueue(once("forever"))).outcome == "skipped"
+
+
+async def test_a_job_that_failed_is_retried_and_holds_its_key_on(
+    client: Client, worker: Lane
+) -> None:
+    first = await client.enqueue(once("forever"))
+    await end(worker, await claim(worker), JobState.FAILED, reason="x")
+    assert await client.retry([first]) == [first]
+    await end(worker, await claim(worker), JobState.DONE)
+    assert (await client.enqueue(once("forever"))).outcome == "skipped"
+
+
+async def test_an_older_job_of_the_key_is_not_retried_beside_one_that_is_added_once(
+    client: Client, worker: Lane
+) -> None:
+    older = await client.enqueue(once("live"))
+    await client.cancel([older])
+    await client.enqueue(once("history"))
+    await end(worker, await claim(worker), JobState.DONE)
+    assert await client.retry([older]) == []
+
+
+@pytest.mark.parametrize("scope", ["history", "forever"])
+async def test_producers_that_race_the_end_of_the_job_add_it_once(
+    client: Client, worker: Lane, sql: Any, scope: str
+) -> None:
+    over = asyncio.Event()
+    outcomes: list[str] = []
+
+    async def produce() -> None:
+        while not over.is_set():
+            outcomes.append((await client.enqueue(once(scope))).outcome)
+
+    producers = [asyncio.create_task(produce()) for _ in range(8)]
+    while "enqueued" not in outcomes:
+        await asyncio.sleep(0)
+    await end(worker, await claim(worker), JobState.DONE)
+    ended = len(outcomes)
+    while len(outcomes) < ended + 50:
+        await asyncio.sleep(0)
+    over.set()
+    await asyncio.gather(*producers)
+    assert outcomes.count("enqueued") == 1
+    assert await sql.fetchval("SELECT count(*) FROM taskd.jobs") == 1
+
+
+def test_scopes_after_the_end_exclude_a_time() -> None:
+    for scope in ("history", "forever"):
+        with pytest.raises(InvalidJob, match=f"scope='{scope}' excludes for_s"):
+            Unique("k", scope=scope, for_s=60)
+        with pytest.raises(InvalidJob, match="a version cannot be combined with scope"):
+            Unique("k", scope=scope, version=1)
+
+
+# Keys that are freed by hand.
+
+
+@pytest.mark.parametrize("rules", [{"scope": "forever"}, {"scope": "history"}, {"for_s": 3600.0}])
+async def test_a_key_that_is_forgotten_is_taken_by_the_next_job(
+    client: Client, worker: Lane, rules: dict[str, Any]
+) -> None:
+    new = NewJob("sync", queue="sync", unique=Unique("k", **rules))
+    first = await client.enqueue(new)
+    await end(worker, await claim(worker), JobState.DONE)
+    assert await client.forget_key("sync", "k")
+    assert await client.find_key("sync", "k") is None
+    assert not await client.forget_key("sync", "k")
+    assert await client.enqueue(new) != first
+
+
+async def test_a_version_that_is_forgotten_makes_room_for_an_older_one(client: Client) -> None:
+    wrong = await client.enqueue(NewJob("sync", queue="sync", unique=Unique("k", version=99_999)))
+    await client.cancel([wrong])
+    right = NewJob("sync", queue="sync", unique=Unique("k", version=3))
+    assert (await client.enqueue(right)).outcome == "ignored"
+    assert await client.forget_key("sync", "k")
+    assert (await client.enqueue(right)).outcome == "enqueued"
+
+
+async def test_a_key_of_a_live_job_is_not_forgotten(client: Client, worker: Lane) -> None:
+    first = await client.enqueue(once("forever"))
+    with pytest.raises(KeyHeld, match=f"job {first} of task .* until it has ended"):
+        await client.forget_key("sync", "k")
+    await claim(worker)
+    with pytest.raises(KeyHeld):
+        await client.forget_key("sync", "k")
+    assert (await client.enqueue(once("forever"))).outcome == "skipped"
+
+
+async def test_a_key_that_a_producer_is_just_taking_is_not_forgotten(
+    client: Client, worker: Lane, sql: Any, dsn: str
+) -> None:
+    await client.enqueue(NewJob("sync", queue="sync", unique=Unique("k", for_s=3600.0)))
+    await end(worker, await claim(worker), JobState.DONE)
+    await sql.execute("UPDATE taskd.job_key SET until = now()")
+    connection = await asyncpg.connect(dsn)
+    async with connection.transaction():
+        second = await client.enqueue(once("forever"), conn=connection)
+        forgetting = asyncio.create_task(client.forget_key("sync", "k"))
+        while not await sql.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+            await asyncio.sleep(0.005)
+    with pytest.raises(KeyHeld, match=f"job {second} "):
+        await forgetting
+    await connection.close()
+
+
+async def test_a_key_is_found_with_its_job_and_its_time(client: Client, worker: Lane) -> None:
+    first = await client.enqueue(once("live"))
+    assert await client.find_key("sync", "k") == (first, "queued", "live", None, None)
+    await claim(worker)
+    held = await client.find_key("sync", "k")
+    assert held is not None
+    assert held.state == "running"
+    await client.enqueue(NewJob("sync", queue="sync", unique=Unique("v", version=7)))
+    versioned = await client.find_key("sync", "v")
+    assert versioned is not None
+    assert (versioned.version, versioned.until is not None) == (7, True)
+    assert await client.find_key("other", "k") is None
+
+
+async def test_a_waiting_key_is_free_once_its_job_was_claimed(client: Client, worker: Lane) -> None:
+    await client.enqueue(once("waiting"))
+    await claim(worker)
+    assert await client.find_key("sync", "k") is None
+
+
+# Keys by value.
+
+SAME = ['["X", "2026-01"]', '["X","2026-01"]', '[ "X"\n,"2026-01" ]', '["\\u0058", "2026-01"]']
+
+
+def test_keys_that_are_json_are_compared_by_value() -> None:
+    assert {Unique(each).key for each in SAME} == {make_key("X", "2026-01")} == {SAME[1]}
+    assert Unique('{"b": 1.0, "a": [1e3]}').key == '{"a":[1000],"b":1}'
+    for other in ("X", "1.0", '"X" ', "[", "[x]", "{1}", '["\\u0000" ]', "[1] [2]"):
+        assert Unique(other).key == other
+    long = json.dumps(["x" * 300])
+    assert Unique(long).key == make_key("x" * 300)
+    with pytest.raises(InvalidJob, match="NaN"):
+        make_key(float("nan"))
+    with pytest.raises(InvalidJob, match="no JSON form"):
+        make_key(object())
+
+
+async def test_keys_from_sql_meet_the_declared_ones(client: Client, sql: Any) -> None:
+    first = await client.enqueue(NewJob("sync", queue="sync", unique=Unique(SAME[1])))
+    ask = "SELECT outcome FROM taskd.enqueue_unique('sync', '{}', $1, queue => 'sync')"
+    for each in SAME:
+        assert await sql.fetchval(ask, each) == "skipped"
+        assert await sql.fetchval("SELECT job_id FROM taskd.find_key('sync', $1)", each) == first
+        assert await sql.fetchval("SELECT taskd.make_key($1)", each) == SAME[1]
+    for other in ("[", "[x]", '["\\u0000" ]', '{"a": 1', "[1] [2]", "[1e99999999999]"):
+        assert (
+            await sql.fetchval("SELECT taskd.normal_key($1)", other) == Unique(other).key == other
+        )
+
+
+async def test_python_and_sql_make_the_same_keys_of_values(sql: Any) -> None:
+    for values in ([], [None, True, 1.0, 1e20, -0.0], ["ü\n", {"b": [], "a": "\x7f"}], ["x" * 300]):
+        made = await sql.fetchval("SELECT taskd.make_key($1)", json.dumps(values))
+        assert made == make_key(*values) == Unique(json.dumps(values)).key
+
+
+async def test_a_declared_key_is_found_by_its_values(
+    client: Client, lane: Lane, registry: Any
+) -> None:
+    @task(queue="sync", registry=registry, unique=Unique(by=("account", "month"), scope="forever"))
+    async def bill(account: int, month: str = "2026-01") -> None: ...
+
+    await workers.publish(lane, "app", registry, ["sync"])
+    first = await client.enqueue_named("bill", {"account": 42})
+    held = await client.find_key("bill", make_key(42, "2026-01"))
+    assert held is not None
+    assert held.job_id == first
+
+
+async def test_jobs_are_cancelled_in_sql_by_their_key(client: Client, sql: Any) -> None:
+    first = await client.enqueue(once("forever"))
+    cancel = "SELECT * FROM taskd.cancel(ARRAY(SELECT job_id FROM taskd.find_key('sync', 'k')))"
+    assert [tuple(row) for row in await sql.fetch(cancel)] == [(first, "cancelled")]
