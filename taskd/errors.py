@@ -164,11 +164,19 @@ class InvalidWorkflow(EnqueueError):
 
 
 class KeyHeld(EnqueueError):
-    """Another job holds the unique key, and on_conflict is `raise`; nothing was written."""
+    """Another job holds the unique key, and on_conflict is `raise`; nothing was written.
+
+    On a connection of the caller, the error aborts the caller's transaction, like every error of
+    PostgreSQL: roll back to a savepoint, or use on_conflict `skip`, whose outcome is `skipped`.
+    """
 
 
 class QueueFull(EnqueueError):
-    """The queue has as many waiting jobs as its max_depth allows; nothing was written."""
+    """The queue has as many waiting jobs as its max_depth allows; nothing was written.
+
+    On a connection of the caller, the error aborts the caller's transaction, like every error of
+    PostgreSQL: roll back to a savepoint.
+    """
 
     exit_code = 1
 

@@ -151,6 +151,7 @@ class Workflow(Startable):
         Raises:
             InvalidWorkflow: the workflow has a cycle, an unknown name, too many jobs, or a job with
                 a unique key.
+            JobNotFound: `after` contains an id that no live or finished job has.
             As Client.enqueue().
         """
         return await self._write(self._plan(), client, conn)

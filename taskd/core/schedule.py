@@ -76,6 +76,11 @@ class Every:
 
     def __post_init__(self) -> None:
         _check_seconds("every", self.period_s, EVERY_S_MIN, EVERY_S_MAX)
+        if isinstance(self.starts_at, str):
+            raise InvalidSchedule(
+                f"starts_at {quoted(self.starts_at)} is a text, not a datetime: pass "
+                f"datetime.fromisoformat({quoted(self.starts_at)})"
+            )
         if self.starts_at is not None and (
             not isinstance(self.starts_at, datetime) or self.starts_at.tzinfo is None
         ):

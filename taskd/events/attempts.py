@@ -126,6 +126,14 @@ def task_args_unfit(job: Job, error: str) -> None:
     emit("task.args_unfit", "warning", **job_fields(job), error=error)
 
 
+def task_delay_invalid(job: Job, error: str, delay_s: float) -> None:
+    """The backoff of a task raised an error, or it or a verdict gave no delay; `delay_s` is used.
+
+    Logged once for each task by each worker process. Correct the code of the task.
+    """
+    emit("task.delay_invalid", "error", **job_fields(job), error=error, delay_s=round(delay_s, 1))
+
+
 def tasks_paused(tasks: Sequence[str]) -> None:
     """The set of paused tasks has changed to `tasks`; workers start no jobs of these tasks."""
     emit("tasks.paused", "info", tasks=list(tasks))

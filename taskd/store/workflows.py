@@ -44,6 +44,7 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
 
     Raises:
         QueueFull: a queue has no room for the jobs without parents; nothing was written.
+        JobNotFound: a job waits for an id that no stored job has; nothing was written.
         SequenceBehind: an id is taken; nothing was written.
     """
     with refusals():

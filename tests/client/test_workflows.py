@@ -14,7 +14,7 @@ import pytest
 from taskd import Client, NewJob, Unique, task
 from taskd.client import configure
 from taskd.core.tasks.registry import Registry
-from taskd.errors import InvalidArgs, InvalidWorkflow, UnknownTask
+from taskd.errors import InvalidArgs, InvalidWorkflow, JobNotFound, UnknownTask
 from taskd.workflows import Workflow, chain, group, pipeline, stage
 
 JOB = NewJob("t", queue="q")
@@ -64,8 +64,9 @@ async def test_a_job_waits_for_one_that_exists(client: Client, sql: Any) -> None
     assert await rows(sql) == [(None, "queued"), ("child", "blocked")]
     made = Workflow("after")
     made.add(JOB, after=[10**15])
-    with pytest.raises(Exception, match="no job has the id 1000000000000000"):
-        await made.start(client=client)
+    for conn in (None, sql):
+        with pytest.raises(JobNotFound, match=r"^no job has the id 1000000000000000"):
+            await made.start(client=client, conn=conn)
     assert len(await rows(sql)) == 2
 
 

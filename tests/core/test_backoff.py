@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from taskd.core.jobs.backoff import (
@@ -56,3 +58,19 @@ def test_jitter_takes_only_off_and_at_most_its_share() -> None:
 )
 def test_any_delay_is_made_finite_and_not_negative(delay_s: float, bounded: float) -> None:
     assert bounded_s(delay_s) == bounded
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Fixed(-5),
+        lambda: Fixed(float("nan")),
+        lambda: Fixed("5"),  # type: ignore[arg-type]
+        lambda: Linear(step_s=float("inf")),
+        lambda: Exponential(factor=-2),
+        lambda: Exponential(jitter=1.5),
+    ],
+)
+def test_a_policy_of_nonsense_is_refused_where_it_is_made(make: Callable[[], object]) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^(Fixed|Linear|Exponential): \w+ "):
+        make()

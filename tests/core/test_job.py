@@ -184,3 +184,15 @@ def test_only_running_jobs_are_done_and_no_new_one_is_finished() -> None:
         if after is JobState.DONE:
             assert before is JobState.RUNNING
         assert before is not None or after not in FINISHED
+
+
+@pytest.mark.parametrize(("option", "seconds"), [("run_at", "delay_s"), ("deadline", "deadline_s")])
+def test_a_time_that_is_a_text_is_called_a_text(option: str, seconds: str) -> None:
+    for given, why in (
+        ("2026-01-01T00:00:00Z", "is a text, not a datetime: pass datetime.fromisoformat"),
+        (date(2026, 1, 1), "is of the type date, not a datetime"),
+        (5, f"of the type int, not a datetime; for seconds from now, pass {seconds}"),
+        (datetime(2026, 1, 1), "has no time zone"),  # noqa: DTZ001
+    ):
+        with pytest.raises(InvalidJob, match=why):
+            NewJob("t", **{option: given})  # type: ignore[arg-type]

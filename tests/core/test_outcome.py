@@ -340,13 +340,27 @@ def broken(attempt: int) -> float:
         Custom(lambda attempt: None),  # type: ignore[arg-type,return-value]
         Custom(lambda attempt: float("nan")),
         Custom(lambda attempt: float("inf")),
-        Fixed(-5),
+        Custom(lambda attempt: -5),
+        Custom(lambda attempt: 31 * 86400),
     ],
 )
 def test_a_broken_backoff_costs_a_delay_and_not_the_job(policy: Any) -> None:
-    ack = settled(Raised(ERROR), backoff=policy)
-    assert ack.state is SCHEDULED
-    assert 0 < ack.delay_s <= 30 * 86400
+    for options in ({"backoff": policy}, {"on_error": {Exception: policy}}):
+        ack = settled(Raised(ERROR), **options)
+        assert ack.state is SCHEDULED
+        assert 0 < ack.delay_s <= 30 * 86400
+        assert (ack.wrong_delay or "").startswith("the backoff r")
+
+
+def test_a_delay_that_the_code_gave_is_not_called_wrong() -> None:
+    for happened in (ERROR, Retry(), Retry(5), Snooze(0), Retry(-0.5)):
+        assert settled(Raised(happened)).wrong_delay is None
+
+
+@pytest.mark.parametrize("delay_s", [float("nan"), float("inf"), float("-inf"), "soon", 10**400])
+def test_a_delay_of_a_verdict_that_is_none_is_called_wrong(delay_s: Any) -> None:
+    for verdict in (Snooze(delay_s), Retry(delay_s)):
+        assert "a verdict has the delay" in (settled(Raised(verdict)).wrong_delay or "")
 
 
 @pytest.mark.parametrize("delay_s", [0, -1, float("nan"), float("inf"), "soon", None, 10**400])

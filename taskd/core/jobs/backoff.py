@@ -12,18 +12,40 @@ DELAY_S_MAX = 30 * 86400.0
 EXPONENT_MAX = 64
 
 
+def _check(policy: str, **numbers: float) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise TypeError(f"{policy}: {name} {number!r} is not a number")
+        if not 0.0 <= number < math.inf:
+            raise ValueError(f"{policy}: {name} {number!r} is not a finite number of at least 0")
+
+
+def _check_jitter(policy: str, jitter: float) -> None:
+    _check(policy, jitter=jitter)
+    if jitter > 1.0:
+        raise ValueError(f"{policy}: jitter {jitter!r} is not between 0 and 1")
+
+
 @dataclass(frozen=True, slots=True)
 class Exponential:
     """A delay of `base_s`, times `factor` after each further attempt, at most `cap_s`.
 
     Each delay is multiplied by a random number between 1 - `jitter` and 1, so that jobs that failed
     together are not retried together.
+
+    Raises:
+        TypeError: a value is not a number.
+        ValueError: a number is negative, infinite or NaN, or `jitter` is above 1.
     """
 
     base_s: float = 10.0
     factor: float = 2.0
     cap_s: float = 3600.0
     jitter: float = 0.25
+
+    def __post_init__(self) -> None:
+        _check("Exponential", base_s=self.base_s, factor=self.factor, cap_s=self.cap_s)
+        _check_jitter("Exponential", self.jitter)
 
     def delay_s(self, attempt: int) -> float:
         """Return the delay in seconds after attempt number `attempt`; the first has number 1."""
@@ -39,6 +61,10 @@ class Linear:
     cap_s: float = 86400.0
     jitter: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check("Linear", step_s=self.step_s, cap_s=self.cap_s)
+        _check_jitter("Linear", self.jitter)
+
     def delay_s(self, attempt: int) -> float:
         """Return the delay in seconds after attempt number `attempt`; the first has number 1."""
         return _jittered(min(self.cap_s, self.step_s * attempt), self.jitter)
@@ -51,6 +77,10 @@ class Fixed:
     every_s: float
     jitter: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check("Fixed", every_s=self.every_s)
+        _check_jitter("Fixed", self.jitter)
+
     def delay_s(self, attempt: int) -> float:
         """Return the delay in seconds, which does not depend on `attempt`."""
         return _jittered(self.every_s, self.jitter)
@@ -58,7 +88,11 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """A delay in seconds that `function(attempt)` returns; the first attempt has number 1."""
+    """A delay in seconds that `function(attempt)` returns; the first attempt has number 1.
+
+    If the function raises an error, or returns no delay between 0 and 30 days, the worker logs
+    `task.delay_invalid` once for the task, and takes the default delay or the nearest bound.
+    """
 
     function: Callable[[int], float]
 

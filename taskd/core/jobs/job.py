@@ -177,14 +177,24 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
         instead: the name of that other option.
 
     Raises:
-        InvalidJob: both options are given, the time has no time zone, or the year of the time is
-            not between 2 and 8999.
+        InvalidJob: both options are given, the value is no datetime or has no time zone, or the
+            year of the time is not between 2 and 8999.
     """
     if seconds is not None:
         raise InvalidJob(f"give {name} or {instead}, not both")
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
+    if isinstance(moment, str):
         raise InvalidJob(
-            f"{name} {quoted(moment)} is not a datetime with a time zone, such as "
+            f"{name} {quoted(moment)} is a text, not a datetime: pass "
+            f"datetime.fromisoformat({quoted(moment)})"
+        )
+    if not isinstance(moment, datetime):
+        raise InvalidJob(
+            f"{name} {quoted(moment)} is of the type {type(moment).__name__}, not a datetime; for "
+            f"seconds from now, pass {instead}"
+        )
+    if moment.tzinfo is None:
+        raise InvalidJob(
+            f"{name} {quoted(moment)} has no time zone: pass a datetime with one, such as "
             "datetime.now(timezone.utc)"
         )
     # A time near datetime's own bounds can overflow when it is converted to UTC.

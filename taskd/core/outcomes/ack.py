@@ -23,6 +23,8 @@ class Ack(msgspec.Struct, gc=False):
             run ends, or None.
         parked: whether the job waits because its task is paused, or because no live worker can run
             the job.
+        wrong_delay: why `delay_s` is not the delay that the code of the task gave, or None. This is
+            logged, and not written to the database.
     """
 
     id: int
@@ -37,3 +39,4 @@ class Ack(msgspec.Struct, gc=False):
     result: str | None = None
     next: str | None = None
     parked: bool = False
+    wrong_delay: str | None = None

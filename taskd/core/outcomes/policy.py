@@ -8,8 +8,9 @@ checks whether the attempt still owns the job's row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -41,6 +42,7 @@ from taskd.core.outcomes.attempt_ends import (
 )
 from taskd.core.outcomes.results import result_of
 from taskd.core.tasks import argument_versions
+from taskd.core.validation import quoted
 from taskd.errors import InvalidArgs, ResultNotStored
 
 if TYPE_CHECKING:
@@ -50,8 +52,16 @@ if TYPE_CHECKING:
 # its jobs due immediately. If no worker notices it, the jobs are due after this delay.
 PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
+DELAYS = f"a delay is 0 to {backoff.DELAY_S_MAX:,.0f} seconds"
 # An exception has three texts: its type, its message and its traceback.
 RECENT_TEXTS = 8
+
+
+class Delay(NamedTuple):
+    """A delay in seconds; `wrong`: why it is not the delay that the code of the task gave."""
+
+    seconds: float
+    wrong: str | None = None
 
 
 def decide(
@@ -99,10 +109,9 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
             # The attempt counts. Otherwise, if the abandoned handler never ends, workers would
             # claim the job again and again.
             text = "an abandoned attempt of this job still runs in this worker"
-            delay_s = max(
-                ABANDONED_DELAY_S, _backoff_s(job, task.backoff if task else backoff.DEFAULT)
-            )
-            return _again(job, task, failure.Failure("StillRuns", text), delay_s)
+            delay = _backoff_delay(job, task.backoff if task else backoff.DEFAULT)
+            delay = delay._replace(seconds=max(ABANDONED_DELAY_S, delay.seconds))
+            return _again(job, task, failure.Failure("StillRuns", text), delay)
         case _:
             return _never_started(job, happened)
 
@@ -171,20 +180,22 @@ def _raised(
 ) -> Ack:
     # Check the type: isinstance() also reads __class__, which the handler's object controls.
     is_verdict = issubclass(type(error), Verdict)
-    decision = error if is_verdict else _rule(job, task, error)
+    decision = error if is_verdict else _rule(task, error)
     described = failure.describe(error, hide)
     match decision:
         case Cancel(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=clean_reason(hide(reason)))
         case Snooze(delay_s=delay_s):
-            return _ack(job, JobState.SCHEDULED, delay_s=_due_later_s(delay_s), refund=True)
+            return _later(job, _delay_of(delay_s), refund=True)
         case Fail(reason=reason):
             if decision is not error:
                 reason = f"{described.type}: {described.message}"
             reason = clean_reason(hide(reason))
             return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
-        case Retry(delay_s=delay_s):
-            return _again(job, task, described, delay_s)
+        case Retry(delay_s=delay_s) if delay_s is not None:
+            return _again(job, task, described, _delay_of(delay_s))
+        case backoff.Exponential() | backoff.Linear() | backoff.Fixed() | backoff.Custom():
+            return _again(job, task, described, _backoff_delay(job, decision))
         case _:
             return _again(job, task, described)
 
@@ -226,24 +237,19 @@ class Redaction:
         return hidden
 
 
-def _rule(job: Job, task: Task[..., Any] | None, error: BaseException) -> Verdict | None:
-    """Return the verdict of the task's `on_error` for the exception's most specific class, if any.
+def _rule(task: Task[..., Any] | None, error: BaseException) -> Verdict | backoff.Backoff | None:
+    """Return the rule of the task's `on_error` for the exception's most specific class, if any.
 
-    A backoff becomes a Retry with the delay of the backoff. If there is no rule for
-    ResultNotStored, this error fails the job, because no retry can store the missing result.
+    If there is no rule for ResultNotStored, this error fails the job, because no retry can store
+    the missing result.
     """
     rules: Mapping[type[BaseException], Rule] = {ResultNotStored: Fail}
     if task is not None:
         rules = {**rules, **task.on_error}
     for kind in type(error).__mro__:
         rule = rules.get(kind)
-        if rule is None:
-            continue
-        if isinstance(rule, Verdict):
-            return rule
-        if isinstance(rule, type):
-            return rule()
-        return Retry(_backoff_s(job, rule))
+        if rule is not None:
+            return rule() if isinstance(rule, type) else rule
     return None
 
 
@@ -251,33 +257,50 @@ def _again(
     job: Job,
     task: Task[..., Any] | None,
     described: failure.Failure,
-    delay_s: float | None = None,
+    delay: Delay | None = None,
 ) -> Ack:
     if job.attempt >= attempts_limit(job, task):
         reason = clean_reason(f"{described.type}: {described.message}")
         return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
-    if delay_s is None:
-        delay_s = _backoff_s(job, task.backoff if task else backoff.DEFAULT)
-    return _ack(job, JobState.SCHEDULED, delay_s=_due_later_s(delay_s), error=described.to_json())
+    if delay is None:
+        delay = _backoff_delay(job, task.backoff if task else backoff.DEFAULT)
+    return _later(job, delay, error=described.to_json())
 
 
-def _backoff_s(job: Job, policy: backoff.Backoff) -> float:
+def _later(job: Job, delay: Delay, **more: Any) -> Ack:
+    # The delay is above zero, because the job becomes `scheduled`.
+    delay_s = max(delay.seconds, 0.001)
+    return _ack(job, JobState.SCHEDULED, delay_s=delay_s, wrong_delay=delay.wrong, **more)
+
+
+def _backoff_delay(job: Job, policy: backoff.Backoff) -> Delay:
     """Return the delay of a backoff; if its code raises, the delay of the default backoff."""
     try:
-        return policy.delay_s(job.attempt)
-    except Exception:  # noqa: BLE001 - an error in user code must not prevent the retry
-        return backoff.DEFAULT.delay_s(job.attempt)
+        delay_s = policy.delay_s(job.attempt)
+    except Exception as error:  # noqa: BLE001 - an error in user code must not prevent the retry
+        described = failure.describe(error, str)
+        wrong = f"the backoff raised {described.type}: {described.message}"
+        return Delay(backoff.DEFAULT.delay_s(job.attempt), wrong)
+    bounded_s = backoff.bounded_s(delay_s)
+    if bounded_s == delay_s:
+        return Delay(delay_s)
+    return Delay(bounded_s, f"the backoff returned {delay_s:g}; {DELAYS}")
 
 
-def _due_later_s(delay_s: object) -> float:
-    """Return the delay as a number of seconds above zero, because the job becomes `scheduled`.
+def _delay_of(given: object) -> Delay:
+    """Return the delay of a verdict. A negative one is zero: a time that has just passed.
 
-    If a handler gave something that is not a number, return `base_s` of the default backoff.
+    If the handler gave something that is not a number, return `base_s` of the default backoff.
     """
     try:
-        return max(backoff.bounded_s(float(delay_s)), 0.001)  # type: ignore[arg-type]
+        delay_s = float(given)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        return backoff.DEFAULT.base_s
+        wrong = f"a verdict has the delay {quoted(given)}; {DELAYS}"
+        return Delay(backoff.DEFAULT.base_s, wrong)
+    bounded_s = backoff.bounded_s(delay_s)
+    if bounded_s == delay_s or -math.inf < delay_s < 0.0:
+        return Delay(bounded_s)
+    return Delay(bounded_s, f"a verdict has the delay {delay_s:g}; {DELAYS}")
 
 
 def _ack(job: Job, state: JobState, **more: Any) -> Ack:

@@ -16,6 +16,7 @@ import asyncpg
 from taskd.errors import (
     ConfigError,
     InvalidJob,
+    JobNotFound,
     KeyHeld,
     PermissionDenied,
     QueueFull,
@@ -78,11 +79,15 @@ _BAD_VALUE = (
     OverflowError,
 )
 
+Refusal = KeyHeld | QueueFull | JobNotFound
+
 # Maps constraint names in errors of PostgreSQL to errors of taskd. The first name is that of a
-# unique index. The second is no constraint: taskd.check_queue_room() sets this name in its error.
-REFUSALS: dict[str, type[KeyHeld | QueueFull]] = {
+# unique index. The others are no constraints: functions set these names in their errors
+# (taskd.check_queue_room() and taskd.lock_parents()).
+REFUSALS: dict[str, type[Refusal]] = {
     "job_holds_key": KeyHeld,
     "queue_has_room": QueueFull,
+    "parent_is_stored": JobNotFound,
 }
 
 # Maps each primary key whose ids come from a sequence to the name of the sequence.
@@ -345,7 +350,7 @@ def first_line(error: BaseException) -> str:
     return _ARGUMENT.sub(r"\1 ", str(text)).splitlines()[0].rstrip(".")
 
 
-def _broken_rule(error: BaseException, message: str) -> KeyHeld | QueueFull | SequenceBehind | None:
+def _broken_rule(error: BaseException, message: str) -> Refusal | SequenceBehind | None:
     """Return taskd's error for a constraint in REFUSALS or ID_KEYS, or None for other errors."""
     # asyncpg's errors have these fields; errors of psycopg and psycopg2 have them in `diag`.
     fields = error if hasattr(error, "constraint_name") else getattr(error, "diag", None)
@@ -367,6 +372,7 @@ class refusals:  # noqa: N801 - a context manager and no generator, as `translat
     Raises:
         KeyHeld: another job holds the unique key of a job.
         QueueFull: a queue has no room for a job.
+        JobNotFound: a job of a workflow waits for a job that is not stored.
         SequenceBehind: an id is taken.
     """
 
@@ -383,7 +389,7 @@ class refusals:  # noqa: N801 - a context manager and no generator, as `translat
             raise refused from error
 
 
-def _refusal(error: BaseException) -> KeyHeld | QueueFull | SequenceBehind | None:
+def _refusal(error: BaseException) -> Refusal | SequenceBehind | None:
     """Return taskd's error for a refused enqueue, whatever driver or framework raised it."""
     # SQLAlchemy and Django wrap the error of the driver.
     inner: BaseException | None = error

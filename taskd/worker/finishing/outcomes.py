@@ -69,6 +69,7 @@ class OutcomeRecorder:
         acker.on_refused_result.append(self._result_refused)
         self.counts = dict.fromkeys(COUNTED, 0)
         self.streaks = FailureStreaks()
+        self._wrong_delays: set[str] = set()  # tasks whose wrong delay was logged
 
     def succeeded(
         self,
@@ -118,6 +119,9 @@ class OutcomeRecorder:
             text = f"the outcome could not be described: {type(error).__name__}"
             ack = policy.decide(job, task, Raised(RuntimeError(text)))
         self._acker.outcome(ack)
+        if ack.wrong_delay is not None and job.task not in self._wrong_delays:
+            self._wrong_delays.add(job.task)
+            events.task_delay_invalid(job, ack.wrong_delay, ack.delay_s)
         if isinstance(happened, GIVEN_BACK):
             # Other code logs these outcomes, once for many jobs, or they are not logged at all.
             self.counts["released"] += 1
