@@ -1192,7 +1192,7 @@ $$;
 
 -- Return the unique key that a task's rule gives a job with these arguments: the rule's own key, or the list of the
 -- arguments that the rule names. Of an argument that the task redacts, the key contains the hash.
--- Called by: enqueue_one().
+-- Called by: enqueue_one(), change().
 CREATE FUNCTION taskd.unique_key_of(rule jsonb, args jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1208,7 +1208,7 @@ AS $$
 $$;
 
 -- Return the version that a task's rule gives a job with these arguments, or NULL.
--- Called by: enqueue_one().
+-- Called by: enqueue_one(), change().
 CREATE FUNCTION taskd.version_of(rule jsonb, args jsonb) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1347,6 +1347,10 @@ BEGIN
         queue := coalesce(queue, usual_queue);
         IF usual IS NOT TRUE THEN
             PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
+            IF NOT no_key THEN
+                RAISE NOTICE 'no worker has published the task "%": the arguments were not checked, and no unique key applies', task
+                    USING HINT = 'taskd.enqueue_unique() takes a key.';
+            END IF;
         END IF;
     END IF;
     -- Most tasks have no limit, and this probe is cheaper than a SELECT INTO.
@@ -1515,7 +1519,8 @@ $$;
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
 --
 -- The published task gives the job its queue, limit and unique key. If another job holds the unique key, the returned id can
--- be the id of that job; with no_key, the job gets no key. The function refuses missing and unknown arguments, and arguments
+-- be the id of that job; with no_key, the job gets no key. Before a worker has published the task, the job gets no key, either: a
+-- NOTICE says so, and taskd.enqueue_unique() takes a key. The function refuses missing and unknown arguments, and arguments
 -- of a wrong JSON type or outside of a list of values. The worker checks everything else before the handler runs: bounds,
 -- formats, and what is inside of objects and arrays. The function runs with the owner's rights, like every function that
 -- enqueues jobs.
@@ -1611,8 +1616,8 @@ $$;
 --
 -- on_conflict: `skip` leaves the holder as it is. `replace` gives a waiting holder the new arguments, priority, limits and
 -- time (up to 365 days from now), and moves it to the new queue only if the task is published with that queue. `debounce`
--- does the same, but sets a time no later than debounce_max_s after the holder was enqueued. `raise` raises an error. A
--- running holder is never changed, and the time of a retry is not brought forward.
+-- does the same, but sets a time no later than debounce_max_s after the holder was enqueued. `replace_args` gives it the new
+-- arguments and their limit only. `raise` raises an error. A running holder is never changed, and the time of a retry is not brought forward.
 --
 -- key_scope: a job holds its key until its first claim (`waiting`), until its end (`live`), for as long as taskd stores the
 -- finished job (`history`), or `forever`. With for_s the key stays held for at least that many seconds, even if its job ends.
@@ -1678,9 +1683,9 @@ DECLARE
 BEGIN
     IF unique_key IS NULL
        OR coalesce(key_scope, '') NOT IN ('waiting', 'live', 'history', 'forever')
-       OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'debounce', 'raise')
+       OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'replace_args', 'debounce', 'raise')
     THEN
-        RAISE EXCEPTION 'enqueue_unique() needs a unique key, key_scope (waiting, live, history or forever), and on_conflict (skip, replace, debounce or raise)'
+        RAISE EXCEPTION 'enqueue_unique() needs a unique key, key_scope (waiting, live, history or forever), and on_conflict (skip, replace, replace_args, debounce or raise)'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF key_scope IN ('history', 'forever') AND for_s IS NOT NULL THEN
@@ -1799,6 +1804,7 @@ BEGIN
             END;
         END IF;
         SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries, j.limit_name, j.limit_key,
+               j.priority, j.max_attempts, j.timeout_s, j.deadline, j.metadata,
                greatest(j.version, (j.follower ->> 'version')::bigint) AS version
         INTO holder
         FROM taskd.job AS j
@@ -1832,6 +1838,15 @@ BEGIN
             due := holder.run_at;
             EXIT;
         END IF;
+        IF on_conflict = 'replace_args' THEN
+            target_queue := holder.queue;
+            due := holder.run_at;
+            priority := holder.priority;
+            max_attempts := holder.max_attempts;
+            timeout_s := holder.timeout_s;
+            ends_at := holder.deadline;
+            metadata := holder.metadata;
+        END IF;
         IF on_conflict = 'debounce' THEN
             due := least(due, holder.enqueued_at + make_interval(secs => debounce_max_s));
         END IF;
@@ -1856,9 +1871,10 @@ BEGIN
             -- An enqueue without a version removes neither the version nor the follower with a newer one.
             version = coalesce(enqueue_unique.version, j.version),
             follower = CASE WHEN enqueue_unique.version IS NULL THEN j.follower END,
-            deadline = ends_at, args_version = target_args_version, parked = false, metadata = enqueue_unique.metadata
+            deadline = ends_at, args_version = target_args_version, parked = j.parked AND on_conflict = 'replace_args',
+            metadata = enqueue_unique.metadata
         WHERE j.id = holder.id;
-        outcome := CASE WHEN version IS NULL THEN on_conflict || 'd' ELSE 'replaced' END;
+        outcome := CASE on_conflict WHEN 'debounce' THEN 'debounced' ELSE 'replaced' END;
         EXIT;
     END LOOP;
     IF outcome = 'enqueued' AND held_until IS NOT NULL OR version IS NOT NULL THEN
@@ -2603,7 +2619,7 @@ BEGIN
             -- One query for both tables: in each snapshot a job is in one of them.
             IF missing <> '{}' AND NOT EXISTS (SELECT FROM taskd.jobs WHERE id = ANY (missing)) THEN
                 RAISE EXCEPTION 'no job has the id %: it was never enqueued, or its queue keeps it no longer', array_to_string(missing, ', ')
-                    USING ERRCODE = 'invalid_parameter_value', HINT = 'A job can wait only for existing jobs.';
+                    USING ERRCODE = 'invalid_parameter_value', CONSTRAINT = 'parent_is_stored', HINT = 'A job can wait only for existing jobs.';
             END IF;
             tries := tries + 1;
             PERFORM taskd.back_off(tries, began);
@@ -4499,8 +4515,8 @@ $$;
 --
 -- args replaces all arguments, and sets their version to that of the published task. update_args replaces some of the
 -- arguments, and requires that the arguments of the job have that version. Both are checked as in taskd.enqueue(). The
--- deadline 'infinity' removes the deadline. The unique key does not change; the key of the limit is computed from the new
--- arguments. A job with a limit goes through admission again if its due time changes. If one job is refused, none is
+-- deadline 'infinity' removes the deadline. A change of an argument of which the task makes the unique key or the version is
+-- refused; the key of the limit is computed from the new arguments. A job with a limit goes through admission again if its due time changes. If one job is refused, none is
 -- changed. The function runs with the owner's rights, because no other user is allowed to change these columns.
 -- Called by: SQL clients, change_jobs.
 CREATE FUNCTION taskd.change(
@@ -4550,6 +4566,24 @@ BEGIN
         END IF;
         IF FOUND THEN
             PERFORM taskd.raise_invalid_job(wrong.task, '', wrong.args, wrong.required, wrong.accepted);
+        END IF;
+        -- A key that the producer has passed stays, whatever the arguments are.
+        SELECT j.id, t.unique_rule AS rule
+        INTO wrong
+        FROM taskd.job AS j
+        JOIN taskd.task AS t ON t.name = j.task
+        CROSS JOIN LATERAL (SELECT coalesce(change.args, j.args) || coalesce(update_args, '{}') AS args) AS new
+        WHERE j.id = ANY (ids) AND j.worker_id IS NULL AND j.unique_key IS NOT NULL
+          AND j.unique_key = taskd.unique_key_of(t.unique_rule, j.args)
+          AND (taskd.unique_key_of(t.unique_rule, new.args) <> j.unique_key
+               OR taskd.version_of(t.unique_rule, new.args) IS DISTINCT FROM taskd.version_of(t.unique_rule, j.args))
+        ORDER BY j.id
+        LIMIT 1;
+        IF FOUND THEN
+            RAISE EXCEPTION 'the unique key of job % is made of arguments that would change: %', wrong.id,
+                concat_ws(', ', (SELECT string_agg(name, ', ') FROM jsonb_array_elements_text(wrong.rule -> 'by') AS b (name)),
+                          nullif(wrong.rule ->> 'version_by', ''))
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Cancel the job, and enqueue a new one.';
         END IF;
     END IF;
     WITH wanted AS MATERIALIZED (

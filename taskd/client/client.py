@@ -98,8 +98,9 @@ class Client(ClientControl):
 
         The arguments are checked against the published task. Without the option `queue`, the job
         goes to the queue of that task. If no worker has published the task, then with `queue` the
-        arguments are not checked, and without `queue` the task must be a built-in task of this
-        client.
+        arguments are not checked, the job has no unique key unless `unique` is given, and the
+        attribute `published` of the returned id is False. Without `queue`, the task must then be a
+        built-in task of this client.
 
         Args:
             task: the task's name.

@@ -94,7 +94,11 @@ async def insert_jobs(
     """
     ids: list[Enqueued] = []
     for batch in _batches(jobs):
-        ids += await stored_jobs.enqueue(on, await completed(on, batch, built_ins))
+        complete = await completed(on, batch, built_ins)
+        for job, enqueued in zip(complete, await stored_jobs.enqueue(on, complete), strict=True):
+            if not job.checked:
+                enqueued.published = False
+            ids.append(enqueued)
     return ids
 
 
@@ -122,7 +126,7 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     If the arguments of a job were not checked yet, they are checked now. The job also gets the
     limit and the argument version of the task. It gets the task's unique key, unless the job has a
     key or `no_key`. A job without a queue gets the queue of the task. If a job has a queue and its
-    task is not published, the job stays as it is.
+    task is not published, the job stays as it is, and is not `checked`.
 
     Raises:
         UnknownTask, InvalidArgs: as insert_jobs().
@@ -155,6 +159,7 @@ def _complete(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) ->
         unique = task.unique_of(job.args) if job.unique is None and not job.no_key else job.unique
         job = replace(
             job,
+            checked=True,
             args_version=_stored_version(task),
             limit=task.limit_of(job.args),
             unique=unique,

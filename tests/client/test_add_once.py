@@ -282,3 +282,102 @@ async def test_jobs_are_cancelled_in_sql_by_their_key(client: Client, sql: Any) 
     first = await client.enqueue(once("forever"))
     cancel = "SELECT * FROM taskd.cancel(ARRAY(SELECT job_id FROM taskd.find_key('sync', 'k')))"
     assert [tuple(row) for row in await sql.fetch(cancel)] == [(first, "cancelled")]
+
+
+# Before a worker has published the task.
+
+
+async def test_an_enqueue_by_name_says_that_no_worker_has_published_the_task(
+    client: Client, lane: Lane, sql: Any, registry: Any
+) -> None:
+    @task(queue="sync", registry=registry, unique=Unique(by=("account",)))
+    async def bill(account: int) -> None: ...
+
+    early = await client.enqueue_named("bill", {"account": 42}, queue="sync")
+    assert not early.published
+    keyed = await client.enqueue_named(
+        "bill", {"account": 42}, queue="sync", unique=Unique(make_key(42))
+    )
+    assert (keyed.published, keyed.outcome) == (False, "enqueued")
+    [other] = await client.enqueue_many([NewJob("bill", '{"account": 1}', "sync")])
+    assert not other.published
+    await workers.publish(lane, "app", registry, ["sync"])
+    late = await client.enqueue_named("bill", {"account": 42}, queue="sync")
+    assert (late, late.published, late.outcome) == (keyed, True, "skipped")
+    assert (await client.enqueue(bill.job(43))).published
+
+
+async def test_sql_says_that_no_worker_has_published_the_task(sql: Any, published: Any) -> None:
+    notices: list[Any] = []
+    sql.add_log_listener(lambda _, notice: notices.append(notice))
+    await sql.execute("SELECT taskd.enqueue('send', '{\"to\": \"x\"}')")
+    await sql.execute("SELECT taskd.enqueue('unheard', queue => 'q', no_key => true)")
+    assert not notices
+    await sql.execute("SELECT taskd.enqueue('unheard', queue => 'q')")
+    (notice,) = notices
+    assert 'no worker has published the task "unheard"' in notice.message
+    assert "no unique key applies" in notice.message
+
+
+# Only the arguments are replaced.
+
+
+async def test_replace_args_keeps_time_priority_and_options(client: Client, sql: Any) -> None:
+    kept = (
+        "SELECT run_at, priority, max_attempts, timeout_s, deadline, queue, state, metadata "
+        "FROM taskd.job"
+    )
+    options = {"priority": 5, "max_attempts": 3, "timeout_s": 9.0, "metadata": {"a": 1}}
+    unique = Unique("k", on_conflict="replace_args")
+    first = await client.enqueue(
+        NewJob("sync", '{"n": 1}', "sync", delay_s=600, deadline_s=900, unique=unique, **options)
+    )
+    before = await sql.fetchrow(kept)
+    again = await client.enqueue(NewJob("sync", '{"n": 2}', "other", unique=unique))
+    assert (again, again.outcome) == (first, "replaced")
+    assert await sql.fetchrow(kept) == before
+    assert await sql.fetchval("SELECT args FROM taskd.job") == '{"n": 2}'
+
+
+async def test_replace_args_leaves_a_job_that_runs_and_one_that_is_parked(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    def new(n: int) -> NewJob:
+        unique = Unique("k", on_conflict="replace_args")
+        return NewJob("sync", f'{{"n": {n}}}', "sync", unique=unique)
+
+    await client.enqueue(new(1))
+    claimed = await claim(worker)
+    assert (await client.enqueue(new(2))).outcome == "skipped"
+    await end(worker, claimed, JobState.SCHEDULED, delay_s=3600.0, refund=True, parked=True)
+    before = await sql.fetchrow("SELECT state, run_at, parked FROM taskd.job")
+    assert (await client.enqueue(new(3))).outcome == "replaced"
+    row = await sql.fetchrow("SELECT state, run_at, parked, args FROM taskd.job")
+    assert tuple(row)[:3] == tuple(before)
+    assert row["args"] == '{"n": 3}'
+
+
+# A change of the arguments of which a key is made.
+
+
+async def test_a_change_of_an_argument_that_makes_the_key_is_refused(
+    client: Client, lane: Lane, sql: Any, registry: Any
+) -> None:
+    @task(queue="sync", registry=registry, unique=Unique(by=("account",), version_by="rev"))
+    async def bill(account: int, rev: int, full: bool = False) -> None: ...
+
+    await workers.publish(lane, "app", registry, ["sync"])
+    first = await client.enqueue(bill.job(42, 1))
+    own = await client.enqueue(bill.options(unique=Unique("own")).job(42, 1))
+    for new in ({"account": 43}, {"rev": 2}):
+        with pytest.raises(
+            InvalidJob,
+            match=rf"key of job {first} is made of arguments that would change: account, rev"
+            r"\. Cancel the job",
+        ):
+            await client.change([own, first], update_args=new)
+    assert await client.change([first], update_args={"full": True, "account": 42.0})
+    assert await client.change([first], args={"account": 42, "rev": 1, "full": True})
+    assert await client.change([own], update_args={"account": 43}) == {own: "changed"}
+    keys = await sql.fetch("SELECT unique_key FROM taskd.job ORDER BY id")
+    assert [row[0] for row in keys] == ["[42]", "own"]

@@ -7,6 +7,9 @@ from dataclasses import replace
 from tests.store.oracle_limits import Limits
 from tests.store.oracle_rows import Row, Window
 
+# What a job keeps if only its arguments are replaced.
+KEPT_BY_ARGS = ("queue", "priority", "due", "max_attempts", "over", "parked")
+
 
 class Keys(Limits):
     """Holders of keys, and the outcomes of enqueues with a key."""
@@ -78,8 +81,10 @@ class Keys(Limits):
             return "follows"
         if on_conflict == "skip" and newer is None:
             return "skipped"
+        if on_conflict == "replace_args":
+            new = replace(new, **{name: getattr(holder, name) for name in KEPT_BY_ARGS})
         self._replace(holder, new, due=new.due or (on_conflict == "debounce" and at_once))
-        return "replaced" if newer is not None else f"{on_conflict}d"
+        return "debounced" if on_conflict == "debounce" else "replaced"
 
     def _as_allowed(self, holder: Row, new: Row) -> Row:
         """A producer moves the job of another one only to the published queue and limit."""
@@ -95,7 +100,7 @@ class Keys(Limits):
         self._leave(holder)
         holder.queue, holder.priority, holder.due = new.queue, new.priority, due
         holder.limit, holder.limit_key, holder.gate = new.limit, new.limit_key, None
-        holder.max_attempts, holder.over, holder.parked = new.max_attempts, new.over, False
+        holder.max_attempts, holder.over, holder.parked = new.max_attempts, new.over, new.parked
         holder.state = "scheduled" if holder.crashes else self.when_due(new.limit, due)
         if new.version is not None:
             holder.version, holder.follower = new.version, None

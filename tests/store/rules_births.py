@@ -51,7 +51,7 @@ class Births(Attempts):
         wanted=WANTED,
         key=st.sampled_from(["k-live", "k-waiting", "k-waiting"]),
         window=st.sampled_from([None, None, HOUR_S]),
-        on_conflict=st.sampled_from(["skip", "replace", "debounce", "raise"]),
+        on_conflict=st.sampled_from(["skip", "replace", "debounce", "raise", "replace_args"]),
         at_once=st.booleans(),
         idle=st.booleans(),
     )

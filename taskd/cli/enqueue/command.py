@@ -28,6 +28,8 @@ from taskd.errors import EnqueueError, StoreUnavailable, TaskdError
 if TYPE_CHECKING:
     from taskd.client import Client
 
+UNPUBLISHED = "no worker has published"
+
 
 @click.command()
 @click.argument("task")
@@ -119,6 +121,10 @@ def enqueue(
     args = arguments(pairs, args_json)
     with with_json_hint(pairs):
         enqueued = run(_enqueue_one(session, task, args, with_unique(_given(options))))
+    if not enqueued.published:
+        keyed = options["unique_key"] is not None or options["no_key"]
+        hint = "" if keyed else ", and no unique key of the task applies; --unique-key gives one"
+        session.echo(f"taskd: {UNPUBLISHED} task {task!r}: the arguments were not checked{hint}")
     if enqueued.outcome != "enqueued":
         session.echo(f"taskd: job {enqueued} holds the key; {enqueued.outcome}")
     click.echo(enqueued)
@@ -164,6 +170,11 @@ def _enqueue_lines(session: Session, source: IO[bytes], options: dict[str, Any],
     others = progress.jobs - progress.enqueued
     held = f"; for {count(others, 'line')}, another job holds the key" if others else ""
     session.echo(f"{count(progress.enqueued, 'job')} enqueued{held}")
+    if progress.unpublished:
+        session.echo(
+            f"{UNPUBLISHED} the tasks of {count(progress.unpublished, 'line')}: the arguments were "
+            "not checked, and no unique keys of these tasks apply"
+        )
 
 
 def _enqueue_chunks(

@@ -183,12 +183,13 @@ class Progress:
     Attributes:
         jobs: number of lines that were committed, including those whose key another job holds.
         enqueued: number of jobs that were enqueued.
+        unpublished: number of lines whose task no worker has published.
         line: the last committed line.
         sent: the chunk that is being sent.
     """
 
     def __init__(self) -> None:
-        self.jobs = self.enqueued = 0
+        self.jobs = self.enqueued = self.unpublished = 0
         self.line = 0
         self.sent: Chunk | None = None
 
@@ -196,6 +197,7 @@ class Progress:
         """Count the jobs of a committed chunk."""
         self.jobs += len(chunk.jobs)
         self.enqueued += sum(each.outcome == "enqueued" for each in results)
+        self.unpublished += sum(not each.published for each in results)
         self.line = chunk.end_line
         self.sent = None
 

@@ -65,6 +65,9 @@ class OnConflict(StrEnum):
     # time of a holder that waits for a retry never becomes earlier. A running holder does not
     # change.
     REPLACE = "replace"
+    # A waiting holder gets the arguments of the new job, and the limit that they make. It keeps its
+    # queue, due time, priority and options. A running holder does not change.
+    REPLACE_ARGS = "replace_args"
     # Like REPLACE, but the new due time is at most debounce_max_s later than the time at which the
     # holder was enqueued.
     DEBOUNCE = "debounce"
@@ -123,12 +126,15 @@ class Enqueued(int, Generic[R_co]):
             by the database's clock; None for a job that holds the key. The id and `enqueued_us`
             together name one job; the id alone is not enough if a switch-over by logical
             replication has set the sequence of ids back.
+        published: False if no worker has published the task of a job that was enqueued by name: the
+            arguments were not checked, and the job has no unique key and no limit of its task.
         client: the client that enqueued the job and can wait for its result; None in a copy.
         decode: decodes the JSON text of the result to R_co; None: the result keeps JSON's types.
     """
 
     outcome: str = "enqueued"
     enqueued_us: int | None = None
+    published: bool = True
     client: ReadsResults | None = None
     decode: Callable[[str], R_co] | None = None
 
