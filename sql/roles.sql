@@ -97,7 +97,7 @@ GRANT EXECUTE ON FUNCTION
     TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.next_stage(bigint, text, jsonb, jsonb, text), taskd.enqueue_next_stage(bigint, jsonb),
-    taskd.parent_results(bigint, bigint), taskd.prune_workflows()
+    taskd.parent_results(bigint, bigint), taskd.prune_workflows(), taskd.publish_pipelines(text, text, text, jsonb)
     TO taskd_worker;
 GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_admin;

@@ -2,6 +2,7 @@
 
     schedule("tidy", tidy.job(), every("5m"))
     schedule("nightly", report.job(of="sales"), cron("0 3 * * *", "Europe/Berlin"), overlap="skip")
+    schedule("hourly", ingest.job(url="https://example.org"), every("1h"))  # a run of a pipeline
 
 At the top level of a module of the app, these calls declare schedules; the workers of the app
 publish them when they start. At run time, `client.schedules` makes and changes schedules.
@@ -10,7 +11,7 @@ publish them when they start. At run time, `client.schedules` makes and changes 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskd.config import parse_duration_s
 from taskd.core.jobs.job import NewJob
@@ -26,6 +27,9 @@ from taskd.core.schedule import (
 from taskd.core.tasks import registry as registries
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidSchedule, ScheduleNotFound
+
+if TYPE_CHECKING:  # the import loads the driver, which declarations do not need
+    from taskd.client.workflows import Pipeline
 
 __all__ = [
     "CatchUp",
@@ -78,7 +82,7 @@ def cron(expression: str, timezone: str = "UTC") -> Cron:
 
 def schedule(
     name: str,
-    job: NewJob | Task[..., Any],
+    job: NewJob | Task[..., Any] | Pipeline,
     when: When,
     *,
     query: str | None = None,
@@ -93,14 +97,16 @@ def schedule(
 
     Args:
         name: unique in the database.
-        job: the job that a tick enqueues: `task.job(...)`. With a query, give the task itself; the
-            columns of the query are the arguments of the jobs.
+        job: the job that a tick enqueues, `task.job(...)`, or the run that it starts,
+            `pipeline.job(...)`. With a query, give the task or the pipeline itself; the columns of
+            the query are the arguments.
         when: every(...) or cron(...).
         query: a SELECT; a tick enqueues one job per row.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, fire only the newest missed ticks, at most this many.
-        overlap: what a tick does while a job of the schedule is live: `allow` (enqueue another
-            job), `skip` (enqueue no job) or `cancel` (cancel the live job and enqueue another job).
+        overlap: what a tick does while a job of the schedule is live, or a later stage of its run:
+            `allow` (enqueue another job), `skip` (enqueue no job) or `cancel` (cancel the live job
+            and enqueue another job).
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after its tick. If no attempt has started by
             then, the job expires.
@@ -111,8 +117,9 @@ def schedule(
         InvalidArgs: the task needs arguments, and there is no query.
         ValueError: another schedule has that name.
     """
-    if isinstance(job, Task):
+    if not isinstance(job, NewJob) and hasattr(job, "job"):  # a task or a pipeline
         job = job.job() if query is None else NewJob(job.name, queue=job.queue)
-    made = Schedule(name, job, when, query, catch_up, catch_up_max, overlap, jitter_s, deadline_s)
+    of: Any = job  # checked by Schedule
+    made = Schedule(name, of, when, query, catch_up, catch_up_max, overlap, jitter_s, deadline_s)
     registry.add_schedule(made)
     return made

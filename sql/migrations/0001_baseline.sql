@@ -418,7 +418,7 @@ AS $$
     FROM taskd.arg_checks(args_schema)
 $$;
 
--- Tasks as workers have published them.
+-- Tasks and pipelines as workers have published them.
 CREATE TABLE taskd.task (
     name taskd.task_name PRIMARY KEY,
     login name NOT NULL DEFAULT session_user, -- the login that has published it first; workers cannot write this column
@@ -446,9 +446,13 @@ CREATE TABLE taskd.task (
     limit_defaults jsonb,                   -- and the values of omitted arguments
     unique_rule jsonb,                      -- how its jobs get unique keys: `Unique` of Python, with the values of omitted
                                             -- arguments
+    -- Of a pipeline, which has the kind `pipeline`: its stages. The arguments are those of the first stage. Only
+    -- taskd.publish_pipelines() writes this column; where the kind is another one, it has no meaning.
+    stages jsonb,
     -- Whether its jobs have no limit, no unique key and version 1 of the arguments, so that taskd.enqueue() inserts them
     -- directly.
-    usual boolean NOT NULL GENERATED ALWAYS AS (limit_name IS NULL AND unique_rule IS NULL AND args_version = 1) STORED,
+    usual boolean NOT NULL
+        GENERATED ALWAYS AS (limit_name IS NULL AND unique_rule IS NULL AND args_version = 1 AND stages IS NULL) STORED,
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
     accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED,
     fits jsonpath NOT NULL GENERATED ALWAYS AS (taskd.fitting_args(args_schema)) STORED
@@ -456,6 +460,7 @@ CREATE TABLE taskd.task (
 -- The argument schema is the largest column, and no enqueue reads it. If a row is too large, PostgreSQL moves this column out
 -- of the row, and need not compress the other columns.
 ALTER TABLE taskd.task ALTER args_schema SET STORAGE EXTERNAL;
+ALTER TABLE taskd.task ALTER stages SET STORAGE EXTERNAL;
 
 -- Workers, one row for each start of a worker process, kept for a week after its end for diagnosis. The table is logged on
 -- purpose: a crash of the server empties unlogged tables, and then all running jobs would be rescued although their workers
@@ -1304,8 +1309,9 @@ $$;
 
 -- Insert one job and return its id, or the id of the job that holds its unique key. `checked`: the arguments were
 -- checked, by a client that knows the task. The limit that the client has passed applies only if the published task has none.
+-- If the task is a published pipeline, a run of it is started, and the id is that of the job of its first stage.
 -- The function runs with the owner's rights, because no role is allowed to insert jobs: so every rule for producers holds.
--- Called by: enqueue_usual_job(), enqueue(), enqueue_unique_batch(), enqueue_job.
+-- Called by: enqueue_usual_job(), enqueue_jobs(), enqueue(), enqueue_unique_batch(), enqueue_job.
 CREATE FUNCTION taskd.enqueue_one(
     task text,
     queue text,
@@ -1353,9 +1359,17 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    -- Most tasks have no limit, and this probe is cheaper than a SELECT INTO.
-    IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND t.limit_name IS NOT NULL) THEN
-        SELECT t.limit_name, taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) INTO limit_name, limit_values
+    -- Most tasks have no limit and are no pipelines, and this probe is cheaper than a SELECT INTO.
+    IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND (t.limit_name IS NOT NULL OR t.stages IS NOT NULL)) THEN
+        IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND t.stages IS NOT NULL AND t.kind = 'pipeline') THEN
+            RETURN taskd.start_run(
+                task, args, queue, priority, due, max_attempts, timeout_s,
+                coalesce(deadline, now() + make_interval(secs => deadline_s)), metadata
+            );
+        END IF;
+        SELECT coalesce(t.limit_name, limit_name),
+               CASE WHEN t.limit_name IS NULL THEN limit_values ELSE taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END
+        INTO limit_name, limit_values
         FROM taskd.task AS t WHERE t.name = task;
     ELSIF limit_name IS NOT NULL THEN
         limit_name := taskd.checked_limit_name(limit_name);
@@ -1385,7 +1399,7 @@ END
 $$;
 
 -- Insert one job without options, as most jobs are enqueued, and return its id. Four columns instead of 13 save 7 us.
--- A job whose published task has a limit takes the long way.
+-- A job whose published task has a limit, or is a pipeline, takes the long way.
 -- Called by: enqueue_usual_job.
 CREATE FUNCTION taskd.enqueue_usual_job(task text, queue text, args jsonb, priority smallint) RETURNS bigint
 LANGUAGE plpgsql
@@ -1397,7 +1411,7 @@ DECLARE
     job_id bigint;
     notified boolean;
 BEGIN
-    IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND t.limit_name IS NOT NULL) THEN
+    IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND (t.limit_name IS NOT NULL OR t.stages IS NOT NULL)) THEN
         RETURN taskd.enqueue_one(task, queue, args, priority, NULL, NULL, NULL, NULL, NULL, NULL, NULL, true);
     END IF;
     INSERT INTO taskd.job AS j (task, queue, args, priority)
@@ -1430,7 +1444,8 @@ $$;
 
 -- Insert jobs without unique keys, and return their ids. Each array is a column. If no job has an option, the array of this
 -- option is empty, and unnest() returns NULLs. If all jobs have the same task, queue or priority, this array has one element.
--- Ids are drawn in the order of the arrays. The workers of each queue are notified once, after all rows are inserted, because
+-- Ids are drawn in the order of the arrays. If one of the tasks is a pipeline, the jobs are inserted one by one. Otherwise, the
+-- workers of each queue are notified once, after all rows are inserted, because
 -- the busy mark of a queue must be read after the transaction has drawn its xid.
 -- Called by: enqueue_usual_jobs(), enqueue_jobs.
 CREATE FUNCTION taskd.enqueue_jobs(
@@ -1448,6 +1463,22 @@ AS $$
 DECLARE
     ids bigint[];
 BEGIN
+    IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = ANY (tasks) AND t.stages IS NOT NULL) THEN
+        SELECT array_agg(one.id ORDER BY one.id) INTO vars.ids
+        FROM (
+            SELECT taskd.enqueue_one(
+                       coalesce(a.task, tasks[1]), coalesce(a.queue, queues[1]), a.args::jsonb, coalesce(a.priority, priorities[1]),
+                       a.run_at, a.delay_s, a.max_attempts, a.timeout_s, a.deadline, a.deadline_s, a.args_version, true,
+                       a.limit_name, a.limit_values::jsonb, metadata => a.metadata::jsonb
+                   ) AS id
+            FROM unnest(tasks, queues, enqueue_jobs.args, priorities, run_ats, delays_s, enqueue_jobs.max_attempts, timeouts_s,
+                        deadlines, deadlines_s, args_versions, enqueue_jobs.limit_names, enqueue_jobs.limit_values, metadatas)
+                WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
+                                      deadline_s, args_version, limit_name, limit_values, metadata, n)
+            ORDER BY a.n
+        ) AS one;
+        RETURN ids;
+    END IF;
     SELECT l.limit_names, l.limit_values INTO enqueue_jobs.limit_names, enqueue_jobs.limit_values
     FROM taskd.limits_of_jobs(tasks, enqueue_jobs.args, enqueue_jobs.limit_names, enqueue_jobs.limit_values) AS l;
     PERFORM taskd.check_queue_room(q.name, q.max_depth, due_now.wanted)
@@ -1496,7 +1527,7 @@ AS $$
 DECLARE
     ids bigint[];
 BEGIN
-    IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND t.limit_name IS NOT NULL) THEN
+    IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND (t.limit_name IS NOT NULL OR t.stages IS NOT NULL)) THEN
         RETURN taskd.enqueue_jobs(ARRAY[task], ARRAY[queue], args, ARRAY[priority]);
     END IF;
     PERFORM taskd.check_queue_room(q.name, q.max_depth, cardinality(args))
@@ -1522,8 +1553,8 @@ $$;
 -- be the id of that job; with no_key, the job gets no key. Before a worker has published the task, the job gets no key, either: a
 -- NOTICE says so, and taskd.enqueue_unique() takes a key. The function refuses missing and unknown arguments, and arguments
 -- of a wrong JSON type or outside of a list of values. The worker checks everything else before the handler runs: bounds,
--- formats, and what is inside of objects and arrays. The function runs with the owner's rights, like every function that
--- enqueues jobs.
+-- formats, and what is inside of objects and arrays. The name of a published pipeline starts a run of it; the id is that of the
+-- job of its first stage. The function runs with the owner's rights, like every function that enqueues jobs.
 -- Called by: SQL clients.
 CREATE FUNCTION taskd.enqueue(
     task text,
@@ -1709,7 +1740,8 @@ BEGIN
     END IF;
     SELECT t.queue, t.required, t.accepted, nullif(t.args_version, 1) AS args_version, t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END AS limit_values,
-           CASE WHEN NOT checked THEN taskd.args_are_valid(args, t.accepted, t.fits) END AS valid
+           CASE WHEN NOT checked THEN taskd.args_are_valid(args, t.accepted, t.fits) END AS valid,
+           t.stages IS NOT NULL AND t.kind = 'pipeline' AS is_pipeline
     INTO known
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
     IF NOT checked THEN
@@ -1719,6 +1751,10 @@ BEGIN
         IF target_queue IS NULL OR known.valid IS NOT TRUE THEN
             PERFORM taskd.raise_invalid_job(enqueue_unique.task, target_queue, enqueue_unique.args, known.required, known.accepted);
         END IF;
+    END IF;
+    IF known.is_pipeline THEN
+        RAISE EXCEPTION '"%" is a pipeline, and a run of it has no unique key', task
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Start it with taskd.enqueue().';
     END IF;
     -- What the task publishes holds for every producer; a limit of the client's applies only to a task without one.
     IF known.limit_name IS NOT NULL THEN
@@ -2166,7 +2202,7 @@ $$;
 -- inserted them. `session_user` is the login itself, also inside of a function with the owner's rights.
 
 -- Return whether this login is `login`, or a member of it, which could use its rights anyway.
--- Called by: enqueue_next_stage(), parent_results(), check_scheduled_tasks().
+-- Called by: check_own_tasks(), enqueue_next_stage(), parent_results().
 CREATE FUNCTION taskd.acts_as(login name) RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -2176,12 +2212,33 @@ AS $$
 $$;
 
 -- Return whether this login is allowed to enqueue jobs with any arguments.
--- Called by: enqueue_next_stage(), check_scheduled_tasks(), make_scheduled_jobs().
+-- Called by: check_own_tasks(), enqueue_next_stage(), make_scheduled_jobs().
 CREATE FUNCTION taskd.may_enqueue() RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT has_function_privilege(session_user, 'taskd.enqueue'::regproc, 'EXECUTE')
+$$;
+
+-- Raise an error if this login may not enqueue jobs and has not published these tasks. `maker`: what enqueues jobs of them.
+-- Called by: publish_pipelines(), set_schedule().
+CREATE FUNCTION taskd.check_own_tasks(maker text, tasks text[]) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    foreign_task text := (
+        SELECT wanted
+        FROM unnest(tasks) AS wanted
+        WHERE NOT EXISTS (SELECT FROM taskd.task AS t WHERE t.name = wanted AND taskd.acts_as(t.login))
+        LIMIT 1
+    );
+BEGIN
+    IF foreign_task IS NOT NULL AND NOT taskd.may_enqueue() THEN
+        RAISE EXCEPTION '% enqueues jobs of the task "%", which % has not published; grant it taskd_producer, or act as a member of '
+            'taskd_admin', maker, foreign_task, session_user USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
 $$;
 
 -- ====================================================================================================
@@ -2633,7 +2690,7 @@ $$;
 -- its parent. A parent that is done does not block. For a parent that has failed, `on_failed` is applied at once. A live
 -- parent without a workflow joins this workflow, so that the end of the parent unblocks the job. The function runs with the
 -- owner's rights, because producers are not allowed to write workflows and dependencies.
--- Called by: enqueue_after(), enqueue_workflow.
+-- Called by: enqueue_after(), start_run(), enqueue_workflow.
 CREATE FUNCTION taskd.enqueue_workflow(
     name text,
     kind text,
@@ -2672,7 +2729,14 @@ DECLARE
     queues_to_notify text[];
     ended bigint[];
     ended_states text[];
+    pipeline text := (
+        SELECT t.name FROM taskd.task AS t WHERE t.name = ANY (tasks) AND t.stages IS NOT NULL AND t.kind = 'pipeline' LIMIT 1
+    );
 BEGIN
+    IF pipeline IS NOT NULL THEN
+        RAISE EXCEPTION '"%" is a pipeline, and cannot be a job of a workflow', pipeline
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Add the jobs of its stages, or start it from a job of the workflow.';
+    END IF;
     SELECT l.limit_names, l.limit_values INTO enqueue_workflow.limit_names, enqueue_workflow.limit_values
     FROM taskd.limits_of_jobs(tasks, enqueue_workflow.args, enqueue_workflow.limit_names, enqueue_workflow.limit_values) AS l;
     IF existing <> '{}' AND NOT locked THEN
@@ -2898,7 +2962,7 @@ $$;
 
 -- Enqueue the job of the next stage, in the statement that ends the job of the previous stage, and before it deletes that job;
 -- return the id of the new job, or NULL if the run ends. `step` is the result of taskd.next_stage(). The new job gets the metadata
--- of the previous one. The caller has locked the previous job, and this function locks its workflow.
+-- and the schedule of the previous one, so that a schedule's overlap counts the whole run. The caller has locked the previous job, and this function locks its workflow.
 --
 -- The function runs with the owner's rights, because workers are not allowed to insert jobs. They choose only the stage and its
 -- arguments, once for each job that they run: all else is in the plan of the workflow.
@@ -2922,7 +2986,7 @@ BEGIN
     IF step IS NULL THEN
         RETURN NULL;
     END IF;
-    SELECT j.workflow_id, j.metadata, w.login INTO parent
+    SELECT j.workflow_id, j.metadata, j.schedule, j.tick, w.login INTO parent
     FROM taskd.job AS j LEFT JOIN taskd.worker AS w ON w.id = j.worker_id
     WHERE j.id = parent_id AND j.state = 'running';
     IF NOT (taskd.may_enqueue() OR coalesce(taskd.acts_as(parent.login), false))
@@ -2941,20 +3005,101 @@ BEGIN
     END IF;
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
-        limit_name, limit_key, metadata
+        limit_name, limit_key, metadata, schedule, tick
     )
     SELECT stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint,
            taskd.state_when_due(t.limit_name, due), due,
            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
            (stage ->> 'args_version')::smallint, parent.workflow_id, stage ->> 'name', t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL
-                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults, t.redact)) END, parent.metadata
+                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults, t.redact)) END,
+           parent.metadata, parent.schedule, parent.tick
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO new_id;
     INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
     VALUES (parent_id, new_id, parent.workflow_id, 'cancel', true);
     PERFORM taskd.notify_workers(stage ->> 'queue');
     RETURN new_id;
+END
+$$;
+
+-- Start a run of a published pipeline, and return the id of the job of its first stage. The options replace those of the first
+-- stage; the priority 100 does not. The caller has checked the arguments.
+-- Called by: enqueue_one(), make_scheduled_jobs().
+CREATE FUNCTION taskd.start_run(
+    pipeline text, args jsonb, queue text, priority integer, run_at timestamptz, max_attempts integer, timeout_s double precision,
+    deadline timestamptz, metadata jsonb, schedule text DEFAULT NULL, tick timestamptz DEFAULT NULL
+) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    stages jsonb := (SELECT t.stages FROM taskd.task AS t WHERE t.name = pipeline);
+    first jsonb := stages -> 0;
+    job_id bigint := (taskd.enqueue_workflow(
+        pipeline, 'pipeline', stages, ARRAY[first ->> 'task'], ARRAY[coalesce(queue, first ->> 'queue')], ARRAY[args::text],
+        ARRAY[coalesce(nullif(priority, 100), (first ->> 'priority')::integer, 100)]::smallint[], ARRAY[run_at],
+        ARRAY[NULL::double precision],
+        ARRAY[coalesce(max_attempts, (first ->> 'max_attempts')::integer)]::smallint[],
+        ARRAY[coalesce(timeout_s, (first ->> 'timeout_s')::double precision)], ARRAY[deadline], ARRAY[NULL::double precision],
+        ARRAY[(first ->> 'args_version')::smallint], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[first ->> 'name'],
+        '{}', '{}', '{}', '{}', metadatas => ARRAY[metadata::text]
+    ))[2];
+BEGIN
+    IF schedule IS NOT NULL THEN
+        UPDATE taskd.job AS j SET schedule = schedule, tick = tick WHERE j.id = job_id;
+    END IF;
+    RETURN job_id;
+END
+$$;
+
+-- Publish the pipelines that an app declares, an array of objects; they overwrite pipelines of the same names. Return the name and
+-- the app of each task and pipeline of another app that has the name and other arguments, and is not overwritten. A run enqueues
+-- jobs of all tasks of its stages, so a worker that is not allowed to enqueue publishes only pipelines of tasks that its own login
+-- has published. The function runs with the owner's rights, because workers are not allowed to write stages.
+-- Called by: publish_pipelines.
+CREATE FUNCTION taskd.publish_pipelines(app text, module text, code text, pipelines jsonb)
+RETURNS TABLE (pipeline text, owner text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    made record;
+BEGIN
+    FOR made IN
+        SELECT *
+        FROM jsonb_to_recordset(pipelines) AS p (
+            name text, signature text, queue text, max_attempts smallint, timeout_s double precision, args_schema jsonb,
+            args_version smallint, redact text[], stages jsonb
+        )
+        ORDER BY p.name
+    LOOP
+        PERFORM taskd.check_own_tasks(
+            format('the pipeline "%s"', made.name),
+            ARRAY(SELECT DISTINCT stage ->> 'task' FROM jsonb_array_elements(made.stages) AS stage)
+        );
+        INSERT INTO taskd.task AS task (
+            app, module, code, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, stages
+        ) VALUES (
+            publish_pipelines.app, publish_pipelines.module, publish_pipelines.code, made.name, made.signature, made.queue,
+            made.max_attempts, made.timeout_s, made.args_schema, 'pipeline', made.args_version, made.redact, made.stages
+        )
+        ON CONFLICT (name) DO UPDATE
+        SET app = excluded.app, module = excluded.module, code = excluded.code, signature = excluded.signature, queue = excluded.queue,
+            max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s, args_schema = excluded.args_schema,
+            kind = excluded.kind, args_version = excluded.args_version, redact = excluded.redact, stages = excluded.stages,
+            alias_of = NULL, unique_rule = NULL, limit_name = NULL, limit_by = NULL, limit_defaults = NULL,
+            built_in = false, published_at = clock_timestamp(),
+            contested_by = CASE WHEN task.signature = excluded.signature AND task.contested_by <> excluded.app
+                                THEN task.contested_by END
+        WHERE task.app = excluded.app OR task.signature = excluded.signature AND task.kind = 'pipeline';
+        IF NOT FOUND THEN
+            RETURN QUERY SELECT made.name, coalesce((SELECT t.app FROM taskd.task AS t WHERE t.name = made.name), '(starting now)');
+        END IF;
+    END LOOP;
 END
 $$;
 
@@ -3048,27 +3193,6 @@ AS $$
     SELECT starts_at + make_interval(secs => every_s * greatest(
         0, floor(extract(epoch FROM after - starts_at) / every_s::numeric) + 1
     )::double precision)
-$$;
-
--- Raise an error if this login may not enqueue jobs and has not published these tasks.
--- Called by: set_schedule().
-CREATE FUNCTION taskd.check_scheduled_tasks(schedule text, tasks text[]) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-DECLARE
-    foreign_task text := (
-        SELECT wanted
-        FROM unnest(tasks) AS wanted
-        WHERE NOT EXISTS (SELECT FROM taskd.task AS t WHERE t.name = wanted AND taskd.acts_as(t.login))
-        LIMIT 1
-    );
-BEGIN
-    IF foreign_task IS NOT NULL AND NOT taskd.may_enqueue() THEN
-        RAISE EXCEPTION 'the schedule "%" is for the task "%", which % has not published; grant it taskd_producer, or set the schedule '
-            'as a member of taskd_admin', schedule, foreign_task, session_user USING ERRCODE = 'insufficient_privilege';
-    END IF;
-END
 $$;
 
 -- Create or change a schedule; return `created`, `changed`, `unchanged` or `taken`.
@@ -3175,7 +3299,7 @@ BEGIN
     LOOP
         SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name FOR UPDATE;
         EXIT WHEN FOUND;
-        PERFORM taskd.check_scheduled_tasks(name, ARRAY[task]);
+        PERFORM taskd.check_own_tasks(format('the schedule "%s"', name), ARRAY[task]);
         INSERT INTO taskd.schedule AS s (
             name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, args_version, query, query_user, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
@@ -3201,7 +3325,7 @@ BEGIN
     IF app IS NOT NULL AND old.app IS DISTINCT FROM app AND old.withdrawn_at IS NULL THEN
         RETURN 'taken';
     END IF;
-    PERFORM taskd.check_scheduled_tasks(name, ARRAY[task, CASE WHEN old.withdrawn_at IS NULL THEN old.task ELSE task END]);
+    PERFORM taskd.check_own_tasks(format('the schedule "%s"', name), ARRAY[task, CASE WHEN old.withdrawn_at IS NULL THEN old.task ELSE task END]);
     -- A user that was dropped keeps nobody from changing its schedule.
     IF EXISTS (SELECT FROM pg_roles AS r WHERE r.rolname = old.query_user AND NOT pg_has_role(session_user, r.oid, 'MEMBER'))
        AND NOT has_function_privilege(session_user, 'taskd.run_schedule'::regproc, 'EXECUTE')
@@ -3242,7 +3366,7 @@ BEGIN
 END
 $$;
 
--- Enqueue the jobs of one tick: one job, or one for each element of `argses`, the rows of the schedule's query. Return `fired`
+-- Enqueue the jobs of one tick, or start the runs: one, or one for each element of `argses`, the rows of the schedule's query. Return `fired`
 -- and their ids, or `skipped` if the schedule's overlap is `skip` and one of its jobs is live. The function runs with the
 -- owner's rights, because workers are not allowed to insert jobs. Workers do not choose the arguments: these are in the
 -- schedule, or come from its query, which runs as the user who has set it. Unless at_once, jitter delays `run_at`. The delay
@@ -3261,7 +3385,9 @@ DECLARE
     moment timestamptz := clock_timestamp();
     def taskd.schedule;
     known taskd.task;
+    is_pipeline boolean;
     wrong_args jsonb;
+    live bigint[];
 BEGIN
     SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
     IF (argses IS NULL) <> (def.query IS NULL) OR def.query_user <> session_user OR tick > moment
@@ -3274,11 +3400,17 @@ BEGIN
         RETURN;
     END IF;
     IF def.overlap = 'cancel' THEN
-        PERFORM taskd.cancel(
-            ARRAY(SELECT j.id FROM taskd.job AS j WHERE j.schedule = schedule), 'its schedule made another one'
-        );
+        LOOP
+            -- A stage that ends meanwhile begins the next one, unless its run is stopped.
+            live := ARRAY(SELECT j.id FROM taskd.job AS j WHERE j.schedule = schedule AND j.id <> ALL (coalesce(live, '{}')));
+            EXIT WHEN live = '{}';
+            PERFORM taskd.cancel(live, 'its schedule made another one');
+            UPDATE taskd.workflow AS w SET stopped_at = coalesce(w.stopped_at, clock_timestamp())
+            WHERE w.stages IS NOT NULL AND w.id IN (SELECT j.workflow_id FROM taskd.jobs AS j WHERE j.id = ANY (live));
+        END LOOP;
     END IF;
     SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
+    is_pipeline := coalesce(known.kind = 'pipeline' AND known.stages IS NOT NULL, false);
     -- Arguments of an older schema version are converted, and checked, by the worker.
     IF argses IS NOT NULL AND known.args_version = coalesce(def.args_version, 1) THEN
         SELECT def.args || a INTO wrong_args FROM unnest(argses) AS a
@@ -3311,10 +3443,20 @@ BEGIN
                CASE WHEN known.limit_name IS NOT NULL
                     THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact)) END, metadata
         FROM wanted
+        WHERE NOT is_pipeline
         ORDER BY n
         RETURNING j.id
+    ), started AS (
+        SELECT taskd.start_run(
+                   def.task, args, def.queue, def.priority, due, def.max_attempts, def.timeout_s,
+                   tick + make_interval(secs => def.deadline_s), metadata, schedule, tick
+               ) AS id
+        FROM wanted
+        WHERE is_pipeline
+    ), made AS (
+        SELECT id FROM inserted UNION ALL SELECT id FROM started
     )
-    SELECT 'fired', coalesce(array_agg(id ORDER BY id), '{}') INTO outcome, ids FROM inserted;
+    SELECT 'fired', coalesce(array_agg(id ORDER BY id), '{}') INTO outcome, ids FROM made;
     IF ids <> '{}' THEN
         PERFORM taskd.notify_workers(def.queue);
     END IF;
@@ -4954,7 +5096,18 @@ SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
+DECLARE
+    pipeline record;
 BEGIN
+    SELECT t.name, array_to_string(ARRAY(SELECT DISTINCT stage ->> 'task' FROM jsonb_array_elements(t.stages) AS stage ORDER BY 1), ', ')
+        AS stage_tasks
+    INTO pipeline
+    FROM taskd.task AS t WHERE t.name = ANY (tasks) AND t.stages IS NOT NULL AND t.kind = 'pipeline'
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '"%" is a pipeline, and no worker runs jobs of this name', pipeline.name
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pause the tasks of its stages: ' || left(pipeline.stage_tasks, 400);
+    END IF;
     RETURN QUERY
     WITH held AS MATERIALIZED (
         SELECT name FROM taskd.task WHERE name = ANY (tasks) OR alias_of = ANY (tasks) ORDER BY name FOR UPDATE

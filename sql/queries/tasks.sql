@@ -1,4 +1,4 @@
--- Tasks as workers have published them, so that the database and every client know their defaults and arguments.
+-- Tasks and pipelines as workers have published them, so that the database and every client know their defaults and arguments.
 
 -- Publish the tasks of an app; they overwrite tasks of the same names. Only a task of another app with another signature is not
 -- overwritten: the statement returns the task and that app, and the worker refuses to start. The returned tasks are those that
@@ -47,6 +47,12 @@ SELECT mine.name, coalesce(task.app, '(starting now)') AS app
 FROM mine
 LEFT JOIN taskd.task AS task ON task.name = mine.name
 WHERE mine.name NOT IN (SELECT name FROM published);
+
+-- See taskd.publish_pipelines().
+
+-- name: publish_pipelines(app text, module text, code text, pipelines text)
+-- roles: worker
+SELECT pipeline AS name, owner AS app FROM taskd.publish_pipelines($1, $2, $3, $4::text::jsonb);
 
 -- Record that an app defines these tasks of other apps with other arguments, so that the doctor can name both apps.
 

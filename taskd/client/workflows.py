@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,9 @@ from taskd.client.client import Client
 from taskd.client.default import default_client
 from taskd.client.enqueueing import BuiltIns, completed
 from taskd.core.jobs.job import NewJob
+from taskd.core.tasks import registry as registries
 from taskd.core.tasks.handler_kind import HandlerKind
+from taskd.core.tasks.registry import PipelinePlan, Registry
 from taskd.core.tasks.task import Task
 from taskd.core.workflows.stages import Stage, check_stages
 from taskd.core.workflows.workflow import (
@@ -290,6 +293,33 @@ class Pipeline(Startable):
         self.stages = tuple(made for made, _ in stages)
         check_stages(name, self.stages, [_returns(task) for _, task in stages])
         self._first = stages[0][1]
+        self.queue = self.stages[0].queue
+
+    def job(self, *args: Any, **kwargs: Any) -> NewJob:
+        """Return a run as a value, for schedule() and Client.enqueue(); it starts by its name.
+
+        A worker of the app must have published the pipeline. The id that `enqueue` returns is that
+        of the job of the first stage.
+
+        Args:
+            args, kwargs: the arguments of the first stage's handler.
+
+        Raises:
+            InvalidArgs: the arguments do not fit the task of the first stage.
+        """
+        return NewJob(self.name, self._first.encode(*args, **kwargs))
+
+    def plan(self) -> PipelinePlan:
+        """Return what workers publish about the pipeline."""
+        first, task = self.stages[0], self._first
+        return PipelinePlan(
+            self.name,
+            task,
+            first.queue,
+            first.max_attempts or task.max_attempts,
+            first.timeout_s or task.timeout_s,
+            self._stages_text(),
+        )
 
     async def start(
         self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
@@ -329,11 +359,18 @@ class Pipeline(Startable):
             args_version=first.args_version,
             limit=self._first.limit_of(text),
         )
-        stages = msgspec.json.encode(self.stages).decode()
-        return Plan(self.name, "pipeline", [Node(first.name, job)], stages=stages)
+        node = Node(first.name, job)
+        return Plan(self.name, "pipeline", [node], stages=self._stages_text())
+
+    def _stages_text(self) -> str:
+        return msgspec.json.encode(self.stages).decode()
 
 
-def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
+def pipeline(
+    name: str,
+    *stages: tuple[Stage, Task[..., Any]],
+    registry: Registry | None = registries.DEFAULT,
+) -> Pipeline:
     """Make a pipeline of named stages, in which the result of a stage is passed to the next one.
 
     If a result is a dict, its items are the arguments of the next stage by name. If it is None, the
@@ -342,15 +379,24 @@ def pipeline(name: str, *stages: tuple[Stage, Task[..., Any]]) -> Pipeline:
     that returns `Next("stage", **args)` chooses another stage, even an earlier stage. A handler
     that returns `Stop(result)` ends the run.
 
+    The workers of the app publish the pipeline when they start. Then any producer can start a run
+    by the name of the pipeline, as it enqueues a job by the name of its task.
+
     Args:
-        name: name of each run.
+        name: name of each run; no task of the app has this name.
         stages: made by stage(), in their order.
+        registry: where the pipeline is declared. With None, workers do not publish it, and only
+            code that has the returned object starts runs.
 
     Raises:
         InvalidWorkflow: there is no stage, two stages have the same name, or a stage returns a type
             that the next stage cannot take.
+        ValueError: a task or another pipeline of the registry has the name.
     """
-    return Pipeline(name, stages)
+    made = Pipeline(name, stages)
+    if registry is not None:
+        registry.add_pipeline(made.plan(), sys._getframe(1))  # noqa: SLF001 - documented by Python
+    return made
 
 
 def _returns(task: Task[..., Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskd.core.migration import CodeRange
-from taskd.core.tasks.registry import BUILT_IN_APP, Registry
+from taskd.core.tasks.registry import BUILT_IN_APP, PipelinePlan, Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError
 from taskd.store.connections.statements import Fetches
@@ -344,12 +344,13 @@ async def left(on: Fetches, queues: Sequence[str], tasks: Sequence[str]) -> Left
 
 
 def code_of(registry: Registry) -> str:
-    """Return a hash of the tasks, schedules and limits that an app declares: the app's version."""
+    """Return a hash of all that an app declares and publishes: the version of the app."""
     tasks = [(name, task) for name, task in _names(registry) if not registry.is_built_in(task.name)]
     declared = (
         _columns(tasks),
         [repr(task.limit) for _, task in tasks],
         [definition(each) for each in registry.schedules.values()],
+        [_pipeline_row(each) for each in registry.pipelines.values()],
     )
     return hashlib.sha256(msgspec.json.encode(declared)).hexdigest()[:32]
 
@@ -374,18 +375,36 @@ def _columns(tasks: Sequence[tuple[str, Task[..., Any]]]) -> list[list[Any]]:
     ]
 
 
+def _pipeline_row(plan: PipelinePlan) -> dict[str, Any]:
+    first = plan.first
+    return {
+        "name": plan.name,
+        "signature": first.signature_hash,
+        "queue": plan.queue,
+        "max_attempts": plan.max_attempts,
+        "timeout_s": plan.timeout_s,
+        "args_schema": msgspec.Raw(first.args_schema.encode()),
+        "args_version": first.versions.args_version,
+        "redact": first.redact,
+        "stages": msgspec.Raw(plan.stages.encode()),
+    }
+
+
 async def publish(on: Fetches, app: str, registry: Registry, queues: Sequence[str]) -> None:
-    """Publish the tasks of the registry and declare the queues.
+    """Publish the tasks and pipelines of the registry, and declare the queues.
 
     Raises:
         TasksTaken: another app has published a task of the same name with another signature.
+        RightRefused: a pipeline has a stage with a task of another login.
     """
     tasks = _names(registry)
     built_in = [registry.is_built_in(task.name) for _, task in tasks]
-    code = code_of(registry)
-    rows = await on.fetch(
-        "publish_tasks", app, registry.module, code, *_columns(tasks), built_in, False
-    )
+    version = (app, registry.module, code_of(registry))
+    rows = list(await on.fetch("publish_tasks", *version, *_columns(tasks), built_in, False))
+    if registry.pipelines and not rows:
+        pipelines = [_pipeline_row(each) for each in registry.pipelines.values()]
+        text = msgspec.json.encode(pipelines).decode()
+        rows += await on.fetch("publish_pipelines", *version, text)
     if rows:
         await on.fetch("contest_tasks", app, [row[0] for row in rows])
         raise TasksTaken(app, {row[0]: row[1] for row in rows})

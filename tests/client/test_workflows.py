@@ -160,7 +160,8 @@ def tasks(registry: Registry) -> dict[str, Any]:
 
 async def test_a_pipeline_checks_its_first_arguments(client: Client, registry: Registry) -> None:
     known = tasks(registry)
-    line = pipeline("p", stage("fetch", known["fetch"]), stage("save", known["save"]))
+    stages = [stage("fetch", known["fetch"]), stage("save", known["save"])]
+    line = pipeline("p", *stages, registry=None)
     assert [each.takes for each in line.stages] == ["url", "n"]
     with pytest.raises(InvalidArgs):
         await line.start(client=client)
@@ -174,7 +175,7 @@ def test_a_stage_that_cannot_take_what_comes_is_reported_when_the_pipeline_is_ma
     registry,
 ) -> None:
     known = tasks(registry)
-    pipeline("p", stage("fetch", known["fetch"]), stage("count", known["count"]))
+    pipeline("p", stage("fetch", known["fetch"]), stage("count", known["count"]), registry=None)
     with pytest.raises(InvalidWorkflow, match="'count' takes doc and lang, but 'n' returns"):
         pipeline("p", stage("n", known["count"]), stage("count", known["count"]))
     with pytest.raises(InvalidWorkflow, match="two stages are named 'a'"):

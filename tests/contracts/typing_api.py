@@ -23,6 +23,10 @@ from taskd import (
     Task,
     TransactionContext,
     chain,
+    every,
+    pipeline,
+    schedule,
+    stage,
     task,
 )
 from taskd.core.tasks.registry import Registry
@@ -103,6 +107,13 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
 
 async def workflows(tx: object) -> None:
     assert_type((await chain(plain.job("ada"), name="mails").start(conn=tx)).id, int)
+    line = pipeline("line", stage("first", plain), stage("second", plain, priority=5))
+    pipeline("line", plain)  # refused
+    assert_type((await line.start("ada", conn=tx)).jobs, dict[str, int])
+    assert_type(line.job("ada"), NewJob)
+    schedule("hourly", line.job("ada"), every("1h"))
+    schedule("rows", line, every("1h"), query="SELECT 1")
+    schedule("rows", "line", every("1h"))  # refused
 
 
 async def enqueueing(tx: object) -> None:

@@ -249,3 +249,24 @@ async def test_a_worker_that_is_refused_a_schedule_says_what_to_grant(
     with pytest.raises(PermissionDenied, match="grant it taskd_producer"):
         await make(lane, nightly(job=NewJob("pay", queue="q")), app="second")
     await lane.close()
+
+
+async def test_a_worker_publishes_no_pipeline_of_foreign_tasks(
+    victim: Lane, attacker: Any, sql: Any
+) -> None:
+    stages = [
+        {"name": "a", "task": "own", "queue": "q"},
+        {"name": "b", "task": "pay", "queue": "q"},
+    ]
+    one = {
+        "name": "line", "signature": "x", "queue": "q", "max_attempts": 1, "args_schema": {},
+        "args_version": 1, "redact": [], "stages": stages,
+    }  # fmt: skip
+    publish = "SELECT * FROM taskd.publish_pipelines('app', NULL, '', $1)"
+    with pytest.raises(REFUSED, match='the pipeline "line" enqueues jobs of the task "pay"'):
+        await attacker.fetch(publish, json.dumps([one]))
+    assert await attacker.fetch(publish, json.dumps([one | {"stages": stages[:1]}])) == []
+    with pytest.raises(REFUSED):
+        await attacker.execute("UPDATE taskd.task SET stages = '[]' WHERE name = 'line'")
+    job_id = await sql.fetchval("SELECT taskd.enqueue('line')")
+    assert await sql.fetchval("SELECT task FROM taskd.job WHERE id = $1", job_id) == "own"

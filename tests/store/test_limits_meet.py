@@ -70,7 +70,7 @@ async def test_the_next_stage_of_a_pipeline_has_the_limit_of_its_task(
     lane: Lane, sql: Any, me: int
 ) -> None:
     task = await publish(lane, Limit(concurrency=1, by="tenant"))
-    made = pipeline("p", stage("one", task), stage("two", task))
+    made = pipeline("p", stage("one", task), stage("two", task), registry=None)
     run = made._run(("x",), {})
     await workflows.start(lane, run, [node.job for node in run.nodes])
     [first] = (await admit(lane, me)).values()

@@ -698,9 +698,11 @@ CREATE VIEW judge.breach AS
     SELECT 'I16', 'left parked', job, format('parked from %s to %s, while worker %s could run it', at, until, worker), false
     FROM judge.left_parked WHERE until - at > interval '1 minute'
     UNION ALL
-    SELECT 'I17', 'tick twice', max(job.id), format('schedule %s made %s jobs for the tick %s', job.schedule, count(*), job.tick), false
+    -- All stages of a run have the tick of their schedule.
+    SELECT 'I17', 'tick twice', max(job.id),
+           format('schedule %s made %s jobs for the tick %s', job.schedule, count(DISTINCT coalesce(job.workflow_id, -job.id)), job.tick), false
     FROM taskd.jobs AS job JOIN taskd.schedule AS its ON its.name = job.schedule AND its.query IS NULL
-    GROUP BY job.schedule, job.tick HAVING count(*) > 1
+    GROUP BY job.schedule, job.tick HAVING count(DISTINCT coalesce(job.workflow_id, -job.id)) > 1
     UNION ALL
     -- Workers settle the schedules of their app every few seconds, and within a minute even if they were cut off meanwhile.
     SELECT 'I17', 'left withdrawn', NULL,

@@ -286,6 +286,7 @@ SCENES: dict[str, Scene] = {
 
 AT_START = (
     *("identify_database", "count_connections", "declare_queues", "publish_tasks"),
+    "publish_pipelines",
     *("settle_schedules", "publish_limits", "read_environment", "register_worker"),
     *("find_namesakes", "contested_limits"),
 )

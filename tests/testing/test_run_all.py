@@ -142,7 +142,8 @@ async def test_a_stage_whose_result_the_next_one_cannot_have_is_reported_by_chec
     @task()
     async def second(n: int) -> None: ...
 
-    await pipeline("two", stage("first", first), stage("second", second)).start(client=client)
+    line = pipeline("two", stage("first", first), stage("second", second), registry=None)
+    await line.start(client=client)
     with pytest.raises(AttemptFailed, match="needs its result, but its result was not stored"):
         await db.run_all(check=True)
 

@@ -186,7 +186,7 @@ async def test_a_stage_in_a_process_names_the_next_one_or_ends_the_run(
         async def through(ctx: Any, call_next: CallNext) -> Any:
             return await call_next()
 
-    line = pipeline("two", stage("steps", app.steps), stage("last", app.last))
+    line = pipeline("two", stage("steps", app.steps), stage("last", app.last), registry=None)
     run = await line.start(to=to, n=7, conn=desk.sql)
     worker = await desk.start(process_slots=1)
     wanted = 2 if to == "last" else 1

@@ -209,7 +209,8 @@ async def test_what_a_handler_enqueues_and_what_follows_it_keep_the_trace(
     await desk.enqueue(NewJob("first", queue="default", metadata=ROOT))
     tracer = trace.get_tracer_provider().get_tracer("app")
     with tracer.start_as_current_span("request") as request:
-        await pipeline("line", stage("one", one), stage("two", two)).start(client=client)
+        line = pipeline("line", stage("one", one), stage("two", two), registry=None)
+        await line.start(client=client)
     started = await desk.start()
     await until(lambda: len(runs(spans)) == 4)
     await started.stop()

@@ -93,9 +93,8 @@ async def test_a_number_of_numpy_is_a_number_for_the_next_stage(desk: Desk) -> N
     async def double(n: int) -> int:
         return n * 2
 
-    run = await pipeline("two", stage("measure", measure), stage("double", double)).start(
-        conn=desk.sql
-    )
+    two = [stage("measure", measure), stage("double", double)]
+    run = await pipeline("two", *two, registry=desk.registry).start(conn=desk.sql)
     await desk.start()
     assert [(row[0], row[1], row[2]) for row in await ran(desk, run.id)] == [
         ("measure", "done", "3"),

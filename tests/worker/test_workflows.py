@@ -181,7 +181,11 @@ class Ingest:
             return self._said("save", len(rows))
 
         self.line = pipeline(
-            "ingest", stage("fetch", fetch), stage("parse", parse, queue="cpu"), stage("save", save)
+            "ingest",
+            stage("fetch", fetch),
+            stage("parse", parse, queue="cpu"),
+            stage("save", save),
+            registry=desk.registry,
         )
 
     def _said(self, name: str, otherwise: Any) -> Any:
@@ -249,7 +253,8 @@ async def test_no_stage_starts_without_the_result_that_was_refused(desk: Desk) -
     async def second(n: int = 7) -> int:
         return n
 
-    run = await pipeline("two", stage("first", first), stage("second", second)).start(conn=desk.sql)
+    line = pipeline("two", stage("first", first), stage("second", second), registry=desk.registry)
+    run = await line.start(conn=desk.sql)
     await desk.start()
     [row] = await ran(desk, run.id)
     assert (row[0], row[1]) == ("first", "failed")
@@ -319,7 +324,7 @@ async def test_a_stage_that_completes_in_its_own_transaction_goes_on(desk: Desk)
     async def second(m: int) -> int:
         return m
 
-    line = pipeline("two", stage("first", first), stage("second", second))
+    line = pipeline("two", stage("first", first), stage("second", second), registry=desk.registry)
     one, other = await line.start(1, conn=desk.sql), await line.start(0, conn=desk.sql)
     await desk.start()
     assert [row[:3] for row in await ran(desk, one.id)][1] == ("second", "done", "2")
@@ -346,7 +351,13 @@ async def test_handlers_of_batches_and_in_transactions_are_stages_like_others(de
     async def last(n: int, factor: int = 1) -> int:
         return n * factor
 
-    line = pipeline("kinds", stage("first", first), stage("many", many), stage("last", last))
+    line = pipeline(
+        "kinds",
+        stage("first", first),
+        stage("many", many),
+        stage("last", last),
+        registry=desk.registry,
+    )
     runs = [await line.start(n, conn=desk.sql) for n in range(1, 6)]
     await desk.start()
     assert [[row[0] for row in await ran(desk, run.id)] for run in runs] == [

@@ -1,4 +1,4 @@
-"""Parse the arguments of a job on a command line: `key=text` and `key:=json`."""
+"""Parse the arguments of a job on a command line: `key=text`, `key:=json`, and JSON objects."""
 
 from __future__ import annotations
 
@@ -13,31 +13,37 @@ import msgspec
 from taskd.errors import InvalidArgs
 
 PAIR = re.compile(r"(?P<key>[^=]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
-PAIRS = click.argument("pairs", metavar="[KEY=TEXT | KEY:=JSON]...", nargs=-1)
+PAIRS = click.argument("pairs", metavar="[KEY=TEXT | KEY:=JSON | '{...}']...", nargs=-1)
 
 
 def arguments(pairs: Sequence[str], args_json: str | None) -> dict[str, Any]:
     """Return the arguments of one job.
 
     Args:
-        pairs: arguments as `key=text` or `key:=json`.
+        pairs: arguments as `key=text` or `key:=json`, or several of them as one JSON object.
         args_json: further arguments, as a JSON object.
 
     Raises:
-        UsageError: a pair has another form, or a key is given twice.
+        UsageError: a pair has another form, or an argument is given twice.
         InvalidArgs: a value is not JSON, or `args_json` is not a JSON object.
     """
     args = {} if args_json is None else _object("the arguments", args_json)
     for pair in pairs:
-        match = PAIR.fullmatch(pair)
-        if match is None:
-            raise click.UsageError(f"{pair!r} is neither key=text nor key:=json")
-        key = match["key"]
-        if key in args:
-            raise click.UsageError(f"the argument {key!r} is given twice")
-        value = match["value"]
-        args[key] = _decoded(key, value) if match["sign"] == ":=" else value
+        for key, value in _given(pair).items():
+            if key in args:
+                raise click.UsageError(f"the argument {key!r} is given twice")
+            args[key] = value
     return args
+
+
+def _given(pair: str) -> dict[str, Any]:
+    if pair.startswith("{"):
+        return _object("the arguments", pair)
+    match = PAIR.fullmatch(pair)
+    if match is None:
+        raise click.UsageError(f"{pair!r} is neither key=text nor key:=json, nor a JSON object")
+    key, value = match["key"], match["value"]
+    return {key: _decoded(key, value) if match["sign"] == ":=" else value}
 
 
 @contextmanager

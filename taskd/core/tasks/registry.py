@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -22,12 +23,30 @@ if TYPE_CHECKING:
 BUILT_IN_APP = "taskd"
 
 
+class PipelinePlan(NamedTuple):
+    """A pipeline as workers publish it, so that its runs can be started by its name.
+
+    Attributes:
+        first: the task of the first stage; the arguments of a run are those of this task.
+        queue, max_attempts, timeout_s: those of the first stage.
+        stages: JSON text of all stages.
+    """
+
+    name: str
+    first: Task[..., Any]
+    queue: str
+    max_attempts: int
+    timeout_s: float | None
+    stages: str
+
+
 class Registry:
     """The tasks that a process knows, and the resources of their handlers.
 
     Attributes:
         resources: generator functions by name; see taskd.core.tasks.resource.
         schedules: the schedules that the app declares, by name.
+        pipelines: the pipelines that the app declares, by name.
         middleware: functions around attempts, outermost first; see taskd.core.tasks.middleware.
         reporters: functions that receive error reports; see taskd.core.tasks.reporter.
         hooks: functions in the threads of handlers, outermost first; see taskd.core.tasks.hooks.
@@ -41,6 +60,7 @@ class Registry:
         self._places: dict[tuple[str, str], _Place] = {}
         self.resources: dict[str, Callable[[], Any]] = {}
         self.schedules: dict[str, Schedule] = {}
+        self.pipelines: dict[str, PipelinePlan] = {}
         self.middleware: list[Middleware] = []
         self.hooks: list[ThreadHook] = []
         self.reporters: list[Reporter] = []
@@ -51,19 +71,21 @@ class Registry:
         If the module of the task was reloaded, the task replaces its older version.
 
         Raises:
-            ValueError: a task with another handler already has a name or former name of this task.
+            ValueError: a task with another handler, or a pipeline, already has a name or former
+                name of this task.
         """
         names = (task.name, *task.aliases)
-        self._take_names("task", names, task.handler)
+        for name in names:
+            self._refuse_both(name, name in self.pipelines)
+        self._take_names("task", names, _Place.of(task.handler))
         self._tasks |= dict.fromkeys(names, task)
 
-    def _take_names(self, noun: str, names: Sequence[str], function: Callable[..., Any]) -> None:
-        """Record the place at which the function with these names is defined.
+    def _take_names(self, noun: str, names: Sequence[str], place: _Place) -> None:
+        """Record the place at which the function or pipeline with these names is defined.
 
         Raises:
-            ValueError: another function already has one of the names.
+            ValueError: another one already has one of the names.
         """
-        place = _Place.of(function)
         for name in names:
             existing = self._places.get((noun, name))
             if existing is not None and not place.replaces(existing):
@@ -89,7 +111,7 @@ class Registry:
             ValueError: another resource has this name.
         """
         name = maker.__name__
-        self._take_names("resource", (name,), maker)
+        self._take_names("resource", (name,), _Place.of(maker))
         self.resources[name] = maker
 
     def add_schedule(self, schedule: Schedule) -> None:
@@ -101,6 +123,28 @@ class Registry:
         if self.schedules.get(schedule.name, schedule) != schedule:
             raise ValueError(f"two schedules are named {schedule.name!r}; rename one of them")
         self.schedules[schedule.name] = schedule
+
+    def add_pipeline(self, plan: PipelinePlan, maker: types.FrameType) -> None:
+        """Declare a pipeline; the workers of the app publish it.
+
+        If its module was reloaded, the pipeline replaces its older version.
+
+        Args:
+            maker: the code that makes the pipeline.
+
+        Raises:
+            ValueError: a task, or a pipeline that other code makes, has this name.
+        """
+        self._refuse_both(plan.name, plan.name in self._tasks)
+        self._take_names("pipeline", (plan.name,), _Place.of_frame(maker))
+        self.pipelines[plan.name] = plan
+
+    def _refuse_both(self, name: str, both: bool) -> None:
+        if both:
+            raise ValueError(
+                f"a task and a pipeline are both named {name!r}, and jobs are enqueued by this "
+                "name; give one of them another name"
+            )
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Register middleware; if its module was reloaded, replace its older version.
@@ -119,7 +163,7 @@ class Registry:
         self._add("reporter", self.reporters, reporter)
 
     def _add(self, noun: str, those: list[Any], new: tuple[Callable[..., Any], Any]) -> None:
-        self._take_names(noun, (_defined_at(new[0]),), new[0])
+        self._take_names(noun, (_defined_at(new[0]),), _Place.of(new[0]))
         for index, existing in enumerate(those):
             if _defined_at(existing[0]) == _defined_at(new[0]):
                 those[index] = new
@@ -143,8 +187,10 @@ class Registry:
         return sorted(self._tasks)
 
     def args_versions(self) -> dict[str, int]:
-        """Return, for each name of a task, the newest version of arguments that this code reads."""
-        return {name: self._tasks[name].versions.args_version for name in self.names()}
+        """Return, by name of a task or pipeline, the newest arguments that this code reads."""
+        tasks = {name: self._tasks[name] for name in self.names()}
+        tasks |= {plan.name: plan.first for plan in self.pipelines.values()}
+        return {name: task.versions.args_version for name, task in tasks.items()}
 
     def __iter__(self) -> Iterator[Task[..., Any]]:
         return (task for name, task in self._tasks.items() if name == task.name)
@@ -157,7 +203,7 @@ class Registry:
 
 
 class _Place(NamedTuple):
-    """The place at which a handler or another function of the app is defined.
+    """The place at which a handler, another function or a pipeline of the app is defined.
 
     Attributes:
         name: the module and the qualified name.
@@ -177,6 +223,13 @@ class _Place(NamedTuple):
         code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
         file, line = (code.co_filename, code.co_firstlineno) if code is not None else ("", 0)
         return cls(_defined_at(handler), file, line, (names, names.get("__spec__")))
+
+    @classmethod
+    def of_frame(cls, frame: types.FrameType) -> Self:
+        """Return the place that a frame is at."""
+        names = frame.f_globals
+        name = f"{names.get('__name__')}.{frame.f_code.co_qualname}"
+        return cls(name, frame.f_code.co_filename, frame.f_lineno, (names, names.get("__spec__")))
 
     def replaces(self, other: _Place) -> bool:
         """Return whether this is the handler at the other place, defined again.
