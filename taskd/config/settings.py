@@ -67,6 +67,13 @@ class Settings:
         dsn_text,
         show=without_password,
     )
+    listen_connections: str = setting(
+        "auto",
+        "Connections of a worker process for LISTEN: per-queue (one for each queue, so the loss "
+        "of one delays only its queue), shared (one for all queues), or auto (per-queue for up to "
+        "four queues, shared for more).",
+        one_of("auto", "per-queue", "shared"),
+    )
     environment: str | None = setting(
         None,
         "Name of the environment, such as production. A worker runs jobs only if the database "

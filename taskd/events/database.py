@@ -34,19 +34,19 @@ def listeners_none() -> None:
     emit("listeners.none", "warning")
 
 
-def listener_pooled(channels: int) -> None:
+def listener_pooled(queues: Sequence[str]) -> None:
     """TASKD_LISTEN_DSN leads to a pooler that does not forward notifications: the worker polls."""
-    emit("listener.pooled", "warning", channels=channels)
+    emit("listener.pooled", "warning", queues=list(queues))
 
 
-def listener_connected(channels: int) -> None:
-    """The worker listens on the channels of all its queues."""
-    emit("listener.connected", "debug", channels=channels)
+def listener_connected(queues: Sequence[str]) -> None:
+    """The worker listens on the channels of these queues."""
+    emit("listener.connected", "debug", queues=list(queues))
 
 
-def listener_lost(channels: int, error: str, delay_s: float) -> None:
-    """The LISTEN connection broke; the worker polls, and opens the connection again."""
-    emit("listener.lost", "warning", channels=channels, error=error, delay_s=round(delay_s, 2))
+def listener_lost(queues: Sequence[str], error: str, delay_s: float) -> None:
+    """The LISTEN connection of these queues broke; the worker polls, and opens it again."""
+    emit("listener.lost", "warning", queues=list(queues), error=error, delay_s=round(delay_s, 2))
 
 
 def queue_resized(queue: str, concurrency: int) -> None:

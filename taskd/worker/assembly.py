@@ -18,7 +18,7 @@ from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.transactions import Transactions
 from taskd.worker.attempt_context import Reads
 from taskd.worker.claiming.consumer import Consumer
-from taskd.worker.claiming.listener import Listener
+from taskd.worker.claiming.listener import Listener, queues_by_connection
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.claiming.quarantine import Quarantine
 from taskd.worker.finishing.acker import Acker
@@ -197,7 +197,7 @@ class Assembly:
         return [
             beside,
             [self.acker],  # stops after every attempt has ended
-            [*upkeep, *([self.listener] if self.listener else [])],
+            [*upkeep, *self.listeners],
             [*self.consumers.values(), self.quarantine],  # the services that claim; they stop first
         ]
 
@@ -280,21 +280,24 @@ class Assembly:
             self.acker.on_written.append(self.consumers[runner.queue].written)
 
     def _add_listening(self, settings: Settings, database: Database) -> None:
-        """Create the listener of all queues."""
+        """Create the listeners, one for each LISTEN connection."""
         listening = database
         if settings.listen_dsn is not None:
             listening = Database(
                 {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
             )
-        self.listener: Listener | None = None
+        self.listeners: list[Listener] = []
         # A pooler does not forward notifications. A worker that connects through a pooler therefore
         # has no listener, and polls.
-        if not listening.pooled:
-            calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
-            self.listener = Listener(
+        if listening.pooled:
+            return
+        calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
+        for queues in queues_by_connection(self.consumers, settings.listen_connections):
+            listener = Listener(
                 listening,
-                self.consumers,
+                {queue: self.consumers[queue] for queue in queues},
                 self.promoter.notified,
                 calls.receive,
                 self.pruner.wakeup.set,
             )
+            self.listeners.append(listener)

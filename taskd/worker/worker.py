@@ -258,7 +258,7 @@ class Worker:
         """Do the part of the start that can take long, and that a stop can interrupt."""
         if self.database.pooled:
             events.store_pooled()
-            if self.parts.listener is None:
+            if not self.parts.listeners:
                 events.listeners_none()
         if self.database.binds_channel:
             events.store_verified()
@@ -313,11 +313,11 @@ class Worker:
         ]
         if self._until_empty:
             self._watchers.append(own_task(undisturbed(self._watch_empty), "watch-empty"))
-        # Without LISTEN the worker polls, so it does not wait for the listener for long.
+        # Without LISTEN the worker polls, so it does not wait for its listeners for long.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
-                if self.parts.listener is not None:
-                    await self.parts.listener.connected.wait()
+                for listener in self.parts.listeners:
+                    await listener.connected.wait()
         events.worker_ready(list(self.limits))
         self.parts.health.begun = True
         self.ready.set()

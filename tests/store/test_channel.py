@@ -56,7 +56,6 @@ async def test_each_notification_is_received_with_its_queue(
 
 async def test_so_many_channels_cost_one_round_trip(channels: Channels, database: Counters) -> None:
     # This fails if asyncpg stores its listeners elsewhere: then each is a statement of its own.
-    assert len(channels) == 50
     [listen] = [text for text in database.ran if "LISTEN" in text]
     assert listen.count("LISTEN") == 51  # and the channel of all workers
 

@@ -132,7 +132,7 @@ async def test_a_worker_of_one_queue_claims_over_one_connection(desk: Desk) -> N
     two = await desk.start(queues=("mail", "bulk"))
     assert one.worker.parts.backlog_claims is one.worker.parts.claims
     connections = [each["connections"] for each in desk.emitted.of("worker.started")]
-    assert connections == [CONNECTIONS, CONNECTIONS + 1]
+    assert connections == [CONNECTIONS, CONNECTIONS + 2]
     for started, lanes in ((one, 3), (two, 4)):
         assert len({id(lane._connection) for lane in started.worker.parts.lanes}) == lanes
 
@@ -249,7 +249,7 @@ async def test_a_lost_listener_is_made_again_and_nothing_is_missed(desk: Desk) -
 
     await desk.start(poll_s=60)
     await idle(desk)
-    assert await desk.sql.fetchval(TERMINATE, "taskd listen") == 1
+    assert await desk.sql.fetchval(TERMINATE, "taskd listen default") == 1
     # Without a notification: the new listener makes the consumer poll.
     job = await desk.sql.fetchval(
         "INSERT INTO taskd.job (queue, task) VALUES ('default', 'quick') RETURNING id"

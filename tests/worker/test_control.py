@@ -192,7 +192,7 @@ async def test_a_reload_of_the_settings_does_not_undo_what_was_set(desk: Desk) -
 async def test_a_running_job_is_cancelled_at_once_and_keeps_the_reason(desk: Desk) -> None:
     task, _ = sleeper(desk)
     started = await desk.start()
-    await started.worker.parts.listener.connected.wait()
+    await started.worker.parts.listeners[0].connected.wait()
     [job_id] = await desk.enqueue(task.job())
     await desk.emitted.wait("job.started")
     began = asyncio.get_running_loop().time()

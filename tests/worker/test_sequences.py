@@ -62,7 +62,7 @@ async def test_a_worker_advances_them_when_it_listens_to_another_server(
     await desk.sql.execute(BACK)
     await desk.sql.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE application_name = 'taskd listen' AND datname = current_database()"
+        "WHERE application_name LIKE 'taskd listen%' AND datname = current_database()"
     )
     await emitted.wait("sequences.mended", 2)
     assert await desk.sql.fetchval(LAST) == 5

@@ -252,7 +252,7 @@ async def test_consumer_acker_and_listener_survive_a_crash(
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
     assert {had["service"] for had in desk.emitted.of("service.crashed")} == {
-        "acker", "consumer:default", "listener"
+        "acker", "consumer:default", "listener:default"
     }  # fmt: skip
     assert not desk.emitted.of("job.lost")
 

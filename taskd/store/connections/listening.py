@@ -1,9 +1,7 @@
-"""LISTEN: one connection receives the notifications of many channels, such as those of all queues.
+"""LISTEN: one connection receives the notifications of one or many channels.
 
 The connection is used for nothing else and never stays in a transaction: during a transaction it
-would receive nothing, and the server could not remove notifications from its queue. There is one
-connection for all queues, because PostgreSQL wakes every listening session of a database for each
-NOTIFY, whatever its channel, and each session then begins a transaction to read the notification.
+would receive nothing, and the server could not remove notifications from its queue.
 
 A half-open connection raises no error. Therefore probe() runs a query on it, with a timeout for the
 reply.
@@ -12,7 +10,7 @@ reply.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from taskd.errors import StoreUnavailable
@@ -35,6 +33,7 @@ class Listening:
         channels: maps the name of each channel to the function that is called with the payload of
             each notification. Any user can forge a notification, so it is only a hint.
         lost: called once when the connection has ended, also after drop().
+        purpose: the purpose in the `application_name` of the connection.
     """
 
     def __init__(
@@ -42,15 +41,13 @@ class Listening:
         database: Database,
         channels: Mapping[str, Callable[[str], None]],
         lost: Callable[[], None],
+        purpose: str = "listen",
     ) -> None:
         self._channels = channels
         self._database = database
         self._lost = lost
+        self._purpose = purpose
         self._connection: Any = None
-
-    def __len__(self) -> int:
-        """Return the number of channels."""
-        return len(self._channels)
 
     async def open(self) -> None:
         """Connect and LISTEN.
@@ -59,7 +56,7 @@ class Listening:
             Pooled: the connection leads through a pooler.
             StoreUnavailable, PermissionDenied, ConfigError: as Database.connect().
         """
-        self._connection = connection = await self._database.connect("listen")
+        self._connection = connection = await self._database.connect(self._purpose)
         if self._database.pooled:
             raise Pooled("notifications do not pass through a pooler")
         connection.add_termination_listener(lambda _connection: self._lost())
@@ -99,6 +96,7 @@ class Channels(Listening):
     """The channels of queues, one each, and the channel of all workers.
 
     Args:
+        queues: the queues; if there is only one, the connection's `application_name` contains it.
         heard: called with the name of the queue for each notification on a queue's channel.
         called: called with the payload of each notification on the channel of all workers.
         lost: as in Listening.
@@ -107,17 +105,14 @@ class Channels(Listening):
     def __init__(
         self,
         database: Database,
-        queues: Iterable[str],
+        queues: Sequence[str],
         heard: Callable[[str], None],
         called: Callable[[str], None],
         lost: Callable[[], None],
     ) -> None:
         channels = {f"taskd_{queue}": _without_payload(heard, queue) for queue in queues}
-        super().__init__(database, {**channels, ALL_WORKERS: called}, lost)
-
-    def __len__(self) -> int:
-        """Return how many queues have a channel."""
-        return super().__len__() - 1
+        purpose = f"listen {queues[0]}" if len(queues) == 1 else "listen"
+        super().__init__(database, {**channels, ALL_WORKERS: called}, lost, purpose)
 
 
 def _without_payload(heard: Callable[[str], None], queue: str) -> Callable[[str], None]:

@@ -1,4 +1,4 @@
-"""The listener: receives the notifications of all queues of the worker.
+"""The listeners: each receives the notifications of one queue of the worker, or of several.
 
 A lost notification costs only latency, because the idle poller finds the job.
 """
@@ -6,7 +6,7 @@ A lost notification costs only latency, because the idle poller finds the job.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from taskd import events
 from taskd.errors import TaskdError
@@ -17,25 +17,41 @@ from taskd.worker.services.service import Backoff, Wakeup, jittered_s
 
 # With the jitter and the timeout of the reply, a dead connection is detected within 15 s.
 PROBE_EVERY_S = 8.0
+# PostgreSQL wakes every listening session of a database for each NOTIFY, whatever its channel, and
+# each session then begins a transaction to read the notification. So a process that serves more
+# queues than this shares one connection.
+QUEUES_EACH_MAX = 4
+
+
+def queues_by_connection(queues: Collection[str], listen_connections: str) -> list[Collection[str]]:
+    """Return the queues of each LISTEN connection of a worker process.
+
+    Args:
+        listen_connections: the setting of this name.
+    """
+    if listen_connections == "shared":
+        each = False
+    else:
+        each = listen_connections == "per-queue" or len(queues) <= QUEUES_EACH_MAX
+    return [[queue] for queue in queues] if each else [queues]
 
 
 class Listener:
-    """Service: listens on the channels of the worker's queues.
+    """Service: listens over one connection on the channels of one or several queues.
 
     Args:
-        consumers: the consumers by queue. A notification wakes the consumer of its queue. After
-            each new connection, all consumers poll, because the listener did not receive the
-            notifications before its LISTEN.
+        consumers: the consumers of these queues, by queue. A notification wakes the consumer of its
+            queue. After each new connection, these consumers poll, because the listener did not
+            receive the notifications before its LISTEN.
         on_notification: called at each notification of a queue, and at each new connection.
         on_call: called with the payload of each notification on the channel of all workers
-            (operator_settings.py).
+            (operator_settings.py). Each listener of the worker receives it, so no single connection
+            is needed for it.
         on_connected: called at each new connection, which may be to another server.
 
     Attributes:
         connected: set while the listener listens.
     """
-
-    name = "listener"
 
     def __init__(
         self,
@@ -45,6 +61,8 @@ class Listener:
         on_call: Callable[[str], None],
         on_connected: Callable[[], None],
     ) -> None:
+        self._queues = list(consumers)
+        self.name = f"listener:{self._queues[0]}" if len(consumers) == 1 else "listener"
         self._on_connected = on_connected
         self.connected = asyncio.Event()
         self._consumers, self._on_notification = consumers, on_notification
@@ -53,7 +71,7 @@ class Listener:
         self._stopped = Wakeup()
         self._backoff = Backoff()
         self._channels = Channels(
-            database, consumers, heard=self._notified, called=on_call, lost=self._ended.set
+            database, self._queues, heard=self._notified, called=on_call, lost=self._ended.set
         )
 
     async def run(self) -> None:
@@ -63,11 +81,11 @@ class Listener:
             try:
                 await self._listen()
             except Pooled:
-                events.listener_pooled(len(self._channels))
+                events.listener_pooled(self._queues)
                 return
             except TaskdError as error:
                 delay_s = self._backoff.next_s()
-                events.listener_lost(len(self._channels), str(error), delay_s)
+                events.listener_lost(self._queues, str(error), delay_s)
             finally:
                 self.connected.clear()
                 self._channels.drop()
@@ -78,7 +96,7 @@ class Listener:
         await self._channels.open()
         self._backoff.reset()
         self.connected.set()
-        events.listener_connected(len(self._channels))
+        events.listener_connected(self._queues)
         for consumer in self._consumers.values():
             consumer.notifications_missed()
         self._on_notification()

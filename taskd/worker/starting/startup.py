@@ -18,7 +18,8 @@ from taskd.worker.services.service import Backoff
 from taskd.worker.stopping.parent_watch import ProcessIndex
 
 # A connection each for claims, acks, upkeep, lease renewal and LISTEN, and at times one for pruning
-# and one for the queries of schedules. With several queues, claims use a second connection.
+# and one for the queries of schedules. With several queues, claims use a second connection, and
+# each queue can have a LISTEN connection of its own.
 CONNECTIONS = 7
 
 
@@ -57,7 +58,7 @@ async def check_connections(
     Raises:
         ConfigError: the server allows fewer connections than this worker, with its siblings, needs.
     """
-    needed = CONNECTIONS + (len(parts.runners) > 1)
+    needed = CONNECTIONS + (len(parts.runners) > 1) + max(0, len(parts.listeners) - 1)
     needed += settings.http != "off" and process_index.alone
     if any(task.kind is HandlerKind.TRANSACTION for task in registry):
         needed += settings.transaction_connections

@@ -1,8 +1,8 @@
 """A TCP proxy before PostgreSQL that understands the protocol well enough to break it at one place.
 
-A connection is identified by its `application_name` ("taskd claim", "taskd listen"), so a fault can
-concern one purpose only. Nothing is random: a fault is switched on and off, or hits the next reply
-that matches.
+A connection is identified by its `application_name` ("taskd claim", "taskd listen email"), so a
+fault can concern one purpose only, or one queue. Nothing is random: a fault is switched on and off,
+or hits the next reply that matches.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Link:
             # Only with ReadyForQuery is the transaction committed.
             if kind == ord("Z"):
                 self._settle_ambush()
-        limits = self._proxy.limits.get(self.purpose)
+        limits = self._proxy.limits_of(self.purpose)
         if limits and (self.replied >= limits[0] or self.completed >= limits[1]):
             self.cut()
 
@@ -234,6 +234,11 @@ class Proxy:
                 return fault
         return Fault.NONE
 
+    def limits_of(self, purpose: str) -> tuple[float, float] | None:
+        """What ends the connections of a purpose."""
+        found = (limits for prefix, limits in self.limits.items() if purpose.startswith(prefix))
+        return next(found, None)
+
     def set(self, fault: Fault, purpose: str = "", *, old: bool = True, new: bool = True) -> None:
         """Switch a fault on for purposes that begin so: for open links, for new ones, or both."""
         if old:
@@ -251,11 +256,9 @@ class Proxy:
         self.delay_s = 0.0
 
     def purposes(self, *, sound: bool = True) -> set[str]:
-        """The purposes of open connections, of the sound ones only or of the broken ones."""
-        return {link.purpose for link in self.links if (link.fault is Fault.NONE) is sound} - {
-            "?",
-            "cancel",
-        }
+        """The purposes of open connections, without queues: of the sound or the broken ones."""
+        links = [link for link in self.links if (link.fault is Fault.NONE) is sound]
+        return {" ".join(link.purpose.split()[:2]) for link in links} - {"?", "cancel"}
 
     async def close(self) -> None:
         if self._server is not None:
