@@ -231,8 +231,13 @@ GRANT SELECT (
 GRANT SELECT (
     id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
     interrupts, cancel_requested, enqueued_at, started_at, finished_at, reason, errors, deadline, args_version,
-    workflow_id, node, limit_name, limit_key, schedule, tick
+    workflow_id, node, limit_name, limit_key, schedule, tick, updated_at
 ) ON taskd.jobs TO taskd_observer;
+-- They find jobs by filters. A filter that needs another column, such as the arguments, is refused.
+GRANT EXECUTE ON FUNCTION
+    taskd.find_jobs(jsonb, boolean, boolean, boolean, timestamptz, bigint, bigint), taskd.filter_parts(jsonb, boolean)
+    TO taskd_observer, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.stored_time(text) TO taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
 -- Observers and workers can read when unique keys expire, but not the keys. So they can check that upkeep deletes expired keys.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from taskd.client import Client, Task, aclose_default, configure, task
     from taskd.core.jobs.backoff import Custom, Exponential, Fixed, Linear
     from taskd.core.jobs.job import JobState, NewJob
+    from taskd.core.jobs.job_filter import JobFilter
     from taskd.core.jobs.limit import Limit
     from taskd.core.jobs.pipeline_steps import Next, Stop
     from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict, Unique, make_key
@@ -34,6 +35,7 @@ else:
             "client.workflows": "Workflow chain group pipeline stage",
             "core.jobs.backoff": "Custom Exponential Fixed Linear",
             "core.jobs.job": "JobState NewJob",
+            "core.jobs.job_filter": "JobFilter",
             "core.jobs.limit": "Limit",
             "core.jobs.pipeline_steps": "Next Stop",
             "core.jobs.unique": "Enqueued KeyScope OnConflict Unique make_key",
@@ -58,6 +60,7 @@ __all__ = [
     "Fail",
     "Fixed",
     "Item",
+    "JobFilter",
     "JobState",
     "KeyScope",
     "Limit",

@@ -186,6 +186,11 @@ CREATE UNIQUE INDEX job_holds_key
 -- The live jobs of schedules.
 CREATE INDEX job_schedule ON taskd.job (schedule) WHERE schedule IS NOT NULL;
 
+-- Waiting jobs by their tags: their metadata without trace contexts, by which nobody searches. A claim does not enter this
+-- index: running jobs are few, and job_running finds them. Without fastupdate, no enqueue has to merge the entries of others.
+CREATE INDEX job_metadata ON taskd.job USING gin ((metadata - '{traceparent,tracestate}'::text[]) jsonb_path_ops)
+    WITH (fastupdate = off) WHERE metadata IS NOT NULL AND worker_id IS NULL;
+
 CREATE INDEX job_workflow ON taskd.job (workflow_id) WHERE workflow_id IS NOT NULL;
 
 -- Waiting jobs with a deadline, whatever they wait for.
@@ -278,25 +283,40 @@ CREATE INDEX job_history_not_done ON taskd.job_history (finished_at) WHERE state
 -- is enough, which costs an ack nothing measurable. Vacuum summarizes; blocks that are not summarized yet are read.
 CREATE INDEX job_history_finished ON taskd.job_history USING brin (finished_at);
 CREATE INDEX job_history_workflow ON taskd.job_history (workflow_id) WHERE workflow_id IS NOT NULL;
+CREATE INDEX job_history_schedule ON taskd.job_history (schedule) WHERE schedule IS NOT NULL;
+CREATE INDEX job_history_key ON taskd.job_history (unique_key) WHERE unique_key IS NOT NULL;
+CREATE INDEX job_history_metadata ON taskd.job_history USING gin ((metadata - '{traceparent,tracestate}'::text[]) jsonb_path_ops)
+    WITH (fastupdate = off) WHERE metadata IS NOT NULL;
 
 -- The default partition, so that an ack does not fail if a partition is missing.
 CREATE TABLE taskd.job_history_default PARTITION OF taskd.job_history DEFAULT;
 -- For two questions that must be answered quickly: on which days do its rows expire, and which rows have expired?
 CREATE INDEX job_history_default_expires ON taskd.job_history_default (expires_at);
 
--- All jobs, live and finished, with the same columns.
+-- Return the time that is written in JSON of a job; NULL if the text has another form. Nothing raises an error: a worker's login
+-- can write any JSON, and a list with one such row could not be read. (The days are added because 31 is not a day of each month.)
+-- Called by: the schema.
+CREATE FUNCTION taskd.stored_time(value text) RETURNS timestamptz
+LANGUAGE sql STABLE
+RETURN CASE WHEN value ~ E'^(19|20|21)[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])T([01][0-9]|2[0-3])(:[0-5][0-9]){2}([.][0-9]{1,6})?(Z|[+-](0[0-9]|1[0-4]):[0-5][0-9])$'
+            THEN (left(value, 8) || '01' || substr(value, 11))::timestamptz
+                 + make_interval(hours => 24 * (substr(value, 9, 2)::integer - 1)) END;
+
+-- All jobs, live and finished, with the same columns. updated_at: the last moment at which the job is known to have changed: its
+-- enqueue, its claim, the end of its last failed attempt, or its end. Other changes, such as a new priority, store no time.
 CREATE VIEW taskd.jobs AS
     SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
            max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts,
            cancel_reason IS NOT NULL AS cancel_requested, enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
            args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version,
-           deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata::jsonb
+           deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata::jsonb,
+           greatest(enqueued_at, started_at, taskd.stored_time(errors #>> '{-1,ended}'))::timestamptz AS updated_at
     FROM taskd.job
     UNION ALL
     SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, timeout_s, worker_id,
            fence, crashes, interrupts, false, enqueued_at, started_at, finished_at, reason, args,
            errors, result, key_scope::text, unique_key, version,
-           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata, finished_at
     FROM taskd.job_history;
 
 -- ====================================================================================================
@@ -4638,7 +4658,7 @@ END
 $$;
 
 -- Return the arguments of a job for display, without the values that its task redacts.
--- Called by: show_job, web_search_jobs.
+-- Called by: show_job.
 CREATE FUNCTION taskd.redacted(task text, args jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -4648,6 +4668,137 @@ AS $$
         FROM taskd.task AS t CROSS JOIN unnest(t.redact) AS hidden
         WHERE t.name = redacted.task AND redacted.args ? hidden
     ), '{}')
+$$;
+
+-- Return the parts of the statement by which taskd.find_jobs() finds live or finished jobs. They are texts of SQL, and contain
+-- only the columns of fields that the filter has, so that a login needs no rights on other columns. `matches`: the condition for
+-- a match. `bounds`: a condition that spares the reads of other rows. `few`: a SELECT of jobs among which all matches are, along
+-- an index; NULL if no field of the filter has an index.
+-- Called by: find_jobs().
+CREATE FUNCTION taskd.filter_parts(filter jsonb, live boolean, OUT matches text, OUT bounds text, OUT few text)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    source CONSTANT text := CASE WHEN live THEN 'taskd.job' ELSE 'taskd.job_history' END;
+    at CONSTANT timestamptz := coalesce((filter ->> 'at')::timestamptz, now());
+    since CONSTANT timestamptz := greatest(
+        (filter ->> 'since')::timestamptz, at - make_interval(secs => (filter ->> 'since_s')::double precision));
+    until CONSTANT timestamptz := coalesce(
+        at - make_interval(secs => (filter ->> 'older_than_s')::double precision), (filter ->> 'at')::timestamptz);
+    running_for CONSTANT interval := make_interval(secs => (filter ->> 'running_for_s')::double precision);
+    began_at CONSTANT text := CASE WHEN live THEN 'enqueued_at' ELSE 'finished_at' END;
+    last_error CONSTANT text := 'concat_ws('': '', errors #>> ''{-1,type}'', errors #>> ''{-1,message}'') ILIKE '
+                                || quote_literal(filter ->> 'error');
+    of_worker CONSTANT text := 'worker_id = ' || (filter ->> 'worker')::bigint;
+    of_workflow CONSTANT text := coalesce(
+        'workflow_id = ' || (filter ->> 'workflow')::bigint,
+        'workflow_id = ANY (ARRAY(SELECT w.id FROM taskd.workflow AS w WHERE w.name = ' || quote_literal(filter ->> 'workflow_name') || '))');
+    of_schedule CONSTANT text := 'schedule = ' || quote_literal(filter ->> 'schedule');
+    key CONSTANT text := quote_literal(filter ->> 'unique_key');
+    tags CONSTANT jsonb := (filter -> 'metadata') - '{traceparent,tracestate}'::text[];
+    tagged CONSTANT text := '(metadata - ''{traceparent,tracestate}''::text[]) @> ' || quote_literal(nullif(tags, '{}')) || '::jsonb';
+BEGIN
+    matches := concat_ws(' AND ',
+        'true',
+        'queue = ' || quote_literal(filter ->> 'queue'),
+        'task = ' || quote_literal(filter ->> 'task'),
+        'state = ANY (' || quote_literal(translate((filter -> 'states')::text, '[]', '{}')) || '::taskd.job_state[])',
+        CASE WHEN live THEN last_error ELSE '(reason ILIKE ' || quote_literal(filter ->> 'error') || ' OR ' || last_error || ')' END,
+        began_at || ' >= ' || quote_literal(since),
+        began_at || ' <= ' || quote_literal(until),
+        CASE WHEN live THEN 'worker_id IS NOT NULL AND started_at <= ' || quote_literal(at - running_for)
+             ELSE 'finished_at - started_at >= ' || quote_literal(running_for) END,
+        of_worker, of_workflow, of_schedule,
+        'unique_key = ' || key,
+        'args::jsonb @> ' || quote_literal(filter -> 'args') || '::jsonb',
+        'metadata @> ' || quote_literal(filter -> 'metadata') || '::jsonb',
+        -- A match of a redacted value would reveal it.
+        replace('args::text ILIKE {} AND taskd.redacted(task, args)::text ILIKE {}', '{}', quote_literal(filter ->> 'args_text'))
+    );
+    bounds := CASE WHEN live THEN 'id <= ' || (filter ->> 'up_to_id')::bigint ELSE 'expires_at > ' || quote_literal(since) END;
+    few := 'SELECT id FROM ' || source || ' WHERE ' || CASE
+        WHEN live AND of_worker IS NOT NULL THEN of_worker
+        WHEN live AND (running_for IS NOT NULL OR filter -> 'states' = '["running"]') THEN 'worker_id IS NOT NULL'
+        WHEN NOT live AND key IS NOT NULL THEN 'unique_key = ' || key
+        WHEN of_workflow IS NOT NULL THEN of_workflow
+        WHEN of_schedule IS NOT NULL THEN of_schedule
+        -- The jobs that hold the key, and those of the task that no longer hold theirs.
+        WHEN key IS NOT NULL AND filter ? 'task' THEN replace(
+            'unique_key IS NOT NULL AND task = ' || quote_literal(filter ->> 'task') || ' AND ({} = ' || key || ' OR {} IS NULL)',
+            '{}', '(CASE WHEN key_scope = ''live'' OR fence = 0 THEN unique_key END)')
+        WHEN tagged IS NOT NULL AND live
+        THEN 'metadata IS NOT NULL AND worker_id IS NULL AND ' || tagged
+             || ' UNION ALL SELECT id FROM taskd.job WHERE worker_id IS NOT NULL AND ' || tagged
+        WHEN tagged IS NOT NULL THEN 'metadata IS NOT NULL AND ' || tagged
+        WHEN NOT live AND of_worker IS NOT NULL
+        THEN of_worker || ' AND finished_at >= '
+             || (SELECT quote_literal(w.started_at) FROM taskd.worker AS w WHERE w.id = (filter ->> 'worker')::bigint)
+        WHEN NOT live AND since IS NOT NULL THEN 'finished_at >= ' || quote_literal(since) || ' AND ' || bounds
+    END;
+END
+$$;
+
+-- Find jobs by a filter, in the order of their ids; or with by_end, failed and cancelled jobs in the order of their ends, along
+-- job_history_not_done. At most read_max jobs are read, after (or with newest, before) the position of from_at and from_id; NULL:
+-- from the first one. Return how many were read, the position of the last one, and the ids of those that match. If `seen` is
+-- read_max, a call from that position finds further jobs. If the filter has a field with an index, and at most 10,000 jobs have
+-- its value, only these are read. No row is locked.
+--
+-- The filter is a JSON object; taskd/core/jobs/job_filter.py describes its fields. `error` and `args_text` are patterns for ILIKE.
+-- Ages count from `at`, and jobs that were enqueued or ended later, or have ids above `up_to_id`, do not match.
+-- Called by: find_jobs, list_jobs.
+CREATE FUNCTION taskd.find_jobs(
+    filter jsonb, live boolean, by_end boolean, newest boolean, from_at timestamptz, from_id bigint, read_max bigint,
+    OUT seen bigint, OUT last_at timestamptz, OUT last_id bigint, OUT ids bigint[]
+)
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    few_max CONSTANT integer := 10000;
+    side CONSTANT text := CASE WHEN live THEN '["blocked", "scheduled", "queued", "running"]' ELSE '["done", "failed", "cancelled"]' END;
+    direction CONSTANT text := CASE WHEN newest THEN 'DESC' ELSE 'ASC' END;
+    sign CONSTANT text := CASE WHEN newest THEN '<' ELSE '>' END;
+    parts record;
+    few bigint[];
+    place text;
+BEGIN
+    seen := 0;
+    ids := '{}';
+    IF NOT coalesce(filter -> 'states' ?| ARRAY(SELECT jsonb_array_elements_text(side::jsonb)), true) THEN
+        RETURN;
+    END IF;
+    SELECT p.* INTO parts FROM taskd.filter_parts(filter, live) AS p;
+    IF parts.few IS NOT NULL THEN
+        EXECUTE format('SELECT array_agg(id) FROM (%s LIMIT %s) AS f', parts.few, few_max + 1) INTO few;
+        IF few IS NULL THEN
+            RETURN;
+        END IF;
+    END IF;
+    place := concat_ws(' AND ',
+        'true', parts.bounds,
+        CASE WHEN cardinality(few) <= few_max THEN format('id = ANY (%L)', few) END,
+        CASE WHEN by_end THEN 'state <> ''done''' END,
+        CASE WHEN by_end AND from_at IS NOT NULL
+             THEN format('finished_at %1$s= %2$L AND (finished_at, id) %1$s (%2$L, %3$L)', sign, from_at, from_id)
+             WHEN from_id IS NOT NULL AND NOT by_end THEN format('id %s %s', sign, from_id) END
+    );
+    EXECUTE format(
+        'WITH seen AS MATERIALIZED (
+             SELECT id, %s AS at, %s AS matches FROM %s WHERE %s ORDER BY at %s, id %5$s LIMIT %s
+         ), last AS (
+             SELECT id, at FROM seen ORDER BY at %7$s, id %7$s LIMIT 1
+         )
+         SELECT (SELECT count(*) FROM seen), (SELECT at FROM last), (SELECT id FROM last),
+                ARRAY(SELECT id FROM seen WHERE matches ORDER BY at %5$s, id %5$s)',
+        CASE WHEN by_end THEN 'finished_at' ELSE 'NULL::timestamptz' END, parts.matches,
+        CASE WHEN live THEN 'taskd.job' ELSE 'taskd.job_history' END, place, direction, read_max,
+        CASE WHEN newest THEN 'ASC' ELSE 'DESC' END
+    ) INTO seen, last_at, last_id, ids;
+END
 $$;
 
 -- Change waiting jobs; arguments that are NULL change nothing. Return for each id: `changed`, `running`, `finished` or

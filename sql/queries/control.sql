@@ -117,62 +117,13 @@ FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblock
      (SELECT count(*) FROM freed) AS o
 GROUP BY ended.task;
 
--- Find jobs by a filter, for changes in bulk. Each statement reads at most `read_max` rows: live jobs along the primary key, or
--- failed and cancelled jobs along job_history_not_done. The statement returns the position of the last row that it has read,
--- and the caller's next statement continues there. find_bounds reads the bounds once, before the first statement, so that a
--- job that fails meanwhile is not found a second time. The bounds of time apply to the enqueue of a live job, and to the end of
--- a finished job.
+-- Find jobs by a filter, for changes in bulk: see taskd.find_jobs(). find_bounds reads the bounds once, before the first batch,
+-- so that a job that fails meanwhile is not found a second time.
 
--- name: find_bounds(since_s double precision, older_s double precision)
+-- name: find_bounds()
 -- roles: admin
-SELECT coalesce((SELECT max(id) FROM taskd.job), 0) AS up_to_id,
-       coalesce(now() - make_interval(secs => $1), '1970-01-01 00:00:00+00') AS after,
-       now() - make_interval(secs => coalesce($2, 0::double precision)) AS up_to;
+SELECT now() AS at, coalesce((SELECT max(id) FROM taskd.job), 0) AS up_to_id;
 
--- `error`: a pattern for ILIKE, for the reason or the last error; `args`: a JSON object that the arguments must contain.
-
--- name: find_live_jobs(after_id bigint, up_to_id bigint, after timestamptz, up_to timestamptz, read_max bigint, queue text, task text, states text[], error text, args text)
--- roles: admin
-WITH seen AS MATERIALIZED (
-    SELECT id, queue, task, state, enqueued_at, args, errors -> -1 AS error
-    FROM taskd.job
-    WHERE id > $1 AND id <= $2
-    ORDER BY id
-    LIMIT $5
-)
-SELECT (SELECT count(*) FROM seen) AS seen, (SELECT max(id) FROM seen) AS last_id,
-       ARRAY(
-           SELECT id
-           FROM seen
-           WHERE enqueued_at >= $3 AND enqueued_at <= $4
-             AND ($6::text IS NULL OR queue = $6)
-             AND ($7::text IS NULL OR task = $7)
-             AND ($8::text[] IS NULL OR state::text = ANY ($8::text[]))
-             AND ($9::text IS NULL OR concat_ws(': ', error ->> 'type', error ->> 'message') ILIKE $9)
-             AND ($10::text IS NULL OR args::jsonb @> $10::text::jsonb)
-           ORDER BY id
-       ) AS ids;
-
--- name: find_finished_jobs(after timestamptz, after_id bigint, up_to timestamptz, read_max bigint, queue text, task text, states text[], error text, args text)
--- roles: admin
-WITH seen AS MATERIALIZED (
-    SELECT id, queue, task, state, finished_at, args, reason, errors -> -1 AS error
-    FROM taskd.job_history
-    WHERE state <> 'done' AND finished_at >= $1 AND (finished_at, id) > ($1, $2) AND finished_at <= $3
-    ORDER BY finished_at, id
-    LIMIT $4
-)
-SELECT (SELECT count(*) FROM seen) AS seen,
-       (SELECT id FROM seen ORDER BY finished_at DESC, id DESC LIMIT 1) AS last_id,
-       (SELECT max(finished_at) FROM seen) AS last_at,
-       ARRAY(
-           SELECT id
-           FROM seen
-           WHERE ($5::text IS NULL OR queue = $5)
-             AND ($6::text IS NULL OR task = $6)
-             AND ($7::text[] IS NULL OR state::text = ANY ($7::text[]))
-             AND ($8::text IS NULL OR reason ILIKE $8
-                  OR concat_ws(': ', error ->> 'type', error ->> 'message') ILIKE $8)
-             AND ($9::text IS NULL OR args @> $9::text::jsonb)
-           ORDER BY id
-       ) AS ids;
+-- name: find_jobs(filter text, live boolean, by_end boolean, after_at timestamptz, after_id bigint, read_max bigint)
+-- roles: observer, admin
+SELECT seen, last_at, last_id, ids FROM taskd.find_jobs($1::text::jsonb, $2, $3, false, $4, $5, $6);

@@ -483,7 +483,7 @@ WHERE paused_at IS NOT NULL AND paused_until IS NULL;
 -- name: doctor_unfit(batch bigint)
 -- roles: worker, observer, admin
 SELECT queue, task, count(*) AS jobs, min(id) AS first_id, (array_agg(error ->> 'message' ORDER BY id))[1] AS message,
-       max(date_part('epoch', clock_timestamp() - (error ->> 'ended')::timestamptz)) AS unfit_s
+       max(date_part('epoch', clock_timestamp() - taskd.stored_time(error ->> 'ended'))) AS unfit_s
 FROM (
     SELECT id, queue::text AS queue, task::text AS task, errors -> -1 AS error
     FROM taskd.job

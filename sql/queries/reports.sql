@@ -4,51 +4,52 @@
 -- history has millions of rows. If a statement reads more, its comment says so. Ages are computed by the database's clock. The
 -- names of the columns are the keys of the `--json` output: renaming a column breaks scripts of users.
 
--- Jobs, newest first. Live and finished jobs are read backwards along their indexes on id (job_pkey; job_history_pkey of every
--- partition, merged), up to the limit. If only failed and cancelled jobs are requested, the planner can use
--- job_history_not_done instead. For that, the condition `state <> 'done'` is written out, because PostgreSQL cannot derive it
--- from an array. With a filter that matches few jobs, the whole index is read: 0.2 s for a million jobs. With a short `since_s`
--- and a rare task, the planner uses job_history_finished. With a busy task, the merge needs a row of every partition, so the
--- whole index is read, except partitions whose rows expired before that time. `since_s` applies to the end of a finished job,
--- and to the enqueue of a live job. `age_of`: the event since which `age_s` counts.
+-- Jobs by a filter, newest first: by id, or with by_end, failed and cancelled jobs by their ends. At most `read_max` live and
+-- `read_max` finished jobs are read before the given position; see taskd.find_jobs(). If one of these two reads ends at its
+-- limit, jobs with lower ids are left out, because the other read could have found only some of them. `reach_at` and `reach_id`:
+-- the position down to which all jobs were read; NULL: all jobs were read. `age_of`: the event since which `age_s` counts.
 
--- name: list_jobs(queue text, task text, states text[], since_s double precision, batch bigint)
+-- name: list_jobs(filter text, before_at timestamptz, before_id bigint, by_end boolean, read_max bigint, batch integer)
 -- roles: observer, admin
-SELECT id, queue, task, state, priority, attempt, max_attempts, enqueued_at, run_at, started_at,
-       finished_at, reason, last_error,
-       CASE WHEN finished_at IS NOT NULL THEN 'finished' WHEN state = 'running' THEN 'started' ELSE 'enqueued' END AS age_of,
-       date_part('epoch', clock_timestamp() - CASE WHEN finished_at IS NOT NULL THEN finished_at
-                                                   WHEN state = 'running' THEN started_at ELSE enqueued_at END) AS age_s,
-       date_part('epoch', run_at - clock_timestamp()) AS due_in_s
-FROM (
-    (SELECT id, queue::text, task::text, state::text, priority, attempt,
-            max_attempts::smallint, enqueued_at, run_at::timestamptz,
-            started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
-            errors #>> '{-1,message}' AS last_error
-     FROM taskd.job
-     WHERE ($1::text IS NULL OR queue = $1)
-       AND ($2::text IS NULL OR task = $2)
-       AND ($3::text[] IS NULL OR state = ANY ($3::text[]::taskd.job_state[]))
-       AND ($3::text[] IS NULL OR $3::text[] && ARRAY['blocked', 'scheduled', 'queued', 'running'])
-       AND ($4::double precision IS NULL OR enqueued_at > now() - make_interval(secs => $4))
-     ORDER BY id DESC
-     LIMIT $5)
+WITH live AS MATERIALIZED (
+    SELECT * FROM taskd.find_jobs($1::text::jsonb, true, false, true, NULL, $3, $5) WHERE NOT $4
+), finished AS MATERIALIZED (
+    SELECT * FROM taskd.find_jobs($1::text::jsonb, false, $4, true, $2, $3, $5)
+), reach AS (
+    SELECT last_at AS at, last_id AS id
+    FROM (SELECT * FROM live UNION ALL SELECT * FROM finished) AS side
+    WHERE seen = $5
+    ORDER BY last_id DESC
+    LIMIT 1
+), found AS (
+    SELECT id, queue::text, task::text, state::text, priority, attempt, max_attempts::smallint, enqueued_at,
+           run_at::timestamptz, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason, errors
+    FROM taskd.job
+    WHERE id = ANY (ARRAY(SELECT unnest(ids[1:$6]) FROM live))
     UNION ALL
-    (SELECT id, queue, task, state::text, priority, attempt, max_attempts, enqueued_at, run_at,
-            started_at, finished_at, reason, errors #>> '{-1,message}'
-     FROM taskd.job_history
-     WHERE ($1::text IS NULL OR queue = $1)
-       AND ($2::text IS NULL OR task = $2)
-       AND ($3::text[] IS NULL OR state = ANY ($3::text[]::taskd.job_state[]))
-       AND ($3::text[] IS NULL OR $3::text[] && ARRAY['done', 'failed', 'cancelled'])
-       AND ($3::text[] IS NULL OR 'done' = ANY ($3::text[]) OR state <> 'done')
-       AND ($4::double precision IS NULL OR finished_at > now() - make_interval(secs => $4))
-       AND ($4::double precision IS NULL OR expires_at > now() - make_interval(secs => $4))
-     ORDER BY id DESC
-     LIMIT $5)
-) AS found
-ORDER BY id DESC
-LIMIT $5;
+    SELECT id, queue, task, state::text, priority, attempt, max_attempts, enqueued_at,
+           run_at, started_at, finished_at, reason, errors
+    FROM taskd.job_history
+    WHERE id = ANY (ARRAY(SELECT unnest(ids[1:$6]) FROM finished))
+)
+SELECT reach.at AS reach_at, reach.id AS reach_id,
+       job.id, job.queue, job.task, job.state, job.priority, job.attempt,
+       coalesce(job.max_attempts, published.max_attempts::smallint) AS max_attempts,
+       job.enqueued_at, job.run_at, job.started_at, job.finished_at,
+       coalesce(job.finished_at, greatest(job.enqueued_at, job.started_at, taskd.stored_time(job.errors #>> '{-1,ended}'))) AS updated_at,
+       job.reason, job.errors #>> '{-1,type}' AS error_type, job.errors #>> '{-1,message}' AS last_error,
+       CASE WHEN job.finished_at IS NOT NULL THEN 'finished' WHEN job.state = 'running' THEN 'started' ELSE 'enqueued' END AS age_of,
+       date_part('epoch', clock_timestamp() - CASE WHEN job.finished_at IS NOT NULL THEN job.finished_at
+                                                   WHEN job.state = 'running' THEN job.started_at ELSE job.enqueued_at END) AS age_s,
+       date_part('epoch', job.run_at - clock_timestamp()) AS due_in_s,
+       CASE WHEN job.finished_at IS NOT NULL OR job.state = 'running'
+            THEN date_part('epoch', coalesce(job.finished_at, clock_timestamp()) - job.started_at) END AS run_s
+FROM (SELECT) AS once
+LEFT JOIN reach ON true
+LEFT JOIN found AS job ON $4 OR job.id >= coalesce(reach.id, 0)
+LEFT JOIN taskd.task AS published ON published.name = job.task
+ORDER BY CASE WHEN $4 THEN job.finished_at END DESC, job.id DESC
+LIMIT $6;
 
 -- One job with all its columns, along job_pkey, and job_history_pkey of every partition. Arguments that its task redacts are
 -- hidden unless `unredacted` is true. If several jobs have the id, because the sequence of ids has gone back, the live one is
@@ -56,10 +57,11 @@ LIMIT $5;
 
 -- name: show_job(id bigint, unredacted boolean)
 -- roles: admin
-SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt, job.max_attempts,
-       job.timeout_s, job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence,
+SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt,
+       coalesce(job.max_attempts, published.max_attempts::smallint) AS max_attempts,
+       coalesce(job.timeout_s, published.timeout_s::double precision) AS timeout_s, job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence,
        job.crashes, job.interrupts, job.cancel_requested, job.enqueued_at, job.started_at,
-       job.finished_at, job.deadline, job.reason,
+       job.finished_at, job.updated_at, job.deadline, job.reason,
        (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
        job.result::text AS result, job.unique_key, job.key_scope, job.version,
        (SELECT (live.follower ->> 'version')::bigint FROM taskd.job AS live WHERE live.id = $1) AS next_version,
@@ -70,6 +72,7 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        )::text END AS progress
 FROM taskd.jobs AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
+LEFT JOIN taskd.task AS published ON published.name = job.task
 LEFT JOIN taskd.progress AS progress
     ON progress.job_id = job.id AND progress.fence = job.fence AND job.state = 'running'
 WHERE job.id = $1
@@ -503,10 +506,10 @@ WITH failed AS MATERIALIZED (
 ), errors_found AS (
     SELECT 'failed' AS state, id, queue, task, at, text FROM failed
     UNION ALL
-    SELECT 'scheduled', id, queue, task, (error ->> 'ended')::timestamptz,
+    SELECT 'scheduled', id, queue, task, taskd.stored_time(error ->> 'ended'),
            left(concat_ws(': ', error ->> 'type', error ->> 'message'), 300)
     FROM scheduled
-    WHERE error IS NOT NULL AND (error ->> 'ended')::timestamptz > now() - make_interval(secs => $1)
+    WHERE error IS NOT NULL AND taskd.stored_time(error ->> 'ended') > now() - make_interval(secs => $1)
 ), counted AS (
     SELECT state, task, text, count(*) AS jobs, min(at) AS first_at, max(at) AS last_at,
            (array_agg(id ORDER BY at DESC, id DESC))[1] AS job_id

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskd.cli.jobs.change import unknown_jobs
-from taskd.cli.jobs.command import STATES
+from taskd.cli.jobs.filters import state_choice
 from taskd.cli.shared.name_hints import hint_unknown
 from taskd.cli.shared.output import cell, first_line, print_json, span
 from taskd.cli.shared.refreshing import Asking, watching
@@ -27,7 +27,7 @@ from taskd.cli.shared.session import (
 )
 from taskd.cli.top.command import Interval
 from taskd.core.humanize import clock, zone
-from taskd.core.jobs.job import FINISHED
+from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.watching.tail import Event, Reporter, Watch, events_of
 from taskd.errors import JobNotFound
 
@@ -51,7 +51,7 @@ COLOURS = {
 @click.option(
     "--state",
     "states",
-    type=STATES,
+    type=state_choice(*JobState),
     multiple=True,
     help="Only events after which the job is in this state; repeatable.",
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 
 from taskd.core.jobs.job import JobState
-from taskd.core.jobs.job_changes import Filter
+from taskd.core.jobs.job_filter import JobFilter
+from taskd.errors import InvalidJob
 from taskd.store import workflows
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import changes, jobs
@@ -17,9 +18,13 @@ SAMPLE_JOBS = 10
 # Acts on the jobs with these ids, in this order. Returns the ids of the jobs on which it acted. It
 # does not act on jobs that have changed since they were found.
 Act = Callable[[Fetches, Sequence[int]], Awaitable[Collection[int]]]
+# The jobs of an action: one id, several ids, or the jobs that match a filter.
+Chosen = int | Iterable[int] | JobFilter
 
 
-async def batches(on: Fetches, chosen: Filter, limit: int | None) -> AsyncIterator[Sequence[int]]:
+async def batches(
+    on: Fetches, chosen: JobFilter, limit: int | None
+) -> AsyncIterator[Sequence[int]]:
     """Yield the ids of the matching jobs in batches: `limit` ids at most, or with None, all ids."""
     left = limit if limit is not None else sys.maxsize
     async for ids in changes.find(on, chosen):
@@ -32,7 +37,43 @@ async def batches(on: Fetches, chosen: Filter, limit: int | None) -> AsyncIterat
                 return
 
 
-async def preview(on: Fetches, chosen: Filter, limit: int | None) -> tuple[int, list[int]]:
+def narrowed(chosen: Chosen, able: Collection[JobState]) -> Sequence[int] | JobFilter:
+    """Return the ids, or the filter for jobs in the states in which an action is possible.
+
+    Raises:
+        InvalidJob: the filter is empty, or selects none of these states.
+    """
+    if isinstance(chosen, JobFilter):
+        if chosen.empty:
+            raise InvalidJob(
+                "an empty JobFilter selects all jobs; to do that, pass states, for example "
+                f"JobFilter(states=[{min(able)!r}])"
+            )
+        return chosen.within(able)
+    return [chosen] if isinstance(chosen, int) else list(chosen)
+
+
+async def batches_of(
+    on: Fetches, chosen: Sequence[int] | JobFilter
+) -> AsyncIterator[Sequence[int]]:
+    """Yield all given ids at once, or the ids of the matching jobs in batches."""
+    if isinstance(chosen, JobFilter):
+        async for ids in batches(on, chosen, None):
+            yield ids
+    else:
+        yield chosen
+
+
+def states_of(chosen: Sequence[int] | JobFilter) -> Sequence[JobState]:
+    """Return the states in which a job of a batch must still be; empty for any state."""
+    return (
+        [state for state in JobState if state in chosen.states]
+        if isinstance(chosen, JobFilter)
+        else ()
+    )
+
+
+async def preview(on: Fetches, chosen: JobFilter, limit: int | None) -> tuple[int, list[int]]:
     """Return the number of matching jobs, counted up to `limit`, and the ids of the first ten."""
     found, sample = 0, list[int]()
     async for ids in batches(on, chosen, limit):

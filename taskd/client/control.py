@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from taskd.client import job_changes
 from taskd.client.connecting.connections import ClientConnections
 from taskd.client.schedules import Schedules
 from taskd.core.jobs.failure import clean_reason
-from taskd.core.jobs.job import JobState, check_queue
+from taskd.core.jobs.job import FINISHED_BADLY, LIVE, WAITING, JobState, check_queue
 from taskd.core.jobs.job_changes import Change, ChangeOutcome, Changes
 from taskd.core.jobs.limit import CONCURRENCY_MAX
 from taskd.core.jobs.unique import HeldKey, normal_key
@@ -20,11 +20,14 @@ from taskd.store import tasks as stored_tasks
 from taskd.store.jobs import jobs as stored_jobs
 from taskd.store.jobs import limits as stored_limits
 
+if TYPE_CHECKING:
+    from taskd.client.bulk import Chosen
+
 
 class ClientControl(ClientConnections):
     """The methods of a client that change jobs, queues, tasks and schedules."""
 
-    async def cancel(self, ids: Iterable[int], reason: str = "") -> dict[int, JobState]:
+    async def cancel(self, chosen: Chosen, reason: str = "") -> dict[int, JobState]:
         """Cancel waiting jobs, and request the cancellation of running jobs.
 
         The result contains the state of each job by id, without finished and unknown jobs. The
@@ -32,12 +35,27 @@ class ClientControl(ClientConnections):
         worker will then cancel the handler. The worker is notified; if the notification is lost,
         the worker reads the request within a few seconds. The reason is stored with the job. If
         other jobs of a workflow need a cancelled job, they are cancelled, too.
+
+        Args:
+            chosen: an id, several ids, or a JobFilter. The jobs of a filter are cancelled in
+                batches of a thousand, each in its own transaction.
+            reason: a text of at most 500 bytes.
+
+        Raises:
+            InvalidJob: the filter is empty, or selects only finished jobs.
         """
-        return await stored_jobs.cancel(await self._pool(), list(ids), clean_reason(reason))
+        from taskd.client import bulk
+
+        pool, selected = await self._pool(), bulk.narrowed(chosen, LIVE)
+        ended: dict[int, JobState] = {}
+        async for ids in bulk.batches_of(pool, selected):
+            states = bulk.states_of(selected)
+            ended |= await stored_jobs.cancel(pool, ids, clean_reason(reason), states)
+        return ended
 
     async def retry(
         self,
-        ids: Iterable[int],
+        chosen: Chosen,
         *,
         run_at: datetime | None = None,
         delay_s: float | None = None,
@@ -49,31 +67,48 @@ class ClientControl(ClientConnections):
         unique key another job holds.
 
         Args:
-            ids: ids of the jobs.
+            chosen: an id, several ids, or a JobFilter. The jobs of a filter are retried in batches
+                of a thousand, each in its own transaction.
             run_at: when the jobs are due, a datetime with a time zone; excludes `delay_s`.
             delay_s: seconds from now until the jobs are due.
 
         Raises:
-            InvalidJob: the time is outside its limits.
+            InvalidJob: the time is outside its limits; or the filter is empty, or selects neither
+                failed nor cancelled jobs.
         """
-        change = Change(run_at=run_at, delay_s=delay_s)
-        return await stored_jobs.retry(await self._pool(), list(ids), change.run_at, change.delay_s)
+        from taskd.client import bulk
 
-    async def change(
-        self, ids: Iterable[int], **changes: Unpack[Changes]
-    ) -> dict[int, ChangeOutcome]:
+        change = Change(run_at=run_at, delay_s=delay_s)
+        pool, selected = await self._pool(), bulk.narrowed(chosen, FINISHED_BADLY)
+        back: set[int] = set()
+        async for ids in bulk.batches_of(pool, selected):
+            back.update(await stored_jobs.retry(pool, ids, change.run_at, change.delay_s))
+        return sorted(back)
+
+    async def change(self, chosen: Chosen, **changes: Unpack[Changes]) -> dict[int, ChangeOutcome]:
         """Change waiting jobs; return an outcome by id: changed, running, finished or unknown.
 
         Args:
-            ids: ids of the jobs. If the outcome of a job is not `changed`, the job stays as it is.
+            chosen: an id, several ids, or a JobFilter. If the outcome of a job is not `changed`,
+                the job stays as it is. The jobs of a filter are changed in batches of a thousand,
+                each in its own transaction.
             changes: new values, as Change describes them.
 
         Raises:
-            InvalidJob: a value is outside its limits, or no new value is given.
-            InvalidArgs: arguments do not fit the published task of one of the jobs; nothing was
-                changed.
+            InvalidJob: a value is outside its limits, or no new value is given; or the filter is
+                empty, or selects no waiting jobs.
+            InvalidArgs: arguments do not fit the published task of one of the jobs. None of the
+                jobs of this batch was changed.
         """
-        return await job_changes.change(await self._pool(), list(ids), Change(**changes))
+        from taskd.client import bulk
+
+        change = Change(**changes)
+        job_changes.check_not_empty(change)
+        pool, selected = await self._pool(), bulk.narrowed(chosen, WAITING)
+        outcomes: dict[int, ChangeOutcome] = {}
+        async for ids in bulk.batches_of(pool, selected):
+            outcomes |= await job_changes.change(pool, ids, change)
+        return outcomes
 
     async def find_key(self, task: str, key: str) -> HeldKey | None:
         """Return which job holds a unique key, and for how long; None if the key is free.

@@ -23,8 +23,7 @@ async def change(on: Fetches, ids: Sequence[int], new: Change) -> dict[int, Chan
         InvalidJob: no new value is given, or PostgreSQL refuses a value.
         InvalidArgs: the new arguments do not fit the published task of one of the jobs.
     """
-    if new.empty:
-        raise InvalidJob("no new value is given: give a priority, a time, arguments or the like")
+    check_not_empty(new)
     given = new.update_args if new.args is None else new.args
     text = None if given is None else encode_args("of these jobs", given)
     if text is not None:
@@ -33,6 +32,12 @@ async def change(on: Fetches, ids: Sequence[int], new: Change) -> dict[int, Chan
             schema = task.args_schema if new.args is not None else _parts(task.args_schema)
             check_args(task.name, text, schema, task.redact)
     return await changes.change(on, ids, new, text)
+
+
+def check_not_empty(new: Change) -> None:
+    """Raise InvalidJob if no new value is given."""
+    if new.empty:
+        raise InvalidJob("no new value is given: give a priority, a time, arguments or the like")
 
 
 def _parts(args_schema: str) -> str:

@@ -58,8 +58,72 @@ def test_filters(some):
         (["--since", "0s"], []),
         (["--since", "500ms", "--state", "failed"], []),
         (["--queue", "none"], []),
+        (["--since", "2026-01-01"], [6, 5, 4, 3, 2, 1]),
+        (["--since", "2999-01-01"], []),
+        (["--older-than", "0s", "--state", "failed"], [4]),
+        (["--older-than", "1h"], []),
+        (["--error", "ATTEMPTS"], [4]),
+        (["--error", "valueerror: no*such"], [4]),
+        (["--where-arg", "n:=5"], [5]),
+        (["--where-arg", "n=5"], []),
+        (["--worker", "12"], [6]),
+        (["--worker", "13"], []),
+        (["--workflow", "none"], []),
+        (["--schedule", "none"], []),
+        (["--unique-key", "none"], []),
+        (["--metadata", "tenant=acme"], []),
+        (["--running-for", "0s"], [6]),
+        (["--running-for", "1h"], []),
+        (["--running-for", "500ms", "--state", "failed", "--state", "done"], [4, 3]),
     ]:
         assert ids(some, *args) == wanted, args
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["--task", ""], "task '' must not be empty"),
+        (["--since", "2026-13-01"], "'2026-13-01' is not a time"),
+        (["--since", "2026-12-01T08:00"], "has no time zone"),
+        (["--older-than", "-1s"], "'-1s'"),
+        (["--where-arg", "n"], "'n' is neither key=text nor key:=json"),
+        (["--metadata", "n:=x"], "n: 'x' is not JSON"),
+        (["--workflow", "0"], "workflow 0 is not a whole number"),
+        (["--worker", "host1"], "'host1' is not a valid"),
+    ],
+)
+def test_a_filter_that_is_none_says_why(taskd, args, why):
+    assert why in taskd("jobs", "list", *args, code=2).stderr
+
+
+def test_a_list_shows_the_attempts_of_the_task(some):
+    some.sql(
+        "INSERT INTO taskd.task (name, app, signature, queue, max_attempts, args_schema) "
+        "VALUES ('fetch', 'app', 'x', 'q', 7, '{}')"
+    )
+    assert {row["id"]: row["max_attempts"] for row in some.json("jobs", "list")} == {
+        6: 7, 5: None, 4: 7, 3: None, 2: 7, 1: None
+    }  # fmt: skip
+    assert "\t5/7\t" in some("jobs", "list", "--state", "failed").stdout
+    assert some.json("jobs", "show", 4)[0]["max_attempts"] == 7
+
+
+def test_a_hung_job_is_cancelled_and_one_that_is_only_old_is_not(some):
+    young = some.enqueue("send", "--queue", "web")
+    some.sql(
+        "UPDATE taskd.job SET state = 'running', worker_id = 12, fence = 1, attempt = 1, "
+        "enqueued_at = now() - interval '1 day', started_at = now() WHERE id = $1", young
+    )  # fmt: skip
+    some.sql("UPDATE taskd.job SET started_at = now() - interval '2 h' WHERE id = 6")
+    assert some("jobs", "cancel", "--running-for", "1h").stdout.split() == ["6"]
+    assert some("jobs", "retry", "--running-for", "1h").stdout == ""
+
+
+def test_a_bulk_action_counts_only_jobs_that_it_can_act_on(some):
+    assert some.json("jobs", "retry", "--since", "1h", "--dry-run")[0]["sample"] == [4, 5]
+    assert some.json("jobs", "cancel", "--since", "1h", "--dry-run")[0]["sample"] == [1, 2, 6]
+    found = some.json("jobs", "set", "--since", "1h", "--priority", 5, "--dry-run")
+    assert found[0]["sample"] == [1, 2]
 
 
 def test_a_list_as_lines(some):

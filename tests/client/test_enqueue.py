@@ -6,16 +6,19 @@ import dataclasses
 import json
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from typing import Any, Literal
 
 import pytest
 
-from taskd import Client, NewJob, task
-from taskd.client import configure, enqueueing
+from taskd import Client, JobFilter, NewJob, task
+from taskd.client import bulk, configure, enqueueing
 from taskd.core.jobs.job import JobState
+from taskd.core.jobs.job_changes import ChangeOutcome
 from taskd.core.tasks.registry import Registry
 from taskd.errors import InvalidArgs, InvalidJob, UnknownTask
 from taskd.store import workers
@@ -341,6 +344,43 @@ async def test_cancel_and_retry_move_waiting_jobs(client: Client, sql: Any, send
     assert reason == "not\u2400needed"
     assert await client.retry([first, 12345]) == [first]
     assert await sql.fetchval("SELECT state FROM taskd.jobs WHERE id = $1", first) == "queued"
+
+
+async def test_one_id_is_enough_for_an_action_by_hand(client: Client, send: Any) -> None:
+    job_id = await client.enqueue(send.job(to="a"))
+    assert await client.change(job_id, priority=7) == {job_id: ChangeOutcome.CHANGED}
+    assert await client.cancel(job_id) == {job_id: JobState.CANCELLED}
+    assert await client.retry(job_id) == [job_id]
+
+
+async def test_a_filter_selects_the_jobs_of_an_action(
+    client: Client, sql: Any, send: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "BATCH_JOBS", 2)
+    jobs = [replace(send.job(to="a"), metadata={"n": n % 2}) for n in range(10)]
+    ids = await client.enqueue_many([*jobs, send.job(to="b")])
+    odd = JobFilter(args={"to": "a"}, metadata={"n": 1})
+    assert await client.change(odd, delay_s=3600) == dict.fromkeys(ids[1:10:2], "changed")
+    waiting = JobFilter(task=send.name, states=["scheduled"])
+    assert await client.cancel(waiting, "x") == dict.fromkeys(ids[1:10:2], "cancelled")
+    assert await client.retry(JobFilter(error="x", since_s=60), delay_s=60) == ids[1:10:2]
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job WHERE state = 'queued'") == 6
+    assert await client.retry(JobFilter(error="x", since_s=60)) == []
+
+
+async def test_an_action_on_all_jobs_or_on_wrong_states_is_refused(
+    client: Client, sql: Any, send: Any
+) -> None:
+    await client.enqueue(send.job(to="a"))
+    for act in (client.cancel, client.retry, partial(client.change, priority=1)):
+        with pytest.raises(InvalidJob, match="an empty JobFilter selects all jobs"):
+            await act(JobFilter())
+    with pytest.raises(InvalidJob, match="give one of the states failed, cancelled"):
+        await client.retry(JobFilter(states=["queued"]))
+    with pytest.raises(InvalidJob, match="no new value"):
+        await client.change(JobFilter(task="none"))
+    assert await sql.fetchval("SELECT state FROM taskd.jobs") == "queued"
+    assert len(await client.cancel(JobFilter(states=["queued"]))) == 1
 
 
 async def test_a_queue_is_paused_and_resumed(client: Client, sql: Any, listener: Any) -> None:

@@ -140,10 +140,12 @@ def columns() -> str:
     """The columns of the view taskd.jobs and their types, with what the tables say of them."""
     text = (sql_root() / "migrations" / "0001_baseline.sql").read_text(encoding="utf-8")
     [view] = re.findall(r"CREATE VIEW taskd\.jobs AS\s+SELECT (.*?)FROM", text, re.DOTALL)
-    shown = [each.split(" AS ")[-1].strip().partition("::")[0] for each in view.split(",")]
+    # A comma in parentheses is part of an expression.
+    expressions = re.findall(r"(?:[^,()]|\((?:[^()]|\([^()]*\))*\))+", view)
+    shown = [each.split(" AS ")[-1].strip().partition("::")[0] for each in expressions]
     [job] = re.findall(r"CREATE TABLE taskd\.job \((.*?)\n\)", text, re.DOTALL)
     types = dict(re.findall(r"^    (\w+) (double precision|\w+)[ ,]", job, re.MULTILINE))
-    for each in view.split(","):
+    for each in expressions:
         cast, _, name = each.strip().partition(" AS ")
         column, _, kind = cast.partition("::")
         if kind or "IS NOT NULL" in cast:
@@ -172,6 +174,7 @@ PLAIN = {
     "cancel_requested": "its cancellation was requested while it runs",
     "enqueued_at": "when the transaction that enqueued it began",
     "finished_at": "when it ended",
+    "updated_at": "its last known change: its enqueue, claim, last failed attempt, or end",
     "args": "its arguments",
     "result": "what its handler returned",
     "unique_key": "the unique key that it holds or held",

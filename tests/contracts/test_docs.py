@@ -236,7 +236,7 @@ taskd run --app app.jobs
 taskd jobs list --queue sums --state done
 ```
 ```text
-1  done  sums  add  1/-  finished 3ms ago
+1  done  sums  add  1/20  finished 3ms ago
 ```
 <!-- python
 y = await x.result()

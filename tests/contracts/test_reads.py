@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from taskd.core.jobs.job import LIVE
+from taskd.core.jobs.job_filter import JobFilter
 from taskd.store.connections.statements import statement
 from taskd.store.jobs.jobs import ANY_JOB
 from taskd.worker.assembly import PLANS
@@ -117,3 +119,58 @@ async def test_functions_read_no_table_from_end_to_end_and_few_entries_of_indexe
     # Any client may call these, on a connection that leaves the planner all choices.
     for name, text in FUNCTIONS.items():
         await assert_reads_few(busy, name, text, (), {}, FEW)
+
+
+FIND = "SELECT * FROM taskd.find_jobs($1::text::jsonb, {}, false, true, NULL, NULL, 5000)"
+# Ten live and ten finished jobs with rare values, and thousands with other values.
+RARE = """
+UPDATE taskd.{0}
+SET schedule = CASE WHEN id % 1000 = {1} THEN 'rare' ELSE 'often' END,
+    metadata = jsonb_build_object('tenant', CASE WHEN id % 1000 = {1} THEN 'rare' ELSE 'often' END),
+    unique_key = CASE WHEN id % 1000 = {1} THEN 'rare' ELSE 'often' || id END,
+    key_scope = 'live', task = CASE WHEN id % 1000 = {1} THEN 'rare' || id ELSE task END
+WHERE id BETWEEN {2} AND {2} + 9999
+"""
+
+
+INDEXED = (
+    JobFilter(metadata={"tenant": "rare"}),
+    JobFilter(schedule="rare"),
+    JobFilter(unique_key="rare", task="rare2004"),
+    JobFilter(workflow=1),
+    JobFilter(workflow="none"),
+    JobFilter(worker=4711, states=LIVE),
+    JobFilter(worker=4711, running_for_s=3600.0, states=LIVE),
+)
+
+
+async def test_a_filter_with_an_index_reads_few_jobs(busy: Any) -> None:
+    await busy.execute(RARE.format("job", 4, 1))
+    await busy.execute(RARE.format("job_history", 4, 8_000_001))
+    await busy.execute("VACUUM taskd.job")
+    running = await busy.fetchval("SELECT count(*) FROM taskd.job WHERE worker_id IS NOT NULL")
+    for chosen in INDEXED:
+        args = (chosen.document(),)
+        for live in ("true", "false"):
+            name, text = f"{args}, {live}", FIND.format(live)
+            # Running jobs, which are never many, are not in the index of the metadata.
+            most = FEW + running * bool(chosen.metadata)
+            await assert_reads_few(busy, name, text, args, {}, most)
+
+
+async def test_a_filter_since_a_time_reads_no_partition_that_had_expired_before(sql: Any) -> None:
+    await sql.execute(
+        "CREATE TABLE taskd.job_history_20200101 PARTITION OF taskd.job_history "
+        "FOR VALUES FROM ('20200101 00:00+00') TO ('20200101 24:00+00')"
+    )
+    await sql.execute(crowd.HISTORY, 100)
+    scans = (
+        "SELECT pg_stat_get_xact_numscans('taskd.job_history_20200101'::regclass) + sum("
+        "pg_stat_get_xact_numscans(indexrelid)) FROM pg_index "
+        "WHERE indrelid = 'taskd.job_history_20200101'::regclass"
+    )
+    for chosen, read in ((JobFilter(since_s=3600.0), False), (JobFilter(), True)):
+        async with sql.transaction():
+            before = await sql.fetchval(scans)
+            await sql.fetch(FIND.format("false"), chosen.document())
+            assert (await sql.fetchval(scans) > before) is read

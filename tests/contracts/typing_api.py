@@ -17,6 +17,8 @@ from taskd import (
     Fail,
     Fixed,
     Item,
+    JobFilter,
+    JobState,
     Limit,
     NewJob,
     ProcessContext,
@@ -103,6 +105,19 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
     await client.enqueue(plain.job(to="ada"), conn=tx)
     await client.enqueue_named("send", {"to": "ada"}, queue="q", run_at=moment, conn=tx)
     await client.enqueue_named("send", {"to": "ada"}, quue="q")  # refused
+
+
+async def by_hand(client: Client, moment: datetime) -> None:
+    slow = JobFilter(task="send", states=["running"], running_for_s=3600, metadata={"to": "a"})
+    assert_type(await client.cancel(slow, "hung"), dict[int, JobState])
+    assert_type(await client.retry(JobFilter(states=[JobState.FAILED], since=moment)), list[int])
+    await client.cancel(17)
+    await client.cancel([17, 18])
+    await client.cancel("17")  # refused
+    await client.change(17, priority=1)
+    await client.change(slow, prioritty=1)  # refused
+    JobFilter(state="failed")  # refused
+    JobFilter(worker="host")  # refused
 
 
 async def workflows(tx: object) -> None:

@@ -12,13 +12,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taskd.core.jobs.job import Job, NewJob
+from taskd.core.jobs.job_filter import JobFilter
 from taskd.core.jobs.limit import LimitOf, limit_of
 from taskd.core.jobs.unique import Unique
 from taskd.core.tasks.task import Task
 from taskd.errors import TaskdError
 from taskd.store import schedules
 from taskd.store.jobs import jobs, limits
-from taskd.store.reading import reports
+from taskd.store.reading import job_pages, reports
 from taskd.worker.observing.progress import ProgressWriter
 from tests.fuzz import strategies as odd
 from tests.fuzz.conftest import Ground
@@ -121,9 +122,7 @@ def call(ground: Ground, function: str, first: dict[str, str], given: dict[str, 
 def readable(ground: Ground) -> None:
     """All that is there can be claimed, promoted and shown."""
     run, lane = ground.run, ground.lane
-    for row in run(
-        reports.list_jobs(lane, queue=None, task=None, states=(), since_s=None, limit=1000)
-    ):
+    for row in run(job_pages.list_jobs(lane, JobFilter(), 1000)):
         quoted = run(reports.show_job(lane, row["id"], unredacted=True))
         assert quoted is None or quoted["args"].startswith("{")
     run(jobs.promote(lane, 100))

@@ -11,7 +11,8 @@ import pytest
 
 from taskd.client import job_changes
 from taskd.core.jobs.job import Job, JobState, NewJob
-from taskd.core.jobs.job_changes import Change, Filter
+from taskd.core.jobs.job_changes import Change
+from taskd.core.jobs.job_filter import JobFilter
 from taskd.core.jobs.unique import Unique
 from taskd.core.outcomes.ack import Ack
 from taskd.errors import InvalidArgs, InvalidJob
@@ -43,6 +44,7 @@ SCHEMA = (
     '"required": ["to"]}'
 )
 
+BAD = [JobState.FAILED, JobState.CANCELLED]
 KEYED = NewJob("t", queue="q", unique=Unique(key="k"))
 
 
@@ -180,21 +182,22 @@ async def test_a_claim_steps_over_a_job_that_is_being_changed(
 
 
 async def found(lane: Lane, **filters: Any) -> list[int]:
-    return [job_id async for ids in changes.find(lane, Filter(**filters)) for job_id in ids]
+    return [job_id async for ids in changes.find(lane, JobFilter(**filters)) for job_id in ids]
 
 
-async def test_a_filter_finds_what_is_live_and_what_has_ended_badly(lane: Lane, me: int) -> None:
+async def test_a_filter_finds_live_and_finished_jobs(lane: Lane, me: int) -> None:
     failed = await run_one(lane, me, task="fetch", args='{"host": "a", "n": 1}')
     error = '{"type": "Timeout", "message": "100% of 3 s, twice_over"}'
     await settle(lane, failed, FAILED, reason="Timeout: 100% of 3 s", error=error)
     cancelled = await run_one(lane, me, task="fetch")
     await settle(lane, cancelled, CANCELLED, reason="by hand")
-    await done(lane, await run_one(lane, me, task="fetch"))
+    good = await run_one(lane, me, task="fetch")
+    await done(lane, good)
     held = await run_one(lane, me)
     [queued] = await enqueue(lane, task="fetch", args='{"host": "a"}')
     [other] = await enqueue(lane, queue="other", delay_s=60.0)
-    assert await found(lane) == [held.id, queued, other, failed.id, cancelled.id]
-    assert await found(lane, task="fetch") == [queued, failed.id, cancelled.id]
+    assert await found(lane) == [held.id, queued, other, failed.id, cancelled.id, good.id]
+    assert await found(lane, task="fetch") == [queued, failed.id, cancelled.id, good.id]
     assert await found(lane, queue="other") == [other]
     assert await found(lane, states=(JobState.FAILED, JobState.RUNNING)) == [held.id, failed.id]
     assert await found(lane, args={"host": "a"}) == [queued, failed.id]
@@ -204,7 +207,13 @@ async def test_a_filter_finds_what_is_live_and_what_has_ended_badly(lane: Lane, 
     assert await found(lane, error="1%0") == []  # a percent sign is one
     assert await found(lane, error="twiceXover") == []
     assert await found(lane, older_than_s=60.0) == []
-    assert await found(lane, since_s=60.0, task="fetch") == [queued, failed.id, cancelled.id]
+    recent = {"since_s": 60.0, "task": "fetch", "states": BAD}
+    assert await found(lane, **recent) == [failed.id, cancelled.id]
+    assert await found(lane, since=datetime.now(UTC) - timedelta(minutes=1), states=BAD) == [
+        failed.id,
+        cancelled.id,
+    ]
+    assert await found(lane, since=datetime.now(UTC) + timedelta(minutes=1)) == []
 
 
 async def test_a_walk_meets_every_job_once_however_few_it_reads_at_a_time(
@@ -218,7 +227,7 @@ async def test_a_walk_meets_every_job_once_however_few_it_reads_at_a_time(
     )
     waiting = await enqueue(lane, 7)
     met = []
-    async for ids in changes.find(lane, Filter()):
+    async for ids in changes.find(lane, JobFilter()):
         met += ids
         if ids == waiting[:3]:
             await enqueue(lane, 5)  # jobs that are enqueued meanwhile are not found

@@ -22,7 +22,7 @@ async def test_a_refused_statement_says_which_role_may_run_it(logins: Logins) ->
     with pytest.raises(PermissionDenied, match=r"taskd_worker \(made by `taskd db roles`"):
         await jobs.promote(lane, 1)
     with pytest.raises(PermissionDenied, match="taskd_observer or taskd_admin"):
-        await lane.fetch("list_jobs", None, None, None, None, 1)
+        await lane.fetch("list_jobs", "{}", None, None, False, 1, 1)
     await lane.close()
 
 

@@ -7,17 +7,18 @@ worker for long. The command can be interrupted at any time, and run again for t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskd.cli.jobs.filters import filter_of
 from taskd.cli.shared.name_hints import ask_named
 from taskd.cli.shared.output import count, print_json
-from taskd.cli.shared.session import DURATION, QUEUE, Session
+from taskd.cli.shared.session import Session
 from taskd.core.jobs.job import JobState
-from taskd.core.jobs.job_changes import Filter
+from taskd.core.jobs.job_filter import JobFilter
 
 if TYPE_CHECKING:
     from taskd.client.bulk import Act
@@ -45,79 +46,41 @@ class How:
     as_json: bool
 
 
-def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options that choose jobs, for a command that acts on jobs in these states."""
+def bulk_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a bulk action."""
     options = [
-        click.option("--task", help="Instead of ids: jobs of this task."),
-        click.option("--queue", type=QUEUE, help="Jobs of this queue."),
-        click.option(
-            "--state",
-            "states",
-            type=click.Choice([state.value for state in states]),
-            multiple=True,
-            help="Jobs in this state; repeatable.",
-        ),
-        click.option(
-            "--error",
-            help="Jobs whose last error or reason contains this text; *, # and … match any text.",
-        ),
-        click.option(
-            "--older-than",
-            "older_than_s",
-            type=DURATION,
-            help="Jobs that were enqueued or finished longer ago than this.",
-        ),
-        click.option(
-            "--since",
-            "since_s",
-            type=DURATION,
-            help="Jobs that were enqueued or finished within this time.",
-        ),
-        click.option(
-            "--where-arg",
-            "where_args",
-            metavar="KEY=TEXT | KEY:=JSON",
-            multiple=True,
-            help="Jobs with this argument; repeatable.",
-        ),
         click.option("--limit", type=click.IntRange(1), help="At most this many jobs."),
         click.option(
             "--dry-run", is_flag=True, help="Print what would happen, and change nothing."
         ),
         click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
     ]
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
-def chosen(ids: Sequence[int], filters: dict[str, Any]) -> Filter | None:
-    """Return the filter, or None if ids were given.
+def chosen(
+    ids: Sequence[int], options: dict[str, Any], able: Collection[JobState]
+) -> JobFilter | None:
+    """Return the filter for jobs in the states in which the action is possible.
+
+    Returns:
+        None if ids were given.
 
     Raises:
-        UsageError: both ids and a filter were given, or neither; or an argument of the filter is
-            wrong.
-        InvalidArgs: the value of an argument of the filter is not JSON.
+        UsageError: both ids and a filter were given, or neither; or a value is not allowed.
+        InvalidArgs: a value is not JSON.
     """
-    from taskd.cli.shared.arguments import arguments
-
-    given = {name: value for name, value in filters.items() if value}
-    if bool(ids) == bool(given):
+    selected = filter_of(options)
+    if bool(ids) is not selected.empty:
         raise click.UsageError(
             "give ids, or options that choose jobs: --task, --queue, --state ..."
         )
-    if ids:
-        return None
-    args = arguments(given.pop("where_args", ()), None)
-    states = tuple(JobState(state) for state in given.pop("states", ()))
-    return Filter(**given, states=states, args=args)
+    return None if ids else selected.within(able)
 
 
-def in_bulk(session: Session, selected: Filter, act: Act, how: How) -> None:
+def in_bulk(session: Session, selected: JobFilter, act: Act, how: How) -> None:
     """Find the jobs, act on them, and print how many were changed."""
     from taskd.client import bulk
 
@@ -163,7 +126,7 @@ def _print_sample(session: Session, found: int, sample: list[int], how: How) -> 
     session.echo(f"{count(found, 'job')} would be {how.done}{more}")
 
 
-async def _act(session: Session, lane: Lane, selected: Filter, act: Act, how: How) -> list[int]:
+async def _act(session: Session, lane: Lane, selected: JobFilter, act: Act, how: How) -> list[int]:
     from taskd.client import bulk
 
     acted: list[int] = []

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.jobs.bulk import How, chosen, filter_options, in_bulk
+from taskd.cli.jobs.bulk import How, bulk_options, chosen, in_bulk
+from taskd.cli.jobs.filters import filter_options
 from taskd.cli.shared.output import Row, count, print_json
 from taskd.cli.shared.session import (
     DURATION,
@@ -21,7 +22,7 @@ from taskd.cli.shared.session import (
     json_option,
     pass_session,
 )
-from taskd.core.jobs.job import JobState
+from taskd.core.jobs.job import FINISHED_BADLY, LIVE, WAITING, JobState
 from taskd.core.jobs.job_changes import Change, ChangeOutcome
 from taskd.errors import InvalidTransition, JobNotFound
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
     from taskd.store.connections.statements import Fetches
 
-RETRYABLE = (JobState.FAILED, JobState.CANCELLED)
-WAITING = (JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED)
 # States after a cancel: ended, or still running with a cancellation requested.
 AFTER_CANCEL = (JobState.CANCELLED, JobState.RUNNING)
 
@@ -43,7 +42,8 @@ def _how(done: str, options: dict[str, Any], as_json: bool) -> How:
 
 @click.command()
 @ids_argument
-@filter_options(*RETRYABLE)
+@filter_options(*FINISHED_BADLY)
+@bulk_options
 @click.option("--failed", is_flag=True, help="The same as --state failed.")
 @click.option(
     "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
@@ -74,7 +74,7 @@ def retry(
     if failed:
         filters["states"] = (*filters["states"], JobState.FAILED.value)
     how = _how("retried", filters, as_json)
-    selected = chosen(ids, filters)
+    selected = chosen(ids, filters, FINISHED_BADLY)
 
     async def bring_back(on: Fetches, batch: Sequence[int]) -> Collection[int]:
         from taskd.store.jobs import jobs as store
@@ -91,7 +91,7 @@ def retry(
         unique_ids = list(dict.fromkeys(ids))
         before = await reports.job_states(lane, unique_ids)
         if how.dry_run:
-            return [i for i in unique_ids if before.get(i) in RETRYABLE], before
+            return [i for i in unique_ids if before.get(i) in FINISHED_BADLY], before
         return list(await bring_back(lane, unique_ids)), before
 
     back, before = session.run(work)
@@ -108,7 +108,8 @@ def retry(
 
 @click.command()
 @ids_argument
-@filter_options(*WAITING, JobState.RUNNING)
+@filter_options(*LIVE)
+@bulk_options
 @click.option(
     "--reason",
     type=REASON,
@@ -127,8 +128,8 @@ def cancel(
     then stops the attempt within seconds). With a filter, it prints only the ids.
     """
     how = _how("cancelled", filters, as_json)
-    states = filters["states"]
-    selected = chosen(ids, filters)
+    selected = chosen(ids, filters, LIVE)
+    states = [*selected.states] if selected is not None else ()
 
     async def end(on: Fetches, batch: Sequence[int]) -> dict[int, JobState]:
         from taskd.store.jobs import jobs as store
@@ -144,7 +145,7 @@ def cancel(
 
         before = await reports.job_states(lane, ids)
         if how.dry_run:
-            live = {i: s for i, s in before.items() if s in (*WAITING, JobState.RUNNING)}
+            live = {i: s for i, s in before.items() if s in LIVE}
             return {i: JobState.CANCELLED if s in WAITING else s for i, s in live.items()}, before
         return await end(lane, sorted(set(ids))), before
 
@@ -165,6 +166,7 @@ def cancel(
 @click.command("set")
 @ids_argument
 @filter_options(*WAITING)
+@bulk_options
 @click.option("--priority", type=int, help="Smaller numbers run first.")
 @click.option(
     "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."
@@ -229,7 +231,7 @@ def set_(
     if change.empty:
         raise click.UsageError("give at least one change: --priority, --at, --in, --arg ...")
     how = _how("changed", options, as_json)
-    selected = chosen(ids, options)
+    selected = chosen(ids, options, WAITING)
 
     async def alter(on: Fetches, batch: Sequence[int]) -> dict[int, ChangeOutcome]:
         from taskd.client.job_changes import change as changing
@@ -279,7 +281,7 @@ def _refused(left: set[int], before: dict[int, JobState]) -> list[Row]:
 
 
 def _not_retryable(job_id: int, state: JobState) -> str:
-    if state in RETRYABLE:
+    if state in FINISHED_BADLY:
         return (
             f"job {job_id} stays {state}: a job that it needs has failed and was not retried, "
             "another job holds its unique key, or it has had 1,000 attempts. See: "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskd.cli.jobs.change import cancel, retry, set_, unknown_jobs
+from taskd.cli.jobs.filters import filter_of, filter_options
 from taskd.cli.jobs.logs import print_attempt
 from taskd.cli.shared.name_hints import ask_named
 from taskd.cli.shared.output import (
@@ -23,7 +24,7 @@ from taskd.cli.shared.output import (
     text,
     text_of,
 )
-from taskd.cli.shared.session import DURATION, JOB_ID, QUEUE, Session, json_option, pass_session
+from taskd.cli.shared.session import JOB_ID, Session, json_option, pass_session
 from taskd.core.jobs.job import JobState
 from taskd.errors import JobNotFound
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 LIST_MAX = 10_000
 # Longer values of a job are cut for people; --json prints them whole.
 VALUE_CHARS_MAX = 20_000
-STATES = click.Choice([state.value for state in JobState])
 
 
 def _attempts(row: Row) -> str:
@@ -74,12 +74,7 @@ def jobs() -> None:
 
 
 @jobs.command("list")
-@click.option("--queue", type=QUEUE, help="Only this queue.")
-@click.option("--task", help="Only this task.")
-@click.option("--state", "states", type=STATES, multiple=True, help="Only this state; repeatable.")
-@click.option(
-    "--since", "since_s", type=DURATION, help="Only jobs enqueued or finished within this time."
-)
+@filter_options(*JobState)
 @click.option(
     "--limit",
     type=click.IntRange(1, LIST_MAX),
@@ -90,26 +85,27 @@ def jobs() -> None:
 @click.option("--ids", is_flag=True, help="Print only ids, one per line, for pipes.")
 @json_option
 @pass_session
-def list_(session: Session, /, ids: bool, as_json: bool, **filters: Any) -> None:
-    """List jobs, newest first.
+def list_(session: Session, /, limit: int, ids: bool, as_json: bool, **filters: Any) -> None:
+    """List jobs, newest first; with only --state failed or cancelled, in the order of their ends.
 
     AGE is the time since the end of a finished job, since the claim of a running job, and since the
     enqueue of a waiting job, even if the waiting job has had attempts.
     """
-    from taskd.store.reading import reports
+    from taskd.store.reading import job_pages
 
+    chosen = filter_of(filters).listed()
     rows = ask_named(
         session,
-        lambda lane: reports.list_jobs(lane, **filters),
-        queue=filters["queue"],
-        task=filters["task"],
+        lambda lane: job_pages.list_jobs(lane, chosen, limit),
+        queue=chosen.queue,
+        task=chosen.task,
     )
     if ids:
         for row in rows:
             click.echo(row["id"])
         return
     print_rows(rows, COLUMNS, as_json=as_json)
-    if len(rows) == filters["limit"]:
+    if len(rows) == limit:
         session.echo(f"these are the newest {count(len(rows), 'job')}; see more with --limit")
 
 

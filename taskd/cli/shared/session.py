@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -222,6 +222,18 @@ class MomentOrDuration(click.ParamType[Any]):
         return DURATION.convert(value, param, ctx)
 
 
+class Since(MomentOrDuration):
+    """The begin of a period: a duration until now, a point in time, or a date (local midnight)."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime | float:
+        """Return a point in time, or a duration in seconds."""
+        with suppress(ValueError, OverflowError, OSError):
+            return datetime.strptime(str(value), "%Y-%m-%d").astimezone()
+        return super().convert(value, param, ctx)
+
+
 class QueueName(click.ParamType[str]):
     """The name of a queue."""
 
@@ -257,12 +269,20 @@ class JobId(click.IntRange):
     name = "job id"
 
 
+class WorkerId(click.IntRange):
+    """The id of a worker."""
+
+    name = "worker id"
+
+
 DURATION = Duration()
 MOMENT = Moment()
 MOMENT_OR_DURATION = MomentOrDuration()
+SINCE = Since()
 QUEUE = QueueName()
 REASON = Reason()
 JOB_ID = JobId(1, 2**63 - 1)
+WORKER_ID = WorkerId(1)
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."

@@ -47,7 +47,9 @@ class JobState(StrEnum):
 
 
 LIVE = frozenset({JobState.BLOCKED, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING})
+WAITING = LIVE - {JobState.RUNNING}
 FINISHED = frozenset(JobState) - LIVE
+FINISHED_BADLY = FINISHED - {JobState.DONE}
 
 # The list of allowed state changes; None is the state before a job is enqueued. A limit *admits* a
 # job when it gives the job a slot. A *suspect* is a job whose worker died while it ran the job.

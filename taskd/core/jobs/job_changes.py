@@ -1,29 +1,22 @@
-"""Changes of waiting jobs, and filters that select jobs."""
+"""Changes of waiting jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypedDict
 
-import msgspec
-
 from taskd.core.jobs.job import (
     PRIORITY_MAX,
     PRIORITY_MIN,
-    JobState,
     check_attempt_options,
     check_queue,
     check_times,
 )
 from taskd.core.validation import check_int
 from taskd.errors import InvalidJob
-
-FINISHED_BADLY = frozenset({JobState.FAILED, JobState.CANCELLED})
-# In Filter.error, each of these characters matches any text. `taskd stats errors` prints # and ….
-WILD = "*#…"
 
 
 class ChangeOutcome(StrEnum):
@@ -101,44 +94,3 @@ class Change:
     def empty(self) -> bool:
         """Whether no new value is given."""
         return self == Change()
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """A filter for jobs; an attribute that is not given matches all jobs.
-
-    Attributes:
-        queue: the queue of the job.
-        task: the name of the job's task.
-        states: the states of which the job has one.
-        error: a part of the job's last error or reason, in upper or lower case. `*`, `#` and `…`
-            match any text: `taskd stats errors` prints `#` and `…` for parts that differ.
-        older_than_s: a live job matches if it was enqueued more than this many seconds ago, and a
-            finished job if it ended more than this many seconds ago.
-        since_s: a live job matches if it was enqueued within the last `since_s` seconds, and a
-            finished job if it ended within these seconds.
-        args: the values that the arguments of the job must have, by name.
-    """
-
-    queue: str | None = None
-    task: str | None = None
-    states: tuple[JobState, ...] = ()
-    error: str | None = None
-    older_than_s: float | None = None
-    since_s: float | None = None
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def error_pattern(self) -> str | None:
-        """The error as a pattern for ILIKE."""
-        if self.error is None:
-            return None
-        escaped = "".join(f"\\{c}" if c in "\\%_" else c for c in self.error)
-        for wild in WILD:
-            escaped = escaped.replace(wild, "%")
-        return f"%{escaped}%"
-
-    @property
-    def args_json(self) -> str | None:
-        """The arguments as JSON text."""
-        return msgspec.json.encode(self.args).decode() if self.args else None

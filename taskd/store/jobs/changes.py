@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
-from taskd.core.jobs.job import LIVE
-from taskd.core.jobs.job_changes import FINISHED_BADLY, Change, ChangeOutcome, Filter
+from taskd.core.jobs.job_changes import Change, ChangeOutcome
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs.jobs import ANY_JOB, Among
+
+if TYPE_CHECKING:
+    from taskd.core.jobs.job_filter import JobFilter
 
 # The most rows that one statement reads; that takes some 20 ms.
 READ_MAX = 5000
@@ -44,32 +47,21 @@ async def tasks_of(on: Fetches, ids: Sequence[int]) -> list[str]:
     return [row[0] for row in await on.fetch("tasks_of_jobs", list(ids))]
 
 
-async def find(on: Fetches, chosen: Filter) -> AsyncIterator[list[int]]:
+async def find(on: Fetches, chosen: JobFilter) -> AsyncIterator[list[int]]:
     """Yield the ids of the jobs that match a filter, in sorted batches; a batch can be empty.
 
-    Live, failed and cancelled jobs are found, but no done jobs. Jobs that are enqueued or end after
-    the call are left out. No row is locked, so a caller that acts on a batch must check the jobs of
-    the batch again.
+    Jobs that are enqueued or end after the call are left out. No row is locked, so a caller that
+    acts on a batch must check the jobs of the batch again.
     """
-    up_to_id, after, up_to = (await on.fetch("find_bounds", chosen.since_s, chosen.older_than_s))[0]
-    live = [state.value for state in chosen.states or LIVE if state in LIVE]
-    finished = [state.value for state in chosen.states or FINISHED_BADLY if state not in LIVE]
-    scope = (READ_MAX, chosen.queue, chosen.task)
-    filters = (chosen.error_pattern, chosen.args_json)
-    seen, last_id = READ_MAX if live else 0, 0
-    while seen == READ_MAX:
-        rows = await on.fetch(
-            "find_live_jobs", last_id, up_to_id, after, up_to, *scope, live, *filters
-        )
-        seen, last_id, ids = rows[0]
-        yield ids
-    seen, last_id, last_at = READ_MAX if finished else 0, 0, after
-    while seen == READ_MAX:
-        rows = await on.fetch(
-            "find_finished_jobs", last_at, last_id, up_to, *scope, finished, *filters
-        )
-        seen, last_id, last_at, ids = rows[0]
-        yield ids
+    at, up_to_id = (await on.fetch("find_bounds"))[0]
+    document = chosen.document(at=at, up_to_id=up_to_id)
+    for live in (True, False):
+        seen, last_at, last_id = READ_MAX, None, None
+        by_end = chosen.by_end and not live
+        while seen == READ_MAX:
+            rows = await on.fetch("find_jobs", document, live, by_end, last_at, last_id, READ_MAX)
+            seen, last_at, last_id, ids = rows[0]
+            yield sorted(ids)
 
 
 async def unpark(

@@ -47,25 +47,6 @@ class Errors(NamedTuple):
     all_scheduled: bool
 
 
-async def list_jobs(
-    on: Fetches,
-    *,
-    queue: str | None = None,
-    task: str | None = None,
-    states: Sequence[str] = (),
-    since_s: float | None = None,
-    limit: int = 50,
-) -> list[Row]:
-    """Return at most `limit` jobs, newest first.
-
-    Args:
-        states: the states of the jobs; if empty, any state.
-        since_s: return only live jobs that were enqueued, and other jobs that finished, within this
-            many seconds.
-    """
-    return _rows(await on.fetch("list_jobs", queue, task, list(states) or None, since_s, limit))
-
-
 async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row | None:
     """Return all columns of one job; None if the id is unknown.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -18,9 +19,9 @@ from taskd.client import bulk
 from taskd.config import parse_duration_s
 from taskd.core.humanize import count, span
 from taskd.core.jobs.failure import REASON_BYTES_MAX
-from taskd.core.jobs.job import LIVE, JobState, check_queue
-from taskd.core.jobs.job_changes import FINISHED_BADLY, Filter
-from taskd.errors import ScheduleNotFound
+from taskd.core.jobs.job import FINISHED_BADLY, LIVE, JobState, check_queue
+from taskd.core.jobs.job_filter import JobFilter
+from taskd.errors import InvalidJob, ScheduleNotFound
 from taskd.store import queues, schedules
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import jobs
@@ -82,7 +83,7 @@ class Bulk(NamedTuple):
     """An action on all jobs that match a filter."""
 
     action: str
-    search: Filter
+    search: JobFilter
     fields: dict[str, Any]
 
 
@@ -91,7 +92,7 @@ async def preview(board: Dashboard, request: Request) -> Response:
     if board.looking(request) is None:
         raise Refused("no one can act here, as no password is set: see TASKD_WEB_PASSWORD")
     action = request.query_params.get("action", "")
-    bulk_action = _bulk(action, search_of(request.query_params), None)
+    bulk_action = _bulk(action, search_of(request.query_params), 0.0)
     found, sample = await bulk.preview(board.on, bulk_action.search, BULK_JOBS_MAX)
     return board.page(
         request,
@@ -134,28 +135,31 @@ async def act_in_bulk(board: Dashboard, request: Request) -> Response:
     return RedirectResponse("/jobs", 303)
 
 
-def _bulk(action: str, bulk_action: tuple[Any, dict[str, Any]], older_s: float | None) -> Bulk:
-    """Return the bulk action, with a filter for the states in which it is possible."""
+def _bulk(action: str, bulk_action: tuple[JobFilter, dict[str, Any]], ago_s: float) -> Bulk:
+    """Return the bulk action for the jobs that matched `ago_s` seconds ago."""
     search, fields = bulk_action
     if action not in JOB_ACTIONS:
         raise Refused("jobs can be retried or cancelled")
-    if search.searches_args:
-        raise Refused("a search in arguments or keys only shows jobs; bulk actions cannot use it")
-    able = FINISHED_BADLY if action == "retry" else LIVE
-    states = tuple(state for state in search.filter.states or sorted(able) if state in able)
-    if not states:
-        raise Refused(f"none of the listed jobs can be {_done(action)}: choose other states")
-    given = search.filter
-    filter_ = Filter(given.queue, given.task, states, given.error, older_s, given.since_s)
-    return Bulk(action, filter_, fields | {"state": [state.value for state in states]})
+    try:
+        able = search.within(FINISHED_BADLY if action == "retry" else LIVE)
+    except InvalidJob:
+        raise Refused(
+            f"none of the listed jobs can be {_done(action)}: choose other states"
+        ) from None
+    older_than_s = max(search.older_than_s or 0.0, ago_s)
+    return Bulk(
+        action,
+        replace(able, older_than_s=older_than_s),
+        fields | {"state": [state.value for state in JobState if state in able.states]},
+    )
 
 
 def _done(action: str) -> str:
     return {"retry": "retried", "cancel": "cancelled"}[action]
 
 
-def _cancel(reason: str, search: Filter) -> bulk.Act:
-    states = [state.value for state in search.states]
+def _cancel(reason: str, search: JobFilter) -> bulk.Act:
+    states = [*search.states]
 
     async def end(on: Fetches, ids: Sequence[int]) -> Collection[int]:
         return await jobs.cancel(on, ids, reason, states)

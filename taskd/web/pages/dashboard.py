@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from taskd import events
 from taskd.config import Settings
 from taskd.core.humanize import span
+from taskd.core.jobs.job_filter import ID_MAX
 from taskd.errors import (
     EnqueueError,
     InvalidTransition,
@@ -31,7 +32,6 @@ from taskd.errors import (
 from taskd.store.connections.database import Database
 from taskd.store.connections.pool import Pool
 from taskd.store.reading import dashboard
-from taskd.store.reading.dashboard import ID_MAX
 from taskd.web.access.guard import port_of
 from taskd.web.access.login import Logins, Session, Sessions, read_passwords
 from taskd.web.access.login_limits import client_of

@@ -11,13 +11,14 @@ from starlette.responses import RedirectResponse, Response
 
 from taskd.config import parse_duration_s
 from taskd.core.explain.sentences import explain
-from taskd.core.jobs.job import FINISHED, LIVE, JobState, check_queue
-from taskd.core.jobs.job_changes import FINISHED_BADLY, Filter
+from taskd.core.jobs.job import FINISHED, FINISHED_BADLY, LIVE, JobState, check_queue
+from taskd.core.jobs.job_filter import JobFilter
 from taskd.core.workflows.tree import state_of, with_stages
 from taskd.errors import InvalidJob, JobNotFound, LimitNotFound, WorkflowNotFound
 from taskd.store import schedules, workflows
 from taskd.store.jobs import limits, logs
-from taskd.store.reading import dashboard, reports
+from taskd.store.reading import dashboard, job_pages, reports
+from taskd.store.reading.dashboard import PAGE_ROWS
 from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, number_of
 from taskd.web.pages.job_timeline import timeline
 from taskd.web.pages.live import stage_of
@@ -30,6 +31,21 @@ DEAD_S = 7 * 86400.0
 TEXT_CHARS_MAX = 200
 # The choices in the menu of the jobs page.
 SINCE = ("5m", "15m", "1h", "6h", "24h", "7d")
+# The fields of the form of the jobs page, and the attributes of JobFilter that they set.
+FILTER_FIELDS = {
+    "queue": "queue",
+    "task": "task",
+    "since": "since_s",
+    "older_than": "older_than_s",
+    "running_for": "running_for_s",
+    "error": "error",
+    "worker": "worker",
+    "workflow": "workflow",
+    "schedule": "schedule",
+    "args": "args_text",
+    "key": "unique_key",
+    "tag": "metadata",
+}
 
 
 async def overview(board: Dashboard, request: Request) -> Response:
@@ -42,14 +58,13 @@ async def queue(board: Dashboard, request: Request) -> Response:
     name = _queue(request.path_params["name"])
     now = await board.live.board()
     row = next((each for each in now.queues if each["queue"] == name), None)
-    waiting = dashboard.JobSearch(Filter(queue=name))
     return board.page(
         request,
         "queue.html",
         name=name,
         row=row,
         chart=await board.live.queue_chart(name),
-        found=await dashboard.find_jobs(board.on, waiting),
+        found=await job_pages.find_page(board.on, JobFilter(queue=name), None, PAGE_ROWS),
         workers=[each for each in now.workers if name in each["queues"]],
         filters={"queue": name},
         follow=True,
@@ -66,7 +81,7 @@ async def jobs(board: Dashboard, request: Request) -> Response:
         return RedirectResponse(f"/jobs/{number_of(job_id)}", 303)
     search, filters = search_of(given)
     key = _key(given)
-    found = await dashboard.find_jobs(board.on, search, key)
+    found = await job_pages.find_page(board.on, search, key, PAGE_ROWS)
     return board.page(
         request,
         "jobs.html",
@@ -83,8 +98,8 @@ async def jobs(board: Dashboard, request: Request) -> Response:
     )
 
 
-def search_of(given: QueryParams | Mapping[str, Any]) -> tuple[dashboard.JobSearch, Row]:
-    """Return the search that the fields of the form describe, and the fields that are not empty.
+def search_of(given: QueryParams | Mapping[str, Any]) -> tuple[JobFilter, Row]:
+    """Return the filter that the fields of the form describe, and the fields that are not empty.
 
     Raises:
         Refused: a field has a value that is not valid.
@@ -92,29 +107,37 @@ def search_of(given: QueryParams | Mapping[str, Any]) -> tuple[dashboard.JobSear
     states = given.getlist("state") if isinstance(given, QueryParams) else given.get("state", [])
     filters: Row = {
         name: value
-        for name in ("queue", "task", "since", "error", "args", "key")
+        for name in FILTER_FIELDS
         if (value := str(given.get(name, "")).strip()[:TEXT_CHARS_MAX])
     }
     if states:
         filters["state"] = list(dict.fromkeys(states))
-    if "queue" in filters:
-        _queue(filters["queue"])
     try:
-        job_states = tuple(JobState(state) for state in filters.get("state", ()))
-        since_s = parse_duration_s(filters["since"]) if "since" in filters else None
-    except ValueError as error:
+        values = {
+            attribute: _value(name, filters[name])
+            for name, attribute in FILTER_FIELDS.items()
+            if name in filters
+        }
+        return JobFilter(states=filters.get("state", ()), **values).listed(), filters
+    except (ValueError, InvalidJob) as error:
         raise Refused(str(error)) from None
-    chosen = Filter(
-        queue=filters.get("queue"),
-        task=filters.get("task"),
-        states=job_states,
-        error=filters.get("error"),
-        since_s=since_s,
-    )
-    return dashboard.JobSearch(chosen, filters.get("args"), filters.get("key")), filters
 
 
-def _key(given: QueryParams) -> dashboard.Key | None:
+def _value(name: str, written: str) -> Any:
+    """Return the value of a field of the form, for the attribute of the filter."""
+    if name in ("since", "older_than", "running_for"):
+        return parse_duration_s(written)
+    if name in ("worker", "workflow") and written.isdecimal():
+        return int(written)
+    if name == "tag":
+        key, sign, value = written.partition("=")
+        if not sign:
+            raise ValueError(f"{written!r} is not a value of the metadata: write it as name=value")
+        return {key: value}
+    return written
+
+
+def _key(given: QueryParams) -> job_pages.Key | None:
     from datetime import datetime
 
     if "before" not in given:
@@ -123,10 +146,10 @@ def _key(given: QueryParams) -> dashboard.Key | None:
         at = datetime.fromisoformat(given["at"]) if "at" in given else None
     except ValueError:
         raise Refused("this is not a page of the jobs") from None
-    return dashboard.Key(number_of(given["before"]), at)
+    return job_pages.Key(number_of(given["before"]), at)
 
 
-def _of_key(key: dashboard.Key) -> Row:
+def _of_key(key: job_pages.Key) -> Row:
     return {"before": key.id, "at": key.at.isoformat() if key.at else None}
 
 
@@ -243,9 +266,9 @@ async def limit(board: Dashboard, request: Request) -> Response:
         request,
         "limit.html",
         row=rows[0],
-        keys=keys[: dashboard.PAGE_ROWS],
+        keys=keys[:PAGE_ROWS],
         first=first,
-        next=keys[dashboard.PAGE_ROWS]["key"] if len(keys) > dashboard.PAGE_ROWS else None,
+        next=keys[PAGE_ROWS]["key"] if len(keys) > PAGE_ROWS else None,
         follow=True,
     )
 

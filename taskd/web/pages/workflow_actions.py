@@ -8,8 +8,7 @@ from starlette.responses import RedirectResponse, Response
 from taskd import events
 from taskd.client import bulk
 from taskd.core.humanize import count
-from taskd.core.jobs.job import LIVE, JobState
-from taskd.core.jobs.job_changes import FINISHED_BADLY
+from taskd.core.jobs.job import FINISHED_BADLY, LIVE, JobState
 from taskd.store import workflows
 from taskd.web.pages.actions import BULK_JOBS_MAX, reason_of
 from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of

@@ -281,7 +281,7 @@ async def test_what_cannot_be_done_in_bulk_is_refused(guarded, sql):
     for query in (
         "action=delete&queue=email",
         "action=retry&state=done",
-        "action=cancel&args=x",
+        "action=retry&running_for=1h",
         "",
     ):
         assert (await guarded.get(f"/jobs/bulk?{query}")).status_code == 400, query
@@ -291,6 +291,12 @@ async def test_what_cannot_be_done_in_bulk_is_refused(guarded, sql):
         assert answer.status_code == 400
     assert await state(sql, job_id) == "queued"
     assert "no job" in (await guarded.get("/jobs/bulk?action=retry&state=failed")).text.lower()
+
+
+async def test_arguments_choose_the_jobs_of_a_bulk_action(guarded, sql):
+    await enqueue(sql, to="ada")
+    await enqueue(sql, to="bob")
+    assert "Cancel 1 job?" in (await guarded.get("/jobs/bulk?action=cancel&args=ada")).text
 
 
 async def test_waiting_jobs_are_cancelled_in_bulk(guarded, sql):

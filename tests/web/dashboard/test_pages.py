@@ -140,6 +140,10 @@ async def test_what_is_not_there_is_not_found(anybody):
         "/queues/A%20B",
         "/jobs?q=abc",
         "/jobs?queue=A",
+        "/jobs?worker=host1",
+        "/jobs?tag=acme",
+        "/jobs?older_than=yesterday",
+        "/jobs?workflow=0",
     ):
         assert "not possible" in await ok(anybody, path, 400), path
     for odd in ("error=%00", "args=%00", "error=%ff", "before=5&at=2026-01-01", "before=x"):
@@ -214,12 +218,22 @@ async def test_jobs_are_found_by_error_arguments_and_key(anybody, sql):
     keyed = await sql.fetchval(
         "SELECT job_id FROM taskd.enqueue_unique('t', '{}', 'k1', queue => 'email')"
     )
+    await sql.execute(
+        "UPDATE taskd.job SET schedule = 'nightly', metadata = '{\"tenant\": \"acme\"}' "
+        "WHERE unique_key = 'k1'"
+    )
     for path, ids in (
         ("/jobs?error=user", [one]),
         ("/jobs?state=failed&error=no+such+user+%23", [one]),
         ("/jobs?args=bob", [other]),
         ("/jobs?key=k1", [keyed]),
         ("/jobs?error=nothing+like+it", []),
+        ("/jobs?tag=tenant%3Dacme", [keyed]),
+        ("/jobs?schedule=nightly&older_than=0s", [keyed]),
+        ("/jobs?worker=4711", []),
+        ("/jobs?workflow=import", []),
+        ("/jobs?running_for=1h", []),
+        ("/jobs?running_for=0s&state=failed", [other, one]),
     ):
         found = re.findall(r'class="go" href="/jobs/(\d+)"', await ok(anybody, path))
         assert list(map(int, found)) == ids, path
@@ -234,9 +248,9 @@ async def test_what_a_task_redacts_is_not_searched(anybody, sql):
 
 
 async def test_a_search_reads_so_much_and_says_how_to_go_on(anybody, sql, monkeypatch):
-    from taskd.store.reading import dashboard
+    from taskd.store.reading import job_pages
 
-    monkeypatch.setattr(dashboard, "READ_MAX", 10)
+    monkeypatch.setattr(job_pages, "READ_MAX", 10)
     for number in range(35):
         await enqueue(sql, n=number)
     await fail(sql, 3, message="rare")
