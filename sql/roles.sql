@@ -284,7 +284,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
                  timestamptz, double precision),
     taskd.find_key(text, text), taskd.forget_key(text, text),
-    taskd.pause_queues(text[], double precision, text), taskd.resume_queues(text[]),
+    taskd.all_queues(), taskd.pause_queues(text[], double precision, text), taskd.resume_queues(text[]),
     taskd.pause_tasks(text[], double precision, text), taskd.resume_tasks(text[]),
     taskd.redacted(text, jsonb)
     TO taskd_admin;

@@ -5173,6 +5173,19 @@ BEGIN
 END
 $$;
 
+-- Return the names of all queues that have a row or a live job.
+--
+--     SELECT taskd.pause_queues(taskd.all_queues(), reason => 'maintenance');
+-- Called by: SQL clients, pause_queues, resume_queues.
+CREATE FUNCTION taskd.all_queues() RETURNS text[]
+LANGUAGE sql STABLE
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(array_agg(known.name ORDER BY known.name), '{}')
+    FROM (SELECT q.name::text FROM taskd.queue AS q UNION SELECT j.queue::text FROM taskd.job AS j) AS known
+$$;
+
 -- Pause queues, so that workers claim none of their jobs; return the names of the queues. Running jobs continue.
 --
 --     SELECT taskd.pause_queues(ARRAY['email'], for_s => 3600, reason => 'the provider is down');

@@ -10,15 +10,23 @@ INSERT INTO taskd.queue (name)
 SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n
 ON CONFLICT (name) DO NOTHING;
 
--- See taskd.pause_queues() and taskd.resume_queues().
+-- See taskd.pause_queues() and taskd.resume_queues(); without names, all queues.
 
 -- name: pause_queues(names text[], for_s double precision, reason text)
 -- roles: admin
-SELECT name FROM taskd.pause_queues($1::text[], $2, $3) AS name;
+SELECT name FROM taskd.pause_queues(coalesce($1::text[], taskd.all_queues()), $2, $3) AS name;
 
 -- name: resume_queues(names text[])
 -- roles: admin
-SELECT name FROM taskd.resume_queues($1::text[]) AS name;
+SELECT name FROM taskd.resume_queues(coalesce($1::text[], taskd.all_queues())) AS name;
+
+-- The retention of a queue. A queue without a row has the default retention.
+
+-- name: kept_by_queue(name text)
+-- roles: observer, admin
+SELECT $1::text AS name, coalesce(queue.keep_done_s, 604800) AS keep_done_s, coalesce(queue.keep_failed_s, 2592000) AS keep_failed_s
+FROM (SELECT) AS once
+LEFT JOIN taskd.queue AS queue ON queue.name = $1;
 
 -- name: keep_queue(name text, keep_done_s integer, keep_failed_s integer)
 -- roles: admin

@@ -77,14 +77,30 @@ def list_(session: Session, as_json: bool) -> None:
     print_rows(session.run(reports.list_queues), COLUMNS, as_json=as_json)
 
 
+names_argument = click.argument("names", metavar="[NAME]...", type=QUEUE, nargs=-1)
+
+
+def _named(names: tuple[str, ...], every: bool) -> tuple[str, ...] | None:
+    """Return the names, or None for all queues.
+
+    Raises:
+        UsageError: neither names nor --all were given, or both.
+    """
+    if bool(names) == every:
+        raise click.UsageError("give either names of queues, or --all")
+    return None if every else names
+
+
 @queues.command()
-@click.argument("names", metavar="NAME...", type=QUEUE, nargs=-1, required=True)
+@names_argument
+@click.option("--all", "every", is_flag=True, help="All queues that exist now.")
 @pause_options("`taskd queues list`")
 @json_option
 @pass_session
 def pause(
     session: Session,
     names: tuple[str, ...],
+    every: bool,
     for_s: float | None,
     reason: str | None,
     as_json: bool,
@@ -92,38 +108,44 @@ def pause(
     """Stop claiming from queues. Running jobs continue; workers need no restart.
 
     A queue can be paused before it has jobs or workers; the command then says that the queue is
-    new.
+    new. --all pauses the queues that exist now: those that a worker has served, and those with live
+    jobs.
     """
+    chosen = _named(names, every)
     from taskd.store import queues as store
     from taskd.store.reading import reports
 
     async def work(lane: Lane) -> tuple[list[str], list[str]]:
         known = {row["queue"] for row in await reports.list_queues(lane)}
-        stopped = await store.pause(lane, names, for_s, reason)
-        return stopped, [name for name in stopped if name not in known]
+        stopped = await store.pause(lane, chosen, for_s, reason)
+        return stopped, [name for name in stopped if name not in known and not every]
 
     stopped, new = session.run(work)
     if as_json:
         print_json({"paused": stopped, "new": new, "for_s": for_s, "reason": reason})
         return
-    session.echo(f"{paused_for(for_s)}: {', '.join(stopped)}")
+    session.echo(f"{paused_for(for_s)}: {', '.join(stopped) or 'no queue'}")
     for name in new:
         session.echo(f"{name} is new: no worker serves it and no job is in it")
 
 
 @queues.command()
-@click.argument("names", metavar="NAME...", type=QUEUE, nargs=-1, required=True)
+@names_argument
+@click.option("--all", "every", is_flag=True, help="All paused queues.")
 @json_option
 @pass_session
-def resume(session: Session, names: tuple[str, ...], as_json: bool) -> None:
+def resume(session: Session, names: tuple[str, ...], every: bool, as_json: bool) -> None:
     """Let workers claim from paused queues again."""
     from taskd.store import queues as store
 
-    resumed = session.run(lambda lane: store.resume(lane, names))
+    chosen = _named(names, every)
+    resumed = session.run(lambda lane: store.resume(lane, chosen))
     if as_json:
         print_json({"resumed": resumed, "not_paused": sorted(set(names) - set(resumed))})
         return
-    for name in dict.fromkeys(names):
+    if every and not resumed:
+        session.echo("no queue was paused")
+    for name in resumed if every else dict.fromkeys(names):
         session.echo(f"resumed: {name}" if name in resumed else f"was not paused: {name}")
 
 
@@ -182,24 +204,29 @@ def set_(session: Session, /, name: str, as_json: bool, **options: Any) -> None:
 def keep(
     session: Session, name: str, done_s: float | None, failed_s: float | None, as_json: bool
 ) -> None:
-    """Set how long a queue keeps its finished jobs; 0 keeps none.
+    """Set or show how long a queue keeps its finished jobs; 0 keeps none.
 
-    The times apply to jobs that finish from now on.
+    The times apply to jobs that finish from now on. Without --done and --failed, the command
+    changes nothing, and prints the times of the queue.
 
     taskd queues keep email --done 7d --failed 30d
     """
-    if done_s is None and failed_s is None:
-        raise click.UsageError("give --done, --failed, or both")
-    for option, seconds in (("--done", done_s), ("--failed", failed_s)):
-        if seconds is not None and seconds > KEEP_S_MAX:
-            raise click.BadParameter("give at most 3650d", param_hint=option)
-    whole = [None if seconds is None else round(seconds) for seconds in (done_s, failed_s)]
-    row, refused = session.run(lambda lane: _keep(lane, name, whole))
+    from taskd.store.reading import reports
+
     columns = {
         "QUEUE": text_of("name"),
         "DONE": span_of("keep_done_s"),
         "FAILED": span_of("keep_failed_s"),
     }
+    if done_s is None and failed_s is None:
+        shown = session.run(lambda lane: reports.kept_by_queue(lane, name))
+        print_rows([shown], columns, as_json=as_json)
+        return
+    for option, seconds in (("--done", done_s), ("--failed", failed_s)):
+        if seconds is not None and seconds > KEEP_S_MAX:
+            raise click.BadParameter("give at most 3650d", param_hint=option)
+    whole = [None if seconds is None else round(seconds) for seconds in (done_s, failed_s)]
+    row, refused = session.run(lambda lane: _keep(lane, name, whole))
     print_rows([row], columns, as_json=as_json)
     if refused is not None:
         raise type(refused)(

@@ -203,6 +203,25 @@ class ClientControl(ClientConnections):
             await self._pool(), names, above_zero(for_s), clean_reason(reason) or None
         )
 
+    async def pause_all(self, for_s: float | None = None, reason: str = "") -> list[str]:
+        """Pause all queues that exist now, as pause() does; return their names, sorted.
+
+        A queue exists if a worker has served it, or if it has a live job.
+
+        Args:
+            for_s, reason: as for pause().
+
+        Raises:
+            InvalidJob: `for_s` is not between zero and ten years.
+        """
+        return await stored_queues.pause(
+            await self._pool(), None, above_zero(for_s), clean_reason(reason) or None
+        )
+
+    async def resume_all(self) -> list[str]:
+        """Resume all queues; return the names of the queues that were paused, sorted."""
+        return await stored_queues.resume(await self._pool(), None)
+
     async def resume(self, queues: Iterable[str]) -> list[str]:
         """Resume queues; return the names of the queues that were paused, sorted.
 

@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 APP_NAME_CHARS_MAX = 200
+# A name of a queue, or a pattern of names, and a concurrency.
+SERVED_QUEUE = re.compile(r"(?!\.+(?::|\Z))([a-z0-9_.*-]{1,48})(?::([0-9]{1,5}))?")
+CONCURRENCY_MAX = 10_000
 
 
 def parse_duration_s(text: str) -> float:
@@ -113,6 +116,33 @@ def names(value: Any) -> tuple[str, ...]:
     """Return the names in a list, or in a text with commas."""
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(str(part).strip() for part in parts if str(part).strip())
+
+
+def served_queue(text: str) -> tuple[str, int | None]:
+    """Return the name or pattern of a queue, and its concurrency if the text has one.
+
+    Raises:
+        ValueError: the text is neither `name` nor `name:concurrency`.
+    """
+    match = SERVED_QUEUE.fullmatch(text)
+    number = None if match is None or match[2] is None else int(match[2])
+    if match is None or (number is not None and not 1 <= number <= CONCURRENCY_MAX):
+        raise ValueError(
+            f"{text!r} is not a queue: write name or name:concurrency, such as email or reports:4. "
+            "A name has 1 to 48 of the characters a-z 0-9 _ . -, and not only dots; * in it stands "
+            f"for any characters. The concurrency is 1 to {CONCURRENCY_MAX}"
+        )
+    return match[1], number
+
+
+def served_queues(value: Any) -> tuple[str, ...]:
+    """Return the queues in a list, or in a text with commas: `email,reports:4`."""
+    found = names(value)
+    seen = [served_queue(text)[0] for text in found]
+    for name in seen:
+        if seen.count(name) > 1:
+            raise ValueError(f"the queue {name!r} is named twice")
+    return found
 
 
 def networks(value: Any) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from taskd.config.parsing import (
     networks,
     one_of,
     seconds,
+    served_queues,
     table,
     task_prefix,
     url,
@@ -118,8 +119,10 @@ class Settings:
     )
     queues: tuple[str, ...] = setting(
         (),
-        "Queues to serve, `name` or `name:concurrency`; all queues of the app by default.",
-        names,
+        "Queues to serve, with commas between them: `email,reports:4,tenant-*`. Each is a name, or "
+        "a pattern in which `*` stands for any characters; after a colon follows its concurrency. "
+        "By default all queues of the app.",
+        served_queues,
     )
     concurrency: int = setting(
         100, "Concurrent attempts per queue, in each worker process.", whole_number(1, 10_000)

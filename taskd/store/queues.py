@@ -8,13 +8,18 @@ from taskd.store.connections.statements import Fetches
 
 
 async def pause(
-    on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
+    on: Fetches, names: Sequence[str] | None, for_s: float | None, reason: str | None
 ) -> list[str]:
-    """Pause queues for `for_s` seconds (None: until resumed); return their names, sorted."""
-    rows = await on.fetch("pause_queues", list(names), for_s, reason)
+    """Pause queues for `for_s` seconds (None: until resumed); return their names, sorted.
+
+    Args:
+        names: the queues; None for all queues that have a row or a live job.
+    """
+    rows = await on.fetch("pause_queues", None if names is None else list(names), for_s, reason)
     return sorted(row[0] for row in rows)
 
 
-async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
-    """Resume queues; return the names of those that were paused."""
-    return sorted(row[0] for row in await on.fetch("resume_queues", list(names)))
+async def resume(on: Fetches, names: Sequence[str] | None) -> list[str]:
+    """Resume queues (None: all of them); return the names of those that were paused."""
+    rows = await on.fetch("resume_queues", None if names is None else list(names))
+    return sorted(row[0] for row in rows)

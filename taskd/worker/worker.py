@@ -40,9 +40,9 @@ from taskd.worker.sd_notify import Notify
 from taskd.worker.services.own_tasks import OwnTask, own_task, uncancel, undisturbed
 from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
-from taskd.worker.starting.app_import import queue_limits
 from taskd.worker.starting.django_connections import with_django
 from taskd.worker.starting.resources import CANCEL_S, CLOSE_S_MAX, Resources
+from taskd.worker.starting.served_queues import queue_limits
 from taskd.worker.starting.startup import check_connections, publish_app, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
 from taskd.worker.stopping.drain import Drain

@@ -23,7 +23,7 @@ from taskd.store import queues, workers
 from taskd.worker.claiming import consumer
 from taskd.worker.claiming.quarantine import Quarantine
 from taskd.worker.starting import startup
-from taskd.worker.starting.app_import import queue_limits
+from taskd.worker.starting.served_queues import queue_limits
 from taskd.worker.upkeep import promoter
 from taskd.worker.upkeep.pruner import Pruner
 from taskd.worker.upkeep.reconciler import Reconciler
@@ -303,7 +303,7 @@ async def test_what_cannot_be_served_is_refused_at_the_start(desk: Desk) -> None
     for queues_, wrong in (
         (("a:0",), "name:concurrency"),
         (("a:x",), "name:concurrency"),
-        (("A",), "queue name"),
+        (("A",), "is not a queue"),
     ):
         with pytest.raises(ConfigError, match=wrong):
             desk.worker(queues=queues_)

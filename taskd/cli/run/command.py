@@ -17,7 +17,7 @@ import click
 from taskd.cli import EXIT_CODES, EXIT_INTERRUPTED
 from taskd.cli.run.early_signals import EarlySignals, StoppedEarly
 from taskd.cli.shared.output import count
-from taskd.cli.shared.session import QUEUE, OfSetting, Session, pass_session
+from taskd.cli.shared.session import OfSetting, Session, pass_session
 from taskd.cli.shared.windows import refuse_windows
 
 if TYPE_CHECKING:
@@ -52,17 +52,6 @@ EXITS = "Exit codes: " + "; ".join(
 )
 
 
-def _check_queues(
-    ctx: click.Context, option: click.Parameter, queues: tuple[str, ...]
-) -> tuple[str, ...]:
-    for queue in queues:
-        name, colon, number = queue.partition(":")
-        QUEUE.convert(name, option, ctx)
-        if colon:
-            CONCURRENCY.convert(number, option, ctx)
-    return queues
-
-
 class RunCommand(click.Command):
     """A command that suggests its own option for an option of another job queue's worker."""
 
@@ -94,10 +83,10 @@ class RunCommand(click.Command):
     "--queue",
     "queues",
     multiple=True,
-    callback=_check_queues,
+    callback=lambda ctx, option, given: OfSetting("queues").convert(list(given), option, ctx),
     metavar="NAME[:N]",
-    help="A queue to serve, with its concurrency if given. Repeatable. By default "
-    "all queues of the app.",
+    help="A queue to serve, with its concurrency if given; or a pattern of queues, also of new "
+    "ones: 'tenant-*'. Repeatable. By default all queues of the app.",
 )
 @click.option("--app", metavar="MODULE", help="The module whose @task functions run.")
 @click.option(
@@ -298,7 +287,8 @@ def _imported(settings: Settings) -> Registry:
     """Return the tasks of the app and the built-in tasks, and check the setting `queues`."""
     from taskd import configure, tasks
     from taskd.core.tasks.registry import Registry
-    from taskd.worker.starting.app_import import load_app, queue_limits, with_built_ins
+    from taskd.worker.starting.app_import import load_app, with_built_ins
+    from taskd.worker.starting.served_queues import queue_limits
 
     # Handlers enqueue into this worker's database, also if only the command line names it.
     configure(settings=settings)

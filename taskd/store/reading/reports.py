@@ -93,6 +93,11 @@ async def list_queues(on: Fetches) -> list[Row]:
     return _rows(await on.fetch("list_queues", ROWS_MAX))
 
 
+async def kept_by_queue(on: Fetches, name: str) -> Row:
+    """Return how long a queue keeps finished jobs, in seconds."""
+    return _rows(await on.fetch("kept_by_queue", name))[0]
+
+
 async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int | None) -> Row:
     """Set how long a queue keeps finished jobs (None: unchanged); return the queue's new row."""
     return _rows(await on.fetch("keep_queue", name, done_s, failed_s))[0]

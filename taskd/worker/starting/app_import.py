@@ -1,4 +1,4 @@
-"""Import the app, and compute the concurrency of its queues.
+"""Import the app.
 
 The app is the module that `--app` names, with its submodules, which contain the @task functions.
 """
@@ -20,14 +20,10 @@ from typing import Any
 
 from taskd import events
 from taskd.client.connecting.background_loop import patched
-from taskd.config import Settings
-from taskd.core.jobs.job import check_queue
 from taskd.core.tasks import registry as registries
-from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
-from taskd.errors import AppError, ConfigError, InvalidJob
-from taskd.worker.running.job_processes.pool import process_slots
+from taskd.errors import AppError
 
 # An import that takes longer than this time is logged, with the line that it executes.
 SLOW_S = 10.0
@@ -82,47 +78,6 @@ def with_built_ins(registry: Registry, built_ins: Iterable[Task[..., Any]]) -> R
         elif own is not task:
             events.task_replaced(task.name, f"{own.handler.__module__}.{own.handler.__qualname__}")
     return registry
-
-
-def queue_limits(settings: Settings, registry: Registry) -> dict[str, int]:
-    """Return the concurrency of each queue that the worker serves, by name.
-
-    The setting `queues` (`--queue email --queue reports:4`) names the queues; by default these are
-    the queues of all tasks.
-
-    Raises:
-        ConfigError: the name or the concurrency of a queue is invalid, or there is no task to run.
-    """
-    if not len(registry):
-        raise ConfigError(
-            "there are no tasks to run. Name your module with --app (or TASKD_APP), or enable a "
-            "built-in task: TASKD_SMTP_HOST for send_email, TASKD_COMMANDS for run_command, "
-            "TASKD_HTTP_HOSTS for http_request"
-        )
-    limits: dict[str, int] = {}
-    rooms = {
-        HandlerKind.THREAD: settings.threads,
-        HandlerKind.PROCESS: process_slots(settings),
-        HandlerKind.TRANSACTION: settings.transaction_connections,
-    }
-    for text in settings.queues or sorted({task.queue for task in registry}):
-        name, _, number = text.partition(":")
-        try:
-            limit = int(number) if number else settings.concurrency
-        except ValueError:
-            limit = 0
-        if not 1 <= limit <= 10_000:
-            raise ConfigError(f"queue {text!r}: write name or name:concurrency, from 1 to 10000")
-        try:
-            limits[check_queue(name)] = limit
-        except InvalidJob as error:
-            raise ConfigError(str(error)) from None
-        # If all tasks of the queue need a thread, a process or a connection, do not claim more jobs
-        # than the worker has of these: jobs that wait here could run in another worker.
-        kinds = {task.kind for task in registry if task.queue == name}
-        if kinds and kinds <= rooms.keys():
-            limits[name] = min(limit, sum(rooms[kind] for kind in kinds))
-    return limits
 
 
 def _import(name: str) -> ModuleType:
