@@ -127,6 +127,12 @@ class Settings:
     concurrency: int = setting(
         100, "Concurrent attempts per queue, in each worker process.", whole_number(1, 10_000)
     )
+    max_running: int | None = setting(
+        None,
+        "Most concurrent attempts of all queues together, in each worker process; queues with jobs "
+        "take turns. By default, only the concurrency of each queue limits its attempts.",
+        whole_number(1, 100_000),
+    )
     processes: int = setting(
         1,
         "Worker processes, at most 64. If there are several, a parent process starts them.",

@@ -39,6 +39,7 @@ from taskd.worker.running.handler_tasks import HandlerTasks
 from taskd.worker.running.job_processes.pool import JobProcesses
 from taskd.worker.running.preparation import Shared
 from taskd.worker.running.runner import Runner
+from taskd.worker.running.shared_slots import SharedSlots
 from taskd.worker.running.threads import ThreadSlots
 from taskd.worker.sd_notify import Notifier, Notify
 from taskd.worker.services.service import Service
@@ -135,6 +136,7 @@ class Assembly:
             ),
             cancel_s=settings.cancel_s,
             reads=Reads(self.upkeep),
+            slots=SharedSlots(settings.max_running),
         )
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
         self.handler_tasks = HandlerTasks(pulse, self._runs, self._runs_in)
@@ -261,6 +263,7 @@ class Assembly:
             registry.names(),
             lambda: self.shared.paused,
             self.reconciler.claim_lost,
+            self.shared.slots,
         )
         self.shared.suspect_ended = self.quarantine.wakeup.set
         self.consumers: dict[str, Consumer] = {}

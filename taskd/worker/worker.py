@@ -383,6 +383,7 @@ class Worker:
         self.parts.controls.configure(limits)
         self.settings = settings
         self.parts.shared.cancel_s = settings.cancel_s
+        self.parts.shared.slots.most = settings.max_running
         events.configure(
             settings.log_format,
             settings.log_level,

@@ -110,6 +110,12 @@ class RunCommand(click.Command):
     help="Concurrent attempts per queue and process.",
 )
 @click.option(
+    "--max-running",
+    type=OfSetting("max_running"),
+    metavar="N",
+    help="Concurrent attempts of all queues together, per process.",
+)
+@click.option(
     "--threads",
     type=OfSetting("threads"),
     metavar="N",

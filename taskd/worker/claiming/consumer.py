@@ -126,6 +126,7 @@ class Consumer:
         self._poll_s, empty_claims, full, notified = POLL_UNSURE_S, 0, False, False
         self.busy_mark.slept()
         while not self._stopping:
+            self._shared.slots.settle(self.runner.freed)
             self.turned_at = time.monotonic()
             batch = await self._next_batch()
             if batch <= 0:
@@ -137,6 +138,7 @@ class Consumer:
             if self.quiet:
                 continue  # `quiet` was set while before_claim() waited
             jobs = await self._claim(batch, self._backlog_claims if full else self._claims)
+            self._shared.slots.settle(self.runner.freed)
             full = len(jobs) == batch
             empty_claims = empty_claims + 1 if notified and not jobs else 0
             if full:
@@ -152,6 +154,7 @@ class Consumer:
             if notified:
                 self._poll_s = POLL_UNSURE_S
                 await self._pause_after(empty_claims)
+        self._shared.slots.settle(self.runner.freed)
         await self.busy_mark.end()
 
     def stop(self) -> None:
@@ -186,9 +189,14 @@ class Consumer:
         if not self._acker.has_room():
             await self._acker.room(0.2)
             return 0
+        self.runner.freed.clear()
         batch = self._claim_size()
+        if batch > 0:
+            each = self.runner.jobs_per_slot
+            batch = min(
+                batch, each * self._shared.slots.reserve(self.runner.freed, -(-batch // each))
+            )
         if batch <= 0:
-            self.runner.freed.clear()
             await self.runner.freed.wait(PREFETCH_S)
         return batch
 

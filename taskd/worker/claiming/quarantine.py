@@ -31,6 +31,7 @@ from taskd.store.jobs.jobs import Among
 from taskd.worker.claiming.refused_jobs import RefusedJobs
 from taskd.worker.lease.state import Lease
 from taskd.worker.running.runner import Runner
+from taskd.worker.running.shared_slots import SharedSlots
 from taskd.worker.services.service import Loop
 
 # The interval of ticks without a wake-up. The promoter wakes the quarantine when a suspect is due,
@@ -101,10 +102,12 @@ class Quarantine(Loop):
         tasks: Sequence[str],
         paused: Callable[[], Collection[str]],
         on_claim_lost: Callable[[], None],
+        shared_slots: SharedSlots,
     ) -> None:
         super().__init__(LOOK_EVERY_S)
         self._claims, self._lease, self._on_claim_lost = claims, lease, on_claim_lost
         self._runners, self._tasks, self._paused = runners, list(tasks), paused
+        self._slots = shared_slots
         self._group: list[Member] = []
         # The size with which the group started, and the largest size of the next group.
         self._group_size, self._width = 0, 1
@@ -126,11 +129,28 @@ class Quarantine(Loop):
         if self.quiet or not self._lease.trusted:
             return NOT_NOW_S
         slots = {queue: each.suspect_slots for queue, each in self._runners.items()}
-        slots = {queue: free for queue, free in slots.items() if free > 0}
+        shared = self._slots.reserve(self.wakeup, GROUP_MAX)
+        if not shared:
+            return NOT_NOW_S
+        slots = {queue: min(free, shared) for queue, free in slots.items() if free > 0}
+        try:
+            return await self._start_next(slots, min(self._width, shared), age_s)
+        finally:
+            self._slots.settle(self.wakeup)
+
+    async def _start_next(self, slots: Mapping[str, int], width: int, age_s: float) -> float | None:
+        """Claim the next group; return the delay until the next try.
+
+        Args:
+            slots: the number of suspects that each queue can start.
+            width: the largest size of a group that is not isolated.
+            age_s: seconds since the start of the newest member of the last group.
+        """
+        now = time.monotonic()
         # The row of the worker names a single suspect as the last group until another group starts,
         # or the suspect has ended or has run for PROVEN_S.
         over = self._group_size > 1 or age_s >= PROVEN_S
-        if slots and await self._start(slots, self._width, isolated=False, clear=over):
+        if slots and await self._start(slots, width, isolated=False, clear=over):
             self._settling += self._group
             self._width = min(2 * self._width, GROUP_MAX)
             return OUTLIVED_S

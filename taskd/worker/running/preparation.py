@@ -34,6 +34,7 @@ from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.running.batches import Batches
 from taskd.worker.running.calls import Call, Executors, call_of
+from taskd.worker.running.shared_slots import SharedSlots
 from taskd.worker.running.transactions import TransactionAttemptContext
 
 
@@ -52,6 +53,7 @@ class Shared:
         elsewhere: the jobs that another live worker can run and this worker cannot.
         progress: called with the job and its progress when a handler reports progress.
         new_variables: makes the context variables of an attempt.
+        slots: the slots that all queues of the worker share.
     """
 
     registry: Registry
@@ -68,6 +70,7 @@ class Shared:
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     progress: ReportsProgress = field(default=lambda *_: None)
     new_variables: Callable[[], ContextVars] = ContextVars
+    slots: SharedSlots = field(default_factory=SharedSlots)
 
 
 # The task, the coroutine before its first step, the context and the call of an attempt. Every job

@@ -94,11 +94,12 @@ class Runner:
         self._starting: set[OwnTask[None]] = set()
         self._running = 0
         self._batches = Batches(shared.pulse, self._new_variables, self._dispatch, self._leave_slot)
-        self._jobs_per_slot = _jobs_per_slot(queue, shared.registry)
+        self.jobs_per_slot = _jobs_per_slot(queue, shared.registry)
         self._taking, self._starting_max = 0, 1
         self._closed = False
         self._moved_at = 0.0
         self._preparation = Preparation(queue, shared, self._batches)
+        shared.slots.add(self._shared_slots)
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Append these jobs to the buffer, and start those that have a slot."""
@@ -269,7 +270,7 @@ class Runner:
         elif not attempt.abandoned:
             self._free(attempt)
         self._dispatch()
-        self.freed.set()
+        self._slot_freed()
 
     def _free(self, attempt: Attempt) -> None:
         """Free the slot of an attempt. The last attempt of a batch frees the slot of the batch."""
@@ -285,7 +286,11 @@ class Runner:
         """Free the own slot of a job that has joined a batch."""
         self._running -= 1
         self._dispatch()
+        self._slot_freed()
+
+    def _slot_freed(self) -> None:
         self.freed.set()
+        self._shared.slots.freed()
 
     def _prepare(self, job: Job, began: float) -> Prepared | None:
         """Return the coroutine of a job before its first step; None if no handler is to start."""
@@ -441,7 +446,7 @@ class Runner:
             events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
         self._record_end(attempt, attempt.abandonment())
         self._dispatch()
-        self.freed.set()
+        self._slot_freed()
 
     def close(self) -> int:
         """Release all jobs that have not started, and from now on all that are added.
@@ -508,9 +513,18 @@ class Runner:
     @property
     def free(self) -> int:
         """The number of jobs to claim for the free slots; negative if too many wait already."""
-        free = (self.limit - self._used_slots - len(self._batches.ready)) * self._jobs_per_slot
-        gathered = self._batches.gathered if self._jobs_per_slot > 1 else 0
-        return free - gathered - len(self._buffer)
+        free = (self.limit - self._used_slots - len(self._batches.ready)) * self.jobs_per_slot
+        return free - self._gathered - len(self._buffer)
+
+    @property
+    def _gathered(self) -> int:
+        """The number of jobs that wait for others of their batch, if all jobs do so."""
+        return self._batches.gathered if self.jobs_per_slot > 1 else 0
+
+    def _shared_slots(self) -> int:
+        """Return how many slots that the queues share are used, or needed by claimed jobs."""
+        waiting = -(-(self._gathered + len(self._buffer)) // self.jobs_per_slot)
+        return self._used_slots + len(self._batches.ready) + waiting
 
     @property
     def suspect_slots(self) -> int:
