@@ -23,7 +23,7 @@ SELECT name FROM taskd.resume_queues(coalesce($1::text[], taskd.all_queues())) A
 -- The retention of a queue. A queue without a row has the default retention.
 
 -- name: kept_by_queue(name text)
--- roles: observer, admin
+-- roles: worker, observer, admin
 SELECT $1::text AS name, coalesce(queue.keep_done_s, 604800) AS keep_done_s, coalesce(queue.keep_failed_s, 2592000) AS keep_failed_s
 FROM (SELECT) AS once
 LEFT JOIN taskd.queue AS queue ON queue.name = $1;
