@@ -117,10 +117,10 @@ GRANT EXECUTE ON FUNCTION
                        timestamptz[], double precision[], smallint[], text[], text[], text[]),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
-                         boolean, boolean, text, jsonb, boolean, jsonb),
+                         boolean, boolean, text, jsonb, boolean, jsonb, text),
     taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
                                double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
-                               text[], double precision[], text[], double precision[], bigint[], boolean, text[])
+                               text[], double precision[], text[], double precision[], bigint[], boolean, text[], text[])
     TO taskd_producer, taskd_admin;
 
 -- With the hash of a redacted value, a user who knows the value finds its jobs by their keys.
@@ -191,7 +191,8 @@ GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 -- pipelines (above), and jobs of schedules (below). A follower must be stored with its key, where producers have written it. A
 -- next stage belongs to a running job of the worker's login; the login chooses its arguments. A schedule makes jobs of a task
 -- that its login has published, unless a producer or an admin has set it.
-GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb, integer, boolean, timestamptz),
+    taskd.superseded_by(bigint, bigint) TO taskd_worker;
 
 -- A function writes schedules; workers and admins pause them, and admins delete them. Jobs of schedules get the arguments that
 -- are stored in the schedule, and those from its query, which runs with the rights of the user who has set it: a worker fires a
@@ -241,7 +242,7 @@ GRANT EXECUTE ON FUNCTION taskd.stored_time(text) TO taskd_worker, taskd_observe
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
 -- Observers and workers can read when unique keys expire, but not the keys. So they can check that upkeep deletes expired keys.
-GRANT SELECT (until) ON taskd.job_key TO taskd_worker, taskd_observer;
+GRANT SELECT (until, retry_at) ON taskd.job_key TO taskd_worker, taskd_observer;
 -- They can also see whether finished jobs were written to the default partition.
 GRANT SELECT (expires_at) ON taskd.job_history_default TO taskd_observer, taskd_admin;
 
@@ -277,7 +278,7 @@ GRANT DELETE, UPDATE (paused_at, paused_until, pause_reason) ON taskd.task TO ta
 -- columns.
 GRANT DELETE, UPDATE (cancel_reason) ON taskd.job TO taskd_admin;
 GRANT DELETE ON taskd.job_history TO taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.key_holder(bigint) TO taskd_observer, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.key_holder(bigint), taskd.newer_follows(bigint) TO taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION
     taskd.cancel(bigint[], text, text[], boolean),
     taskd.retry(bigint[], timestamptz, double precision),

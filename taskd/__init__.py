@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from taskd.core.jobs.job_filter import JobFilter
     from taskd.core.jobs.limit import Limit
     from taskd.core.jobs.pipeline_steps import Next, Stop
-    from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict, Unique, make_key
+    from taskd.core.jobs.unique import (
+        Enqueued,
+        KeyScope,
+        NewerStarts,
+        OnConflict,
+        Unique,
+        make_key,
+    )
     from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
     from taskd.core.tasks.batch import Item
     from taskd.core.tasks.context import Context, ProcessContext, TransactionContext
@@ -38,7 +45,7 @@ else:
             "core.jobs.job_filter": "JobFilter",
             "core.jobs.limit": "Limit",
             "core.jobs.pipeline_steps": "Next Stop",
-            "core.jobs.unique": "Enqueued KeyScope OnConflict Unique make_key",
+            "core.jobs.unique": "Enqueued KeyScope NewerStarts OnConflict Unique make_key",
             "core.jobs.verdicts": "Cancel Fail Retry Snooze",
             "core.tasks.batch": "Item",
             "core.tasks.context": "Context ProcessContext TransactionContext",
@@ -66,6 +73,7 @@ __all__ = [
     "Limit",
     "Linear",
     "NewJob",
+    "NewerStarts",
     "Next",
     "OnConflict",
     "OnFailed",

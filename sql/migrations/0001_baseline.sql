@@ -217,7 +217,7 @@ CREATE INDEX job_limit_arrived ON taskd.job (limit_name, id)
 
 -- Unique keys that are held also after the job has ended: for a time (`for_s`), for as long as the job is stored (the scope
 -- `history`), or forever. A row is written after the row of the job, whose unique index decides which of two concurrent jobs
--- was first. taskd.key_is_held() tells whether a row has an effect; upkeep deletes the others.
+-- was first. taskd.key_is_held() tells whether a row has an effect; upkeep deletes the others when their `retry_at` has passed.
 CREATE TABLE taskd.job_key (
     task text NOT NULL,
     unique_key text NOT NULL,
@@ -227,6 +227,7 @@ CREATE TABLE taskd.job_key (
     follower jsonb,                         -- that of the job, where workers cannot write: see taskd.enqueue_follower()
     -- Held for as long as the job is live or in the history; then upkeep checks at `until` whether the job is still stored.
     while_stored boolean NOT NULL DEFAULT false,
+    retry_at timestamptz,                   -- when an older job of the key would have been retried: a newer one is not due before
     PRIMARY KEY (task, unique_key)
 );
 CREATE INDEX job_key_until ON taskd.job_key (until);
@@ -767,7 +768,7 @@ CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
 -- never ends its transaction. If it is full, PostgreSQL refuses NOTIFY, which would roll back the caller's transaction;
 -- without a NOTIFY, polls find the jobs. PostgreSQL also refuses PREPARE TRANSACTION after a NOTIFY: a transaction for
 -- two-phase commit begins with SET LOCAL taskd.notify = 'off', and polls find its jobs.
--- Called by: 8 functions, 10 statements.
+-- Called by: 9 functions, 10 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1399,7 +1400,7 @@ BEGIN
             task, args, taskd.unique_key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
             rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
             (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
-            args_version, true, false, limit_name, limit_values, false, metadata
+            args_version, true, false, limit_name, limit_values, false, metadata, rule ->> 'newer_starts'
         )).job_id;
     END IF;
     INSERT INTO taskd.job AS j (
@@ -1660,6 +1661,41 @@ AS $$
                                 WHERE h.id = kept.job_id AND h.task = kept.task AND h.unique_key = kept.unique_key) END
 $$;
 
+-- Return why a job has ended whose unique key a newer job has taken over.
+-- Called by: keep_superseded(), ack_outcomes, rescue_jobs.
+CREATE FUNCTION taskd.superseded_by(job_id bigint, version bigint) RETURNS text
+LANGUAGE sql IMMUTABLE
+RETURN 'superseded by ' || coalesce('version ' || version || ' (job ' || job_id || ')', 'job ' || job_id);
+
+-- Write a job that was deleted to the history, as cancelled: the newer job `by` holds its unique key now.
+-- Called by: enqueue_unique().
+CREATE FUNCTION taskd.keep_superseded(old taskd.job, by bigint, version bigint) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+BEGIN
+    INSERT INTO taskd.job_history (
+        id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+        state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
+        key_scope, unique_key, version,
+        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+    )
+    SELECT old.id, old.enqueued_at, old.run_at, old.started_at, clock_timestamp(), now() + make_interval(secs => keep.seconds),
+           old.timeout_s, old.fence, 'cancelled', old.priority, old.attempt, old.max_attempts, old.crashes, old.interrupts,
+           old.queue, old.task, old.args, taskd.superseded_by(by, version), old.errors,
+           old.key_scope, old.unique_key, old.version,
+           old.deadline, old.args_version, old.schedule, old.tick, old.workflow_id, old.node, old.limit_name, old.limit_key,
+           old.metadata
+    FROM (SELECT coalesce((SELECT q.keep_failed_s FROM taskd.queue AS q WHERE q.name = old.queue), 2592000) AS seconds) AS keep
+    WHERE keep.seconds > 0;
+    UPDATE taskd.job_key AS k SET job_id = by WHERE k.task = old.task AND k.unique_key = old.unique_key;
+    IF old.awaited THEN
+        PERFORM taskd.notify('taskd:ended', old.id::text);
+    END IF;
+END
+$$;
+
 -- Enqueue a job that holds a unique key, or find the job that holds the key. Return the id of that job, and what
 -- happened: `enqueued`, `skipped`, `replaced`, `debounced`, `follows` or `ignored`.
 --
@@ -1667,8 +1703,9 @@ $$;
 --
 -- on_conflict: `skip` leaves the holder as it is. `replace` gives a waiting holder the new arguments, priority, limits and
 -- time (up to 365 days from now), and moves it to the new queue only if the task is published with that queue. `debounce`
--- does the same, but sets a time no later than debounce_max_s after the holder was enqueued. `replace_args` gives it the new
--- arguments and their limit only. `raise` raises an error. A running holder is never changed, and the time of a retry is not brought forward.
+-- does the same, but does not postpone the holder beyond debounce_max_s after it was enqueued. `replace_args` gives it the new
+-- arguments and their limit only. `raise` raises an error. A running holder is never changed, and the time of a retry is not
+-- brought forward.
 --
 -- key_scope: a job holds its key until its first claim (`waiting`), until its end (`live`), for as long as taskd stores the
 -- finished job (`history`), or `forever`. With for_s the key stays held for at least that many seconds, even if its job ends.
@@ -1676,8 +1713,15 @@ $$;
 --
 -- With a version, the newer version wins, and on_conflict does not apply. A version that is not newer than the last one
 -- of its key is `ignored`, whether that job waits, runs or has ended; the last version is remembered for 30 days. A newer
--- version replaces a waiting holder. If the holder runs, the new job is stored with it and `follows` when the holder
--- ends, whatever its outcome. So two versions never run at the same time, and no newer version is lost.
+-- version replaces a waiting holder. If the holder runs, the new job is stored with it and `follows` when the running
+-- attempt ends, whatever its outcome: the holder is not retried. So two versions never run at the same time, no newer version
+-- is lost, and none waits for the retries of an older one. newer_starts: `at_once`, or `after_delay`: not before the older
+-- version's retry would have been due.
+--
+-- A waiting holder that no worker has claimed is changed in place. A holder that was claimed before ends as cancelled,
+-- because its errors and attempts belong to its arguments, and the new job gets attempts of its own. (A holder for which other
+-- jobs wait is always changed in place.) The new job of a suspect is a suspect, too. So of two jobs of a key, one of which was
+-- claimed, the job with the greater id has the newer arguments.
 --
 -- The insert decides which job is first: the insert of a second job with the same key waits at the index until the first
 -- transaction has ended. A waiting holder is locked until the caller commits. It starts after the commit, so its
@@ -1709,6 +1753,7 @@ CREATE FUNCTION taskd.enqueue_unique(
     limit_values jsonb DEFAULT NULL,
     in_batch boolean DEFAULT false,
     metadata jsonb DEFAULT NULL,
+    newer_starts text DEFAULT 'at_once',
     OUT job_id bigint,
     OUT outcome text
 )
@@ -1730,6 +1775,9 @@ DECLARE
     held_until timestamptz;
     new_id bigint;
     holder record;
+    superseded taskd.job;
+    retry_at timestamptz;
+    takes boolean;
     next jsonb;
 BEGIN
     IF unique_key IS NULL
@@ -1754,6 +1802,9 @@ BEGIN
     END IF;
     IF version IS NOT NULL AND (key_scope <> 'live' OR on_conflict <> 'skip' OR for_s IS NOT NULL) THEN
         RAISE EXCEPTION 'a version excludes key_scope, on_conflict and for_s: the newer version wins' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF coalesce(newer_starts, '') NOT IN ('at_once', 'after_delay') OR newer_starts = 'after_delay' AND version IS NULL THEN
+        RAISE EXCEPTION 'newer_starts is at_once, or, with a version, after_delay' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF (on_conflict IN ('replace', 'debounce') OR version IS NOT NULL) AND due > now() + interval '365 days' THEN
         RAISE EXCEPTION 'a job that can replace a waiting one must be due within 365 days' USING ERRCODE = 'invalid_parameter_value';
@@ -1793,7 +1844,7 @@ BEGIN
         WHERE j.task = enqueue_unique.task AND j.unique_key = enqueue_unique.unique_key
           AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = enqueue_unique.unique_key
           AND j.id IS DISTINCT FROM new_id;
-        IF NOT FOUND THEN
+        IF NOT FOUND AND superseded.id IS NULL THEN
             SELECT k.job_id AS id, NULL::taskd.job_state AS state, k.version INTO holder
             FROM taskd.job_key AS k
             WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key
@@ -1803,13 +1854,16 @@ BEGIN
         IF NOT FOUND AND new_id IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version, deadline, args_version, limit_name, limit_key, metadata
+                version, deadline, args_version, limit_name, limit_key, metadata, crashes, isolated, parked
             )
             SELECT target_queue, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
-                   taskd.state_when_due(target_limit, due), due, enqueue_unique.max_attempts, enqueue_unique.timeout_s,
+                   CASE WHEN superseded.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END, due,
+                   enqueue_unique.max_attempts, enqueue_unique.timeout_s,
                    (CASE key_scope WHEN 'waiting' THEN key_scope ELSE 'live' END)::taskd.key_scope,
-                   enqueue_unique.unique_key, enqueue_unique.version,
-                   ends_at, target_args_version, target_limit, target_limit_key, enqueue_unique.metadata
+                   enqueue_unique.unique_key, coalesce(enqueue_unique.version, superseded.version),
+                   ends_at, target_args_version, target_limit, target_limit_key, enqueue_unique.metadata,
+                   CASE WHEN superseded.crashes > 0 THEN 1 ELSE 0 END, coalesce(superseded.isolated, false),
+                   coalesce(superseded.parked AND on_conflict = 'replace_args', false)
             WHERE coalesce(
                 (SELECT taskd.check_queue_room(q.name, q.max_depth, 1)
                  FROM taskd.queue AS q WHERE q.name = target_queue AND q.max_depth IS NOT NULL AND due <= now()),
@@ -1822,7 +1876,11 @@ BEGIN
         END IF;
         IF NOT FOUND THEN
             job_id := new_id;
-            outcome := 'enqueued';
+            IF superseded.id IS NULL THEN
+                outcome := 'enqueued';
+            ELSE
+                PERFORM taskd.keep_superseded(superseded, new_id, version);
+            END IF;
             EXIT;
         END IF;
         -- Between the look-up and the insert, another job has taken the key with for_s, and has ended.
@@ -1861,6 +1919,7 @@ BEGIN
         END IF;
         SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries, j.limit_name, j.limit_key,
                j.priority, j.max_attempts, j.timeout_s, j.deadline, j.metadata,
+               j.fence > 0 AND j.workflow_id IS NULL AS ends,
                greatest(j.version, (j.follower ->> 'version')::bigint) AS version
         INTO holder
         FROM taskd.job AS j
@@ -1882,7 +1941,8 @@ BEGIN
                 'queue', target_queue, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
                 'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', target_args_version,
-                'limit_name', target_limit, 'limit_key', target_limit_key, 'metadata', enqueue_unique.metadata
+                'limit_name', target_limit, 'limit_key', target_limit_key, 'metadata', enqueue_unique.metadata,
+                'newer_starts', enqueue_unique.newer_starts
             );
             UPDATE taskd.job AS j SET follower = next WHERE j.id = holder.id;
             outcome := 'follows';
@@ -1903,13 +1963,19 @@ BEGIN
             ends_at := holder.deadline;
             metadata := holder.metadata;
         END IF;
-        IF on_conflict = 'debounce' THEN
-            due := least(due, holder.enqueued_at + make_interval(secs => debounce_max_s));
+        IF on_conflict = 'debounce' AND debounce_max_s IS NOT NULL THEN
+            due := least(due, greatest(holder.enqueued_at + make_interval(secs => debounce_max_s), holder.run_at));
         END IF;
-        -- Frequent enqueues must not remove the delays between the attempts of a failing job.
-        IF holder.tries > 0 THEN
-            due := greatest(due, holder.run_at);
+        -- Without a version, frequent enqueues must not remove the delays between the attempts of a failing job, even if
+        -- another enqueue has replaced that job meanwhile.
+        IF version IS NULL OR newer_starts = 'after_delay' THEN
+            retry_at := CASE WHEN holder.tries > 0 THEN holder.run_at
+                             ELSE (SELECT k.retry_at FROM taskd.job_key AS k
+                                   WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key
+                                     AND k.job_id = holder.id) END;
+            due := greatest(due, retry_at);
         END IF;
+        outcome := CASE on_conflict WHEN 'debounce' THEN 'debounced' ELSE 'replaced' END;
         IF due <= now() AND (holder.state <> 'queued' OR holder.queue <> target_queue) THEN
             PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
             FROM taskd.queue AS q WHERE q.name = target_queue AND q.max_depth IS NOT NULL;
@@ -1919,6 +1985,10 @@ BEGIN
         SELECT j.limit_name, j.limit_key
         FROM taskd.job AS j
         WHERE j.id = holder.id AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'));
+        IF holder.ends THEN
+            DELETE FROM taskd.job AS j WHERE j.id = holder.id RETURNING j.* INTO superseded;
+            CONTINUE;
+        END IF;
         UPDATE taskd.job AS j
         SET queue = target_queue, args = enqueue_unique.args, priority = enqueue_unique.priority,
             state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END,
@@ -1930,18 +2000,21 @@ BEGIN
             deadline = ends_at, args_version = target_args_version, parked = j.parked AND on_conflict = 'replace_args',
             metadata = enqueue_unique.metadata
         WHERE j.id = holder.id;
-        outcome := CASE on_conflict WHEN 'debounce' THEN 'debounced' ELSE 'replaced' END;
         EXIT;
     END LOOP;
-    IF outcome = 'enqueued' AND held_until IS NOT NULL OR version IS NOT NULL THEN
-        INSERT INTO taskd.job_key (task, unique_key, job_id, version, until, follower, while_stored)
+    IF outcome = 'enqueued' AND held_until IS NOT NULL OR version IS NOT NULL OR retry_at IS NOT NULL THEN
+        takes := outcome = 'enqueued' OR version IS NOT NULL;
+        INSERT INTO taskd.job_key AS k (task, unique_key, job_id, version, until, follower, while_stored, retry_at)
         VALUES (
-            enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version, held_until, next,
-            key_scope = 'history'
+            enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version,
+            CASE WHEN takes THEN held_until ELSE now() END, next, takes AND key_scope = 'history', vars.retry_at
         )
         ON CONFLICT (task, unique_key) DO UPDATE
-        SET job_id = excluded.job_id, version = excluded.version, until = excluded.until, follower = excluded.follower,
-            while_stored = excluded.while_stored;
+        SET job_id = excluded.job_id, retry_at = excluded.retry_at,
+            version = CASE WHEN takes THEN excluded.version ELSE k.version END,
+            until = CASE WHEN takes THEN excluded.until ELSE k.until END,
+            follower = CASE WHEN takes THEN excluded.follower ELSE k.follower END,
+            while_stored = CASE WHEN takes THEN excluded.while_stored ELSE k.while_stored END;
     END IF;
     IF due < clock_timestamp() + interval '60 s' THEN
         PERFORM taskd.notify_workers(target_queue);
@@ -1988,7 +2061,7 @@ CREATE FUNCTION taskd.enqueue_unique_batch(
     max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[],
     args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[],
     fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean,
-    metadatas text[]
+    metadatas text[], newers_start text[]
 ) RETURNS TABLE (n bigint, job_id bigint, outcome text)
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -2015,10 +2088,10 @@ BEGIN
                 SELECT a.*
                 FROM unnest(tasks, queues, args, priorities, run_ats, delays_s, max_attempts, timeouts_s, deadlines, deadlines_s,
                             args_versions, limit_names, limit_values, unique_keys, key_scopes, fors_s, on_conflicts,
-                            debounces_max_s, versions, metadatas)
+                            debounces_max_s, versions, metadatas, newers_start)
                     WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
                                           deadline_s, args_version, limit_name, limit_values, unique_key, key_scope, for_s,
-                                          on_conflict, debounce_max_s, version, metadata, n)
+                                          on_conflict, debounce_max_s, version, metadata, newer_starts, n)
                 ORDER BY a.unique_key IS NOT NULL, a.task, a.unique_key, a.n
             ) AS wanted
             CROSS JOIN LATERAL (
@@ -2028,7 +2101,8 @@ BEGIN
                     wanted.task, wanted.args::jsonb, wanted.unique_key, wanted.queue, wanted.priority, wanted.run_at, wanted.delay_s,
                     wanted.max_attempts, wanted.timeout_s, wanted.key_scope, wanted.for_s, wanted.on_conflict, wanted.debounce_max_s,
                     wanted.version, wanted.deadline, wanted.deadline_s, wanted.args_version, true, alone, wanted.limit_name,
-                    wanted.limit_values::jsonb, cardinality(tasks) > 1, wanted.metadata::jsonb
+                    wanted.limit_values::jsonb, cardinality(tasks) > 1, wanted.metadata::jsonb,
+                    coalesce(wanted.newer_starts, 'at_once')
                 ) AS enqueued
                 WHERE wanted.unique_key IS NOT NULL
                 UNION ALL
@@ -2054,8 +2128,15 @@ $$;
 -- ended. Return its id. Its key is free: the statement that calls this has deleted the row that held it. The function runs
 -- with the owner's rights, because workers are not allowed to insert jobs. A worker that calls it with another job gets NULL:
 -- the key has to contain the same follower, and gives it away once.
+--
+-- `crashes` and `isolated`: of the job that has ended without success. The follower of a suspect starts as a suspect, so that
+-- a stream of versions that all crash their worker stays in quarantine. But it is charged with one crash only: its arguments
+-- are others. `retry_at`: when the job would have been retried.
 -- Called by: cancel(), ack_done, ack_outcomes, complete_job, expire_jobs, rescue_jobs, the schema.
-CREATE FUNCTION taskd.enqueue_follower(task text, unique_key text, follower jsonb) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_follower(
+    task text, unique_key text, follower jsonb, crashes integer DEFAULT 0, isolated boolean DEFAULT false,
+    retry_at timestamptz DEFAULT NULL
+) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2071,19 +2152,26 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
+    IF follower ->> 'newer_starts' = 'at_once' THEN
+        retry_at := NULL;
+    END IF;
+    due := greatest(due, retry_at);
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
-        deadline, args_version, limit_name, limit_key, metadata
+        deadline, args_version, limit_name, limit_key, metadata, crashes, isolated
     ) VALUES (
         follower ->> 'queue', enqueue_follower.task, follower -> 'args', (follower ->> 'priority')::smallint,
-        taskd.state_when_due(follower ->> 'limit_name', due), due,
+        CASE WHEN enqueue_follower.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(follower ->> 'limit_name', due) END, due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
         'live', enqueue_follower.unique_key, (follower ->> 'version')::bigint,
         (follower ->> 'deadline')::timestamptz, (follower ->> 'args_version')::smallint,
-        follower ->> 'limit_name', follower ->> 'limit_key', nullif(follower -> 'metadata', 'null')
+        follower ->> 'limit_name', follower ->> 'limit_key', nullif(follower -> 'metadata', 'null'),
+        least(enqueue_follower.crashes, 1), enqueue_follower.isolated
     )
     RETURNING j.id INTO new_id;
-    UPDATE taskd.job_key AS k SET job_id = new_id WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key;
+    UPDATE taskd.job_key AS k
+    SET job_id = new_id, retry_at = enqueue_follower.retry_at
+    WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key;
     IF due < clock_timestamp() + interval '60 s' THEN
         PERFORM taskd.notify_workers(follower ->> 'queue');
     END IF;
@@ -2111,12 +2199,22 @@ AS $$
     LIMIT 1
 $$;
 
+-- Return whether a newer job of its unique key follows a live job when it ends. The function runs with the owner's rights, so
+-- that observers see this, and not the arguments of the newer job.
+-- Called by: list_jobs, why_job.
+CREATE FUNCTION taskd.newer_follows(job_id bigint) RETURNS boolean
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = newer_follows.job_id AND j.follower IS NOT NULL)
+$$;
+
 -- Delete up to `batch` unique keys that are no longer held; return how many were read. A key that a producer is taking again is
 -- locked, and is skipped: the key must not be deleted after the producer's commit, and a wait for the key would keep other rows
--- locked. A key with the follower of a live job stays. A key that is held for as long as its job is stored is checked again at
--- the time at which the history forgets the job; while the job is live, in an hour. The condition uses now(), because with
--- clock_timestamp() PostgreSQL could not use the index. The function runs with the owner's rights, so that no worker frees the
--- key of another job.
+-- locked. A key with the follower of a live job, or with the delay of a retry, stays. A key that is held for as long as its job is
+-- stored is checked again at the time at which the history forgets the job; while the job is live, in an hour. The condition uses
+-- now(), because with clock_timestamp() PostgreSQL could not use the index. The function runs with the owner's rights, so that no
+-- worker frees the key of another job.
 -- Called by: prune_keys, sql/repairs.sql.
 CREATE FUNCTION taskd.prune_keys(batch bigint) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER
@@ -2126,7 +2224,8 @@ AS $$
     WITH due AS MATERIALIZED (
         SELECT k.ctid AS at, k.job_id, k.while_stored AND taskd.key_is_held(k) AS is_held
         FROM taskd.job_key AS k
-        WHERE k.until <= now() AND (k.follower IS NULL OR NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = k.job_id))
+        WHERE k.until <= now() AND coalesce(k.retry_at <= now(), true)
+          AND (k.follower IS NULL OR NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = k.job_id))
         ORDER BY k.until
         LIMIT batch
         FOR UPDATE OF k SKIP LOCKED
@@ -4402,7 +4501,8 @@ BEGIN
     ), notified AS (
         SELECT taskd.notify('taskd', w.worker_id::text) FROM (SELECT DISTINCT worker_id FROM requested) AS w
     ), followers AS (
-        SELECT taskd.enqueue_follower(ended.task, ended.unique_key, ended.follower) FROM ended WHERE follower IS NOT NULL
+        SELECT taskd.enqueue_follower(ended.task, ended.unique_key, ended.follower, ended.crashes, ended.isolated)
+        FROM ended WHERE follower IS NOT NULL
     ), unblocked AS (
         SELECT taskd.unblock(array_agg(id), array_agg('cancelled'::text))
         FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0

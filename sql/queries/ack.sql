@@ -70,7 +70,9 @@ FROM ended;
 -- these states: a job whose cancellation was requested meanwhile does not run again; a suspect becomes `scheduled`, because
 -- quarantine claims only scheduled jobs; a job with a limit becomes `blocked` instead of `queued`. `refunds`: the attempt does
 -- not count; its error, if any, says why the job could not start, and is not appended again while it stays the same. `parked`:
--- the task is paused, or no worker can run the job (control.sql). `interrupts`: the worker ended the attempt, for example
+-- the task is paused, or no worker can run the job (control.sql). A job with a follower that would run again ends as cancelled
+-- instead, so that the newer version need not wait for the retries of the older one; but if other jobs wait for the job, it
+-- runs again, and the follower begins after its end. `interrupts`: the worker ended the attempt, for example
 -- because it stops; only ten of these attempts are refunded, so that a job finally fails if it outlasts every worker.
 -- The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the arrays once for each
 -- running row.
@@ -83,10 +85,10 @@ FROM ended;
 -- roles: worker
 -- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, running -> blocked, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 WITH held AS MATERIALIZED (
-    SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result, ack.parked, stage.step,
+    SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result, ack.parked, stage.step, again.superseded,
            CASE WHEN stage.step ? 'fault' THEN 'failed'
                 WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
-                WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
+                WHEN job.cancel_reason IS NOT NULL OR again.superseded THEN 'cancelled'
                 WHEN ack.delay_s > 0 OR job.crashes > 0 THEN 'scheduled'
                 WHEN job.limit_name IS NOT NULL THEN 'blocked'
                 ELSE 'queued' END AS state,
@@ -120,18 +122,30 @@ WITH held AS MATERIALIZED (
         SELECT CASE WHEN ack.state = 'done' AND (ack.next IS NOT NULL OR job.workflow_id IS NOT NULL)
                     THEN taskd.next_stage(job.workflow_id, job.node, ack.result::jsonb, ack.next::jsonb, ack.reason) END AS step
     ) AS stage
+    CROSS JOIN LATERAL (
+        SELECT job.follower IS NOT NULL AND job.workflow_id IS NULL AND job.cancel_reason IS NULL
+               AND ack.state IN ('scheduled', 'queued') AS superseded
+    ) AS again
 ), next_stages AS MATERIALIZED (
     SELECT taskd.enqueue_next_stage(id, step) FROM held WHERE step IS NOT NULL AND state = 'done'
-), ended AS (
+), gone AS (
     DELETE FROM taskd.job AS job
     USING held
     WHERE job.id = held.id AND held.state IN ('done', 'failed', 'cancelled') AND (SELECT count(*) FROM next_stages) >= 0
     RETURNING job.id, job.worker_id, job.enqueued_at, job.run_at, job.started_at, job.timeout_s,
               job.fence, held.state, job.priority, job.attempt - held.refund::integer AS attempt,
               job.max_attempts, job.crashes, job.interrupts, job.queue, job.task, job.args,
-              held.reason, held.errors, held.result, job.key_scope, job.unique_key, job.version,
+              held.reason, held.errors, held.result, held.superseded, held.delay_s, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
-              job.limit_name, job.limit_key, job.metadata, job.follower, job.awaited
+              job.limit_name, job.limit_key, job.metadata, job.follower, job.isolated, job.awaited
+), ended AS MATERIALIZED (
+    SELECT *, CASE WHEN follower IS NOT NULL THEN taskd.enqueue_follower(
+                       task, unique_key, follower, CASE WHEN state = 'done' THEN 0 ELSE crashes END,
+                       state <> 'done' AND isolated,
+                       CASE WHEN superseded AND delay_s > 0
+                            THEN clock_timestamp() + make_interval(secs => least(delay_s, 31536000)) END
+                   ) END AS next_id
+    FROM gone
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
@@ -143,7 +157,8 @@ WITH held AS MATERIALIZED (
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => keep.seconds), ended.timeout_s, ended.fence,
            ended.state::taskd.job_state, ended.priority, ended.attempt, ended.max_attempts,
-           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, ended.reason,
+           ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args,
+           CASE WHEN ended.superseded THEN taskd.superseded_by(ended.next_id, (ended.follower ->> 'version')::bigint) ELSE ended.reason END,
            ended.errors, ended.result::jsonb,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
@@ -171,8 +186,6 @@ WITH held AS MATERIALIZED (
     RETURNING job.queue::text, job.limit_name, job.limit_key
 ), notified AS (
     SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM returned) AS q
-), followers AS (
-    SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), announced AS (
@@ -181,14 +194,12 @@ WITH held AS MATERIALIZED (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM (
         SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM returned
-    ) AS gone
-    WHERE limit_name IS NOT NULL
-      AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
+    ) AS moved
+    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
 SELECT held.id, held.state
-FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM followers) AS f,
-     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
+FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;
 
 -- The jobs whose rows, or whose dependants' rows, another transaction has locked: only the acks of these jobs must wait.

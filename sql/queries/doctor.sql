@@ -683,4 +683,4 @@ WHERE q.max_depth IS NOT NULL;
 -- name: doctor_keys(batch bigint)
 -- roles: worker, observer, admin
 SELECT count(*) AS keys, date_part('epoch', clock_timestamp() - min(until)) AS oldest_s
-FROM (SELECT until FROM taskd.job_key WHERE until <= now() ORDER BY until LIMIT $1) AS over;
+FROM (SELECT until FROM taskd.job_key WHERE until <= now() AND coalesce(retry_at <= now(), true) ORDER BY until LIMIT $1) AS over;

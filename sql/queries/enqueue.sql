@@ -45,12 +45,12 @@ SELECT taskd.enqueue_one(
 
 -- Jobs of which at least one has a unique key; see taskd.enqueue_unique_batch(). `n` is the position of a job in the arrays.
 
--- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean)
+-- name: enqueue_unique_jobs(tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], unique_keys text[], key_scopes text[], fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean, newers_start text[])
 -- roles: producer, admin
--- moves: - -> queued, - -> scheduled, - -> blocked, queued -> scheduled, scheduled -> queued, blocked -> scheduled, scheduled -> blocked, queued -> blocked, blocked -> queued
+-- moves: - -> queued, - -> scheduled, - -> blocked, queued -> scheduled, scheduled -> queued, blocked -> scheduled, scheduled -> blocked, queued -> blocked, blocked -> queued, queued -> cancelled, scheduled -> cancelled, blocked -> cancelled
 SELECT n, job_id AS id, outcome, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us
 FROM taskd.enqueue_unique_batch(
     $1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[], $6::double precision[], $7::smallint[],
     $8::double precision[], $9::timestamptz[], $10::double precision[], $11::smallint[], $12::text[], $13::text[],
-    $15::text[], $16::text[], $17::double precision[], $18::text[], $19::double precision[], $20::bigint[], $21, $14::text[]
+    $15::text[], $16::text[], $17::double precision[], $18::text[], $19::double precision[], $20::bigint[], $21, $14::text[], $22::text[]
 );

@@ -253,6 +253,8 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 -- then on. An isolated suspect that was alone in its group has killed the worker, and fails after `max_crashes` crashes. Any
 -- job fails after `max_crashes_unproved` crashes.
 --
+-- A job with a follower is not retried: it ends as cancelled, and the newer version takes over, as in ack_outcomes.
+--
 -- SKIP LOCKED skips jobs whose ack is just being written. taskd.jobs_with_locked_dependants() returns jobs that must not end now,
 -- because another transaction has locked a dependant. Workers are notified even if the queue is polled continuously, because
 -- ordinary claims of the worker that polls the queue do not claim suspects.
@@ -277,7 +279,11 @@ WITH RECURSIVE owner AS (
            CASE WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN blame.charged AND (blame.crashes >= $3 OR blame.crashes >= $2 AND job.isolated AND blame.alone)
                 THEN 'failed'
+                WHEN job.follower IS NOT NULL AND job.workflow_id IS NULL THEN 'superseded'
                 ELSE 'scheduled' END AS state,
+           CASE WHEN NOT blame.crashed THEN job.run_at
+                WHEN blame.crashes > 2 THEN clock_timestamp() + make_interval(secs => least(600, 5 * 2 ^ (blame.crashes - 1)))
+                ELSE clock_timestamp() END AS run_at,
            coalesce(job.cancel_reason, 'crashed') AS reason,
            (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
                || jsonb_build_object(
@@ -318,16 +324,23 @@ WITH RECURSIVE owner AS (
     FROM found WHERE workflow_id IS NOT NULL AND state <> 'scheduled' HAVING count(*) > 0
 ), held AS MATERIALIZED (
     SELECT * FROM found WHERE id NOT IN (SELECT id FROM held_up)
-), ended AS (
+), gone AS (
     DELETE FROM taskd.job AS job
     USING held
     WHERE job.id = held.id AND job.state = 'running' AND held.state <> 'scheduled'
     RETURNING job.id, job.worker_id, job.enqueued_at, job.run_at, job.started_at, job.timeout_s,
-              job.fence, held.state, job.priority, job.attempt, job.max_attempts,
-              held.crashes, job.interrupts, job.queue, job.task, job.args,
+              job.fence, CASE held.state WHEN 'superseded' THEN 'cancelled' ELSE held.state END AS state,
+              held.state = 'superseded' AS superseded, held.run_at AS retry_at, held.isolated, job.priority,
+              job.attempt - (held.state = 'superseded' AND NOT held.charged)::integer AS attempt, job.max_attempts,
+              held.crashes, job.interrupts + (held.state = 'superseded' AND NOT held.crashed)::integer AS interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
               job.limit_name, job.limit_key, job.metadata, job.follower, job.awaited
+), ended AS MATERIALIZED (
+    SELECT *, CASE WHEN follower IS NOT NULL THEN taskd.enqueue_follower(
+                       task, unique_key, follower, crashes, isolated, CASE WHEN superseded THEN retry_at END
+                   ) END AS next_id
+    FROM gone
 ), kept AS (
     INSERT INTO taskd.job_history (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
@@ -340,7 +353,8 @@ WITH RECURSIVE owner AS (
                                                   CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, ended.state::taskd.job_state, ended.priority, ended.attempt,
            ended.max_attempts, ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args,
-           ended.reason, ended.errors,
+           CASE WHEN ended.superseded THEN taskd.superseded_by(ended.next_id, (ended.follower ->> 'version')::bigint) ELSE ended.reason END,
+           ended.errors,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key, ended.metadata
@@ -350,9 +364,7 @@ WITH RECURSIVE owner AS (
 ), returned AS (
     UPDATE taskd.job AS job
     SET state = 'scheduled',
-        run_at = CASE WHEN held.crashed AND held.crashes > 2 THEN clock_timestamp() + make_interval(secs => least(600, 5 * 2 ^ (held.crashes - 1)))
-                      WHEN held.crashed THEN clock_timestamp()
-                      ELSE job.run_at END,
+        run_at = held.run_at,
         crashes = held.crashes,
         isolated = held.isolated,
         interrupts = job.interrupts + (NOT held.crashed)::integer,
@@ -365,8 +377,6 @@ WITH RECURSIVE owner AS (
     RETURNING job.queue::text, job.limit_name, job.limit_key
 ), notified AS (
     SELECT taskd.notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM returned) AS q
-), followers AS (
-    SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), announced AS (
@@ -375,13 +385,12 @@ WITH RECURSIVE owner AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM (
         SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM returned
-    ) AS gone
-    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM followers) + (SELECT count(*) FROM unblocked) >= 0
+    ) AS moved
+    WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
-SELECT held.id, held.state, held.task, held.queue, held.attempt, held.crashed
-FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM followers) AS f,
-     (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
+SELECT held.id, CASE held.state WHEN 'superseded' THEN 'cancelled' ELSE held.state END AS state, held.task, held.queue, held.attempt, held.crashed
+FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;
 
 -- name: prune_workers(after_s double precision)

@@ -8,6 +8,7 @@
 -- `read_max` finished jobs are read before the given position; see taskd.find_jobs(). If one of these two reads ends at its
 -- limit, jobs with lower ids are left out, because the other read could have found only some of them. `reach_at` and `reach_id`:
 -- the position down to which all jobs were read; NULL: all jobs were read. `age_of`: the event since which `age_s` counts.
+-- `newer_follows`: a newer job of the same unique key is enqueued when this job ends.
 
 -- name: list_jobs(filter text, before_at timestamptz, before_id bigint, by_end boolean, read_max bigint, batch integer)
 -- roles: observer, admin
@@ -42,6 +43,7 @@ SELECT reach.at AS reach_at, reach.id AS reach_id,
        date_part('epoch', clock_timestamp() - CASE WHEN job.finished_at IS NOT NULL THEN job.finished_at
                                                    WHEN job.state = 'running' THEN job.started_at ELSE job.enqueued_at END) AS age_s,
        date_part('epoch', job.run_at - clock_timestamp()) AS due_in_s,
+       job.finished_at IS NULL AND taskd.newer_follows(job.id) AS newer_follows,
        CASE WHEN job.finished_at IS NOT NULL OR job.state = 'running'
             THEN date_part('epoch', coalesce(job.finished_at, clock_timestamp()) - job.started_at) END AS run_s
 FROM (SELECT) AS once
@@ -121,6 +123,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        found.deadline, date_part('epoch', found.deadline - clock_timestamp()) AS expires_in_s,
        coalesce(found.args_version, 1) AS args_version, published.args_version AS task_args_version,
        CASE WHEN found.state IN ('failed', 'cancelled') THEN taskd.key_holder(found.id) END AS key_holder,
+       found.finished_at IS NULL AND taskd.newer_follows(found.id) AS newer_follows,
        halt.paused_at AS task_paused_at, date_part('epoch', clock_timestamp() - halt.paused_at) AS task_paused_ago_s,
        halt.paused_until AS task_paused_until,
        date_part('epoch', halt.paused_until - clock_timestamp()) AS task_resumes_in_s,

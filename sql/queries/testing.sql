@@ -70,6 +70,7 @@ WITH moved AS (
 ), keys AS (
     UPDATE taskd.job_key
     SET until = until - make_interval(secs => $1),
+        retry_at = retry_at - make_interval(secs => $1),
         follower = follower || jsonb_build_object(
             'run_at', (follower ->> 'run_at')::timestamptz - make_interval(secs => $1),
             'deadline', (follower ->> 'deadline')::timestamptz - make_interval(secs => $1)

@@ -206,6 +206,22 @@ def test_a_running_job_whose_worker_is_lost_is_taken_back(taskd, why, worker, wh
     assert "A live worker rescues it within seconds.\n" in why(made)[1]
 
 
+def test_a_running_job_says_that_a_newer_one_of_its_key_follows(taskd, why):
+    options = ("--queue", "email", "--unique-key", "k")
+    made = taskd.enqueue("send_report", *options, "--version", "1")
+    taskd.worker(12, "email")
+    run(taskd, made)
+    assert taskd.enqueue("send_report", *options, "--version", "2") == made
+    words, text = why(made)
+    assert "newer_follows" in words
+    assert (
+        "A newer job of its unique key was enqueued meanwhile. It starts when this attempt" in text
+    )
+    assert "a newer job of its key follows" in taskd("jobs", "list").stdout
+    assert taskd.json("jobs", "list")[0]["newer_follows"] is True
+    assert "next_version: 2" in re.sub(" +", " ", taskd("jobs", "show", made).stdout)
+
+
 def test_a_paused_queue_says_since_when_until_when_and_why(taskd, why):
     made = job(taskd)
     taskd.worker(12, "email")

@@ -150,6 +150,17 @@ async def test_debounce_puts_the_time_off_up_to_a_maximum(client: Client, sql: A
     assert row["run_at"] - row["enqueued_at"] == timedelta(seconds=100)
 
 
+async def test_a_maximum_that_is_shorter_than_the_delay_does_not_bring_the_job_forward(
+    client: Client, sql: Any
+) -> None:
+    rule = Unique("k", on_conflict="debounce", debounce_max_s=60.0)
+    await client.enqueue(job(1, rule, delay_s=600.0))
+    [before] = await sql.fetch(ROWS)
+    assert (await client.enqueue(job(2, rule, delay_s=600.0))).outcome == "debounced"
+    [row] = await sql.fetch(ROWS)
+    assert (row["run_at"], row["args"]) == (before["run_at"], '{"n": 2}')
+
+
 async def test_raise_says_who_holds_the_key_and_writes_nothing(client: Client, sql: Any) -> None:
     first = await client.enqueue(job(1))
     rule = Unique("k", on_conflict="raise")

@@ -11,7 +11,7 @@ import pytest
 
 from taskd import Client, NewJob, Unique, task
 from taskd.core.jobs.job import JobState
-from taskd.errors import InvalidJob
+from taskd.errors import InvalidJob, JobCancelled
 from taskd.store import workers
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
@@ -20,6 +20,8 @@ from tests.client.conftest import ME, claim, end
 from tests.client.test_unique import ROWS, SOON, TWICE
 
 ENDS = ["done", "failed", "cancelled", "completed", "crashed"]
+ERROR = '{"type": "ValueError", "message": "odd"}'
+PAST = "SELECT * FROM taskd.job_history ORDER BY id"
 
 
 def job(version: int, **options: Any) -> NewJob:
@@ -27,12 +29,10 @@ def job(version: int, **options: Any) -> NewJob:
     return NewJob("sync", args, queue="sync", unique=Unique("k", version=version), **options)
 
 
-async def waits_with_a_follower(client: Client, worker: Lane) -> int:
-    """A job of version 3 that waits for its retry; while it ran, version 4 came."""
-    first = await client.enqueue(job(3))
-    claimed = await claim(worker)
-    await client.enqueue(job(4))
-    await end(worker, claimed, JobState.SCHEDULED, delay_s=60.0)
+async def waits_for_a_retry(client: Client, worker: Lane, **options: Any) -> int:
+    """A job of version 3 that waits for its retry."""
+    first = await client.enqueue(job(3, **options))
+    await end(worker, await claim(worker), JobState.SCHEDULED, delay_s=60.0, error=ERROR)
     return first
 
 
@@ -83,7 +83,9 @@ async def test_a_newer_version_of_a_running_job_follows_its_end(
     if how != "crashed":
         assert await listener.notified() == ["sync"]
     [row] = await sql.fetch(ROWS)
-    assert (row["id"] > first, row["state"], row["version"]) == (True, "queued", 5)
+    # After a crash, the newer version starts in the quarantine.
+    state = "scheduled" if how == "crashed" else "queued"
+    assert (row["id"] > first, row["state"], row["version"]) == (True, state, 5)
     assert (row["args"], row["priority"], row["max_attempts"]) == ('{"v": 5}', 7, 2)
     ended = await sql.fetchrow("SELECT * FROM taskd.job_history")
     assert (ended["id"], ended["version"]) == (first, 3)
@@ -99,22 +101,122 @@ async def test_a_follower_may_be_due_later(client: Client, worker: Lane, sql: An
     assert (row["state"], row["run_at"]) == ("scheduled", SOON)
 
 
-async def test_a_retry_keeps_its_follower_and_a_newer_version_takes_its_place(
+BAD_ENDS = {
+    "retry": {"delay_s": 3000.0, "error": ERROR},
+    "retry at once": {"error": ERROR},
+    "snooze": {"delay_s": 3000.0, "refund": True},
+    "release": {"refund": True},
+    "interrupt": {"refund": True, "interrupted": True},
+    "parked": {"delay_s": 3600.0, "refund": True, "parked": True},
+}
+
+
+@pytest.mark.parametrize("how", BAD_ENDS)
+async def test_an_attempt_that_would_run_again_gives_way_to_the_newer_version(
+    client: Client, worker: Lane, sql: Any, how: str
+) -> None:
+    first = await client.enqueue(job(3))
+    claimed = await claim(worker)
+    assert (await client.enqueue(job(4, max_attempts=2))).outcome == "follows"
+    state = JobState.SCHEDULED if "delay_s" in BAD_ENDS[how] else JobState.QUEUED
+    await end(worker, claimed, state, **BAD_ENDS[how])
+    [row] = await sql.fetch(ROWS)
+    assert (row["version"], row["state"], row["attempt"], row["errors"]) == (4, "queued", 0, "[]")
+    assert (row["crashes"], row["max_attempts"]) == (0, 2)
+    [past] = await sql.fetch(PAST)
+    assert (past["id"], past["state"]) == (first, "cancelled")
+    assert past["reason"] == f"superseded by version 4 (job {row['id']})"
+    assert len(json.loads(past["errors"])) == ("error" in BAD_ENDS[how])
+    assert past["attempt"] == ("refund" not in BAD_ENDS[how])
+
+
+async def test_a_newer_version_can_keep_the_delay_of_the_retry(
     client: Client, worker: Lane, sql: Any
 ) -> None:
-    first = await waits_with_a_follower(client, worker)
-    assert (await client.enqueue(job(4))).outcome == "ignored"
+    async def newer(version: int) -> str:
+        unique = Unique("k", version=version, newer_starts="after_delay")
+        new = NewJob("sync", json.dumps({"v": version}), queue="sync", unique=unique)
+        return (await client.enqueue(new)).outcome
+
+    in_s = "SELECT date_part('epoch', run_at - now()) FROM taskd.job"
+    await newer(3)
+    claimed = await claim(worker)
+    assert await newer(4) == "follows"
+    await end(worker, claimed, JobState.SCHEDULED, delay_s=3000.0, error=ERROR)
+    assert 2900 < await sql.fetchval(in_s) <= 3000
+    # Each newer version keeps it: frequent enqueues do not remove the delay.
+    assert [await newer(version) for version in (5, 6)] == ["replaced", "replaced"]
+    assert 2900 < await sql.fetchval(in_s) <= 3000
+    await sql.execute("UPDATE taskd.job SET state = 'queued', run_at = now()")
+    await end(worker, await claim(worker), JobState.SCHEDULED, delay_s=500.0, error=ERROR)
+    assert await newer(7) == "replaced"
+    assert 400 < await sql.fetchval(in_s) <= 500
+
+
+async def test_a_newer_version_that_arrives_during_the_wait_for_a_retry_is_due_at_once(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    first = await waits_for_a_retry(client, worker)
+    assert (await client.enqueue(job(3))).outcome == "ignored"
+    newer = await client.enqueue(job(5))
+    assert (newer.outcome, newer > first) == ("replaced", True)
+    [row] = await sql.fetch(ROWS)
+    assert (row["id"], row["version"], row["state"]) == (newer, 5, "queued")
+    assert (row["attempt"], row["errors"]) == (0, "[]")
+    [past] = await sql.fetch(PAST)
+    assert (past["id"], past["state"], past["attempt"]) == (first, "cancelled", 1)
+    assert past["reason"] == f"superseded by version 5 (job {newer})"
+    assert len(json.loads(past["errors"])) == 1
+
+
+async def test_the_caller_that_waits_for_a_superseded_job_hears_of_it(
+    client: Client, worker: Lane
+) -> None:
+    first = await waits_for_a_retry(client, worker)
+    waiting = asyncio.create_task(client.result(first, timeout_s=60))
+    await asyncio.sleep(0.1)
+    newer = await client.enqueue(job(4))
+    with pytest.raises(JobCancelled, match=rf"superseded by version 4 \(job {newer}\)"):
+        await waiting
+
+
+async def test_the_newer_version_of_a_suspect_starts_as_a_suspect(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    async def crash() -> None:
+        await workers.declare_dead(worker, [ME], proved=True)
+        await jobs.rescue(worker, 10, 3, 10)
+
+    await client.enqueue(job(3))
+    await claim(worker)
+    await client.enqueue(job(4))
+    await crash()
+    [row] = await sql.fetch(ROWS)
+    assert (row["version"], row["state"], row["crashes"], row["attempt"]) == (4, "scheduled", 1, 0)
+    [past] = await sql.fetch(PAST)
+    assert past["reason"] == f"superseded by version 4 (job {row['id']})"
+    assert "crashed" in json.loads(past["errors"])[0]["message"]
+    # Also one that replaces a suspect that was claimed before.
+    await sql.execute("UPDATE taskd.job SET fence = 1, crashes = 4, isolated = true")
     assert (await client.enqueue(job(5))).outcome == "replaced"
     [row] = await sql.fetch(ROWS)
-    assert (row["id"], row["version"], row["follower"]) == (first, 5, None)
+    assert (row["state"], row["crashes"], row["isolated"]) == ("scheduled", 1, True)
 
 
-async def test_cancelling_a_job_that_waits_for_its_retry_lets_its_follower_begin(
+async def test_a_job_for_which_others_wait_keeps_its_retries(
     client: Client, worker: Lane, sql: Any
 ) -> None:
-    first = await waits_with_a_follower(client, worker)
+    first = await client.enqueue(job(3))
+    await sql.execute(
+        "SELECT taskd.enqueue_after('t', '{}', ARRAY[$1::bigint], queue => 'q')", first
+    )
+    claimed = await claim(worker)
+    await client.enqueue(job(4))
+    await end(worker, claimed, JobState.SCHEDULED, delay_s=60.0, error=ERROR)
+    row = await sql.fetchrow("SELECT * FROM taskd.job WHERE id = $1", first)
+    assert (row["state"], json.loads(row["follower"])["version"]) == ("scheduled", 4)
     await client.cancel([first])
-    [row] = await sql.fetch(ROWS)
+    row = await sql.fetchrow("SELECT * FROM taskd.job WHERE task = 'sync'")
     assert (row["version"], row["state"]) == (4, "queued")
 
 
@@ -122,15 +224,12 @@ async def test_cancelling_a_job_that_waits_for_its_retry_lets_its_follower_begin
 async def test_who_says_no_version_takes_none_away(
     client: Client, worker: Lane, sql: Any, rule: str
 ) -> None:
-    await waits_with_a_follower(client, worker)
+    await waits_for_a_retry(client, worker)
     to_json_type = NewJob("sync", '{"v": 0}', queue="sync", unique=Unique("k", on_conflict=rule))
     assert (await client.enqueue(to_json_type)).outcome == f"{rule}d"
     assert (await client.enqueue(job(2))).outcome == "ignored"
     [row] = await sql.fetch(ROWS)
     assert (row["args"], row["version"]) == ('{"v": 0}', 3)
-    await client.cancel([row["id"]])
-    [row] = await sql.fetch(ROWS)
-    assert (row["args"], row["version"]) == ('{"v": 4}', 4)
 
 
 async def test_a_job_shows_which_version_follows_it(client: Client, worker: Lane) -> None:
@@ -208,10 +307,12 @@ async def test_a_task_s_own_versions_come_from_an_argument(client: Client, regis
         {"version": 1, "for_s": 60.0},
         {"version": 1, "on_conflict": "replace"},
         {"version_by": "revision"},
+        {"newer_starts": "after_delay"},
+        {"version": 1, "newer_starts": "later"},
     ],
 )
 def test_what_is_no_version_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InvalidJob, match="version"):
+    with pytest.raises(InvalidJob, match=r"version|newer_starts"):
         Unique("k", **wrong)
 
 

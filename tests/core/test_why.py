@@ -30,6 +30,7 @@ QUEUED = {
     "ahead": 0,
     "args_version": 1,
     "parked": False,
+    "newer_follows": False,
     "servers": [],
     "slot_holders": [],
     "parents": [],
@@ -61,6 +62,11 @@ def test_a_queued_job_waits_for_its_turn() -> None:
 @pytest.mark.parametrize("state", ["live", "draining"])
 def test_a_job_runs_while_its_worker_renews_its_lease_and_pauses_do_not_matter(state: str) -> None:
     assert words(**RUNNING | {"worker_state": state}, paused_at=NOW, **UNSERVED) == ["running"]
+
+
+def test_a_newer_job_of_the_key_waits_for_the_end() -> None:
+    assert words(**RUNNING, newer_follows=True) == ["running", "newer_follows"]
+    assert words(**LATER, newer_follows=True) == ["scheduled", "newer_follows"]
 
 
 @pytest.mark.parametrize("state", ["silent", "dead", None])

@@ -36,7 +36,7 @@ WAYS = {
     "limit_name => 'mine', limit_values => '[\"x\"]')",
     "enqueue_unique_batch": f"SELECT taskd.enqueue_unique_batch('{{t}}', '{{q}}', ARRAY['{ARGS}'], "
     "'{1}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{k2}', '{live}', '{}', "
-    "'{skip}', '{}', '{}', true, '{}')",
+    "'{skip}', '{}', '{}', true, '{}', '{}')",
     "enqueue_after": f"SELECT taskd.enqueue_after('t', '{ARGS}', ARRAY[$1::bigint])",
     "enqueue_workflow": "SELECT taskd.enqueue_workflow('w', 'workflow', NULL, '{t}', '{q}', "
     f"ARRAY['{ARGS}'], '{{1}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', "

@@ -10,8 +10,10 @@ which jobs are permitted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+from tests.store.oracle_keys import SUPERSEDED
 from tests.store.oracle_rows import (
     FINISHED,
     INTERRUPTS_REFUNDED,
@@ -21,6 +23,8 @@ from tests.store.oracle_rows import (
     Row,
 )
 from tests.store.oracle_workflows import Workflows
+
+NO_RETRIES: Mapping[int, bool] = MappingProxyType({})
 
 
 class Oracle(Workflows):
@@ -88,6 +92,7 @@ class Oracle(Workflows):
         """Ack owned jobs; return the new state of each."""
         ends: dict[int, tuple[str, str | None]] = {}
         back: list[Row] = []
+        retries: dict[int, bool] = {}
         went: dict[int, str] = {}
         for ack in acks:
             row = self.rows[ack.id]
@@ -99,9 +104,14 @@ class Oracle(Workflows):
                 row.attempt -= ack.refund
                 went[row.id] = state
                 continue
+            if row.follower is not None and not row.workflow:
+                row.attempt -= ack.refund
+                ends[row.id] = ("cancelled", SUPERSEDED)
+                retries[row.id], went[row.id] = ack.delay_s == 0, "cancelled"
+                continue
             went[row.id] = self._give_back(row, ack)
             back.append(row)
-        self.finish(ends, back)
+        self.finish(ends, back, retries)
         return went
 
     def _give_back(self, row: Row, ack: Any) -> str:
@@ -124,6 +134,7 @@ class Oracle(Workflows):
         ]
         ends: dict[int, tuple[str, str | None]] = {}
         back: list[Row] = []
+        retries: dict[int, bool] = {}
         went: dict[int, str] = {}
         for row in sorted(orphans, key=lambda each: each.id)[:batch]:
             group = self.groups.get(row.worker or 0, [])
@@ -137,13 +148,17 @@ class Oracle(Workflows):
             elif charged and (guilty or row.crashes >= MAX_CRASHES_UNPROVED):
                 ends[row.id] = ("failed", "crashed")
             else:
-                row.state, row.worker, row.parked = "scheduled", None, False
-                row.due = not (crashed and row.crashes > 2)
+                due = not (crashed and row.crashes > 2)
                 row.interrupts += not crashed
                 row.attempt -= not charged
-                back.append(row)
+                if row.follower is not None and not row.workflow:
+                    ends[row.id], retries[row.id] = ("cancelled", SUPERSEDED), due
+                else:
+                    row.state, row.worker, row.parked = "scheduled", None, False
+                    row.due = due
+                    back.append(row)
             went[row.id] = ends[row.id][0] if row.id in ends else "scheduled"
-        self.finish(ends, back)
+        self.finish(ends, back, retries)
         return went
 
     # Effects of the end of jobs.
@@ -152,10 +167,16 @@ class Oracle(Workflows):
         self,
         ends: Mapping[int, tuple[str, str | None]],
         back: Iterable[Row] = (),
+        retries: Mapping[int, bool] = NO_RETRIES,
         *,
         frees: bool = True,
     ) -> None:
-        """End jobs; `back`: jobs that have stopped running and have not ended."""
+        """End jobs.
+
+        Args:
+            back: jobs that have stopped running and have not ended.
+            retries: of superseded jobs, whether their retry would be due now.
+        """
         freed = [(row.limit, row.limit_key) for row in back if row.limit]
         freed += [(r.limit, r.limit_key) for r in map(self.rows.get, ends) if r and r.has_place]
         followers = []
@@ -167,7 +188,7 @@ class Oracle(Workflows):
             if state == "done" and row.queue in self.forgets and not row.workflow:
                 del self.rows[job]
         for before, follower in followers:
-            self._follow(before, follower)
+            self._follow(before, follower, retries.get(before.id))
         self.unblock([(job, state) for job, (state, _) in ends.items()])
         if frees:
             self.free(freed)

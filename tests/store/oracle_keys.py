@@ -9,6 +9,13 @@ from tests.store.oracle_rows import Row, Window
 
 # What a job keeps if only its arguments are replaced.
 KEPT_BY_ARGS = ("queue", "priority", "due", "max_attempts", "over", "parked")
+# Of a job until its follower is known.
+SUPERSEDED = "superseded"
+
+
+def superseded_by(new: Row) -> str:
+    job = f"job {new.id}"
+    return f"superseded by {job if new.version is None else f'version {new.version} ({job})'}"
 
 
 class Keys(Limits):
@@ -83,8 +90,41 @@ class Keys(Limits):
             return "skipped"
         if on_conflict == "replace_args":
             new = replace(new, **{name: getattr(holder, name) for name in KEPT_BY_ARGS})
-        self._replace(holder, new, due=new.due or (on_conflict == "debounce" and at_once))
+        new.due = new.due or (on_conflict == "debounce" and at_once and holder.due)
+        if newer is None or new.newer_starts == "after_delay":
+            self._keep_delay(holder, new)
+        else:
+            self.delays.pop((new.task, new.key), None)
+        if holder.fence > 0 and not holder.workflow:
+            self._supersede(holder, new)
+        else:
+            self._replace(holder, new)
         return "debounced" if on_conflict == "debounce" else "replaced"
+
+    def _keep_delay(self, holder: Row, new: Row) -> None:
+        """Let a newer job not be due before the retry of the older one would have been due."""
+        assert new.key is not None
+        key = (new.task, new.key)
+        job, due = self.delays.get(key, (0, True))
+        if holder.attempt + holder.crashes > 0:
+            due = holder.due
+        elif job != holder.id:
+            self.delays.pop(key, None)
+            return
+        new.due = new.due and due
+        ends = holder.fence > 0 and not holder.workflow
+        self.delays[key] = (new.id if ends else holder.id, due)
+
+    def _supersede(self, holder: Row, new: Row) -> None:
+        self._leave(holder)
+        holder.state, holder.reason = "cancelled", superseded_by(new)
+        assert new.key is not None
+        if window := self.windows.get((new.task, new.key)):
+            window.job = new.id
+        if new.version is None:
+            new.version = holder.version
+        new.suspect_of(holder)
+        self.enqueue(new)
 
     def _as_allowed(self, holder: Row, new: Row) -> Row:
         """A producer moves the job of another one only to the published queue and limit."""
@@ -94,25 +134,33 @@ class Keys(Limits):
             new = replace(new, limit=holder.limit, limit_key=holder.limit_key)
         return new
 
-    def _replace(self, holder: Row, new: Row, *, due: bool) -> None:
-        if holder.attempt + holder.crashes > 0:
-            due = due and holder.due
+    def _replace(self, holder: Row, new: Row) -> None:
         self._leave(holder)
-        holder.queue, holder.priority, holder.due = new.queue, new.priority, due
+        holder.queue, holder.priority, holder.due = new.queue, new.priority, new.due
         holder.limit, holder.limit_key, holder.gate = new.limit, new.limit_key, None
         holder.max_attempts, holder.over, holder.parked = new.max_attempts, new.over, new.parked
-        holder.state = "scheduled" if holder.crashes else self.when_due(new.limit, due)
+        holder.state = "scheduled" if holder.crashes else self.when_due(new.limit, new.due)
         if new.version is not None:
             holder.version, holder.follower = new.version, None
 
-    def _follow(self, before: Row, follower: Row) -> None:
+    def _follow(self, before: Row, follower: Row, retry_due: bool | None) -> None:
+        """`retry_due`: whether the older job's retry would have been due; None: it has ended."""
         key = (before.task, before.key)
         born = [
             job for job, each in self.seen.items()
             if (each["task"], each["unique_key"]) == key and job not in self.rows
         ]  # fmt: skip
         assert len(born) == 1, f"{born} came of version {follower.version} of {key}"
-        self.enqueue(replace(follower, id=born[0]))
+        new = replace(follower, id=born[0])
         assert before.key is not None
+        self.delays.pop((before.task, before.key), None)
+        if new.newer_starts == "after_delay" and retry_due is not None:
+            new.due = new.due and retry_due
+            self.delays[before.task, before.key] = (new.id, retry_due)
+        if before.state != "done":
+            new.suspect_of(before)
+        if before.reason == SUPERSEDED:
+            before.reason = superseded_by(new)
+        self.enqueue(new)
         if (before.task, before.key) in self.windows:
             self.windows[before.task, before.key].job = born[0]

@@ -44,6 +44,7 @@ class Row:
     scope: str | None = None
     version: int | None = None
     follower: Row | None = None
+    newer_starts: str = "at_once"
     limit: str | None = None
     limit_key: str | None = None
     workflow: bool = False
@@ -75,6 +76,10 @@ class Row:
         """The newest version of it or its follower."""
         versions = [each.version for each in (self, self.follower) if each]
         return max((each for each in versions if each is not None), default=None)
+
+    def suspect_of(self, older: Row) -> None:
+        """Start as a suspect if the older job of the key was one."""
+        self.crashes, self.isolated = min(older.crashes, 1), older.isolated
 
     def shown(self) -> dict[str, Any]:
         """Return the values that must equal the row in the database."""
@@ -131,6 +136,8 @@ class State:
     rows: dict[int, Row] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
     windows: dict[tuple[str, str], Window] = field(default_factory=dict)
+    # Jobs that keep the delay of an older job's retry, and whether that time has come.
+    delays: dict[tuple[str, str], tuple[int, bool]] = field(default_factory=dict)
     workers: dict[int, str] = field(default_factory=dict)  # alive, lapsed, dead, crashed
     groups: dict[int, list[int]] = field(default_factory=dict)  # their last suspects
     paused: set[str] = field(default_factory=set)
@@ -156,5 +163,5 @@ class State:
 
     def enqueue(self, row: Row) -> None:
         assert row.id not in self.rows, f"job {row.id} was there before"
-        row.state = self.when_due(row.limit, row.due)
+        row.state = "scheduled" if row.crashes else self.when_due(row.limit, row.due)
         self.rows[row.id] = row

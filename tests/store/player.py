@@ -66,6 +66,7 @@ class Wanted:
         if unique is not None:
             scope = "live" if unique.scope in AFTER_THE_END else str(unique.scope)
             row.key, row.scope, row.version = unique.key, scope, unique.version
+            row.newer_starts = str(unique.newer_starts)
         return row
 
 

@@ -23,6 +23,7 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "group": [(), (), (0, 1)],
     "diamond": [(), (0,), (0,), (1, 2)],
 }
+STARTS = st.sampled_from(["at_once", "at_once", "after_delay"])
 
 
 class Births(Attempts):
@@ -77,16 +78,16 @@ class Births(Attempts):
         self.unique(wanted, Unique(f"k-{scope}", scope=str(scope)))
         self.wake(wanted.queue, idle=idle)
 
-    @rule(wanted=WANTED, version=st.integers(1, 6))
-    def enqueue_version(self, wanted: Wanted, version: int) -> None:
-        self.unique(wanted, Unique("k-version", version=version))
+    @rule(wanted=WANTED, version=st.integers(1, 6), starts=STARTS)
+    def enqueue_version(self, wanted: Wanted, version: int, starts: str) -> None:
+        self.unique(wanted, Unique("k-version", version=version, newer_starts=starts))
 
-    @rule(wanted=WANTED, end=st.sampled_from(sorted(ENDS)))
-    def newer_version_meanwhile(self, wanted: Wanted, end: str) -> None:
+    @rule(wanted=WANTED, end=st.sampled_from(sorted(ENDS)), starts=STARTS)
+    def newer_version_meanwhile(self, wanted: Wanted, end: str, starts: str) -> None:
         """Enqueue it while the previous job runs, which then ends in any way."""
         for _ in range(2):
             self.newest += 1
-            self.unique(wanted, Unique("k-version", version=self.newest))
+            self.unique(wanted, Unique("k-version", version=self.newest, newer_starts=starts))
             self.claim_from(self.worker(0), wanted.queue, 1000)
         held = [each for each in self.held() if self.oracle.rows[each.id].key == "k-version"]
         if held:

@@ -47,10 +47,11 @@ STATEMENTS = {
     ),
     "a newer version that only a good end begins": planted(
         "ack_outcomes",
-        (
-            r"FROM ended WHERE follower IS NOT NULL",
-            "FROM ended WHERE follower IS NOT NULL AND state = 'done'",
-        ),
+        (r"WHEN follower IS NOT NULL THEN", "WHEN follower IS NOT NULL AND state = 'done' THEN"),
+    ),
+    "an older version that is retried although a newer one follows": planted(
+        "ack_outcomes",
+        (r"AND ack\.state IN \('scheduled', 'queued'\) AS superseded", "AND false AS superseded"),
     ),
     "a deadline that counts as a good end": planted(
         "expire_jobs", (r"array_agg\('failed'::text\)", "array_agg('done'::text)")

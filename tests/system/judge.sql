@@ -154,7 +154,11 @@ BEGIN
     UNION ALL
     SELECT 'I3', 'suspect', job, format('queued with %s crashes', crashes)
     FROM seen
-    WHERE new_state = 'queued' AND crashes > 0;
+    WHERE new_state = 'queued' AND crashes > 0
+    UNION ALL
+    SELECT 'I13', 'older waits', id, format('%s, although version %s was enqueued', state, follower ->> 'version')
+    FROM new_rows
+    WHERE worker_id IS NULL AND follower IS NOT NULL AND workflow_id IS NULL;
     GET DIAGNOSTICS hits = ROW_COUNT;
     PERFORM judge.object(hits);
     RETURN NULL;
@@ -617,6 +621,15 @@ CREATE VIEW judge.breach AS
         WHERE job.version IS NOT NULL
     ) AS begun
     WHERE version < before
+    UNION ALL
+    -- The newer job is not older, and was enqueued, even if a queue with a retention of 0 has forgotten it.
+    SELECT 'I13', 'superseded in vain', job.id, format('%s %s: %s', job.task, job.unique_key, job.reason), false
+    FROM taskd.jobs AS job
+    WHERE job.state = 'cancelled' AND job.reason LIKE 'superseded by %'
+      AND NOT EXISTS (
+          SELECT FROM judge.last
+          WHERE last.job = substring(job.reason FROM 'job ([0-9]+)')::bigint AND last.job > job.id
+      )
     UNION ALL
     -- The row of one that failed shows its version; the handler of one that is done must have had it.
     SELECT 'I13', 'lost version', job.id, format('%s %s: nothing came of version %s', n.task, n.unique_key, n.version), true

@@ -294,6 +294,18 @@ async def version_that_no_handler_saw(stage: Scene) -> dict[str, Any]:
     return {"newest": [(TASK, "k", 2)]}
 
 
+async def older_version_retried_beside_a_newer_one(stage: Scene) -> None:
+    await stage.enqueue(unique=Unique("k", version=1))
+    await stage.a.claim()
+    await stage.enqueue(unique=Unique("k", version=2))
+    await stage.sql("UPDATE taskd.job SET state = 'scheduled', worker_id = NULL")
+
+
+async def job_superseded_by_none(stage: Scene) -> None:
+    job = await stage.enqueue()
+    await stage.sql("SELECT taskd.cancel(ARRAY[$1::bigint], 'superseded by job 4711')", job)
+
+
 FREE = "UPDATE taskd.job SET state = 'queued', waits_for = NULL WHERE id = $1"
 
 
@@ -376,6 +388,8 @@ BREACHES = [
     (key_held_twice, "I13", "key held twice"),
     (job_added_twice, "I13", "added twice"),
     (older_version_after_a_newer_one, "I13", "older version"),
+    (older_version_retried_beside_a_newer_one, "I13", "older waits"),
+    (job_superseded_by_none, "I13", "superseded in vain"),
     (version_without_a_job, "I13", "lost version"),
     (version_that_no_handler_saw, "I13", "lost version"),
     (member_that_began_early, "I14", "began early"),

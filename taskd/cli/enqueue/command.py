@@ -22,7 +22,7 @@ from taskd.cli.shared.session import (
     pass_session,
     run,
 )
-from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict
+from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict
 from taskd.errors import EnqueueError, StoreUnavailable, TaskdError
 
 if TYPE_CHECKING:
@@ -79,6 +79,12 @@ UNPUBLISHED = "no worker has published"
     type=int,
     help="Version of the job's data. The job is enqueued only if this version is newer than the "
     "last version with the same key.",
+)
+@click.option(
+    "--newer-starts",
+    type=click.Choice([each.value for each in NewerStarts]),
+    help="With --version: when the newer version starts after a failed attempt of the older one.  "
+    "[default: at_once]",
 )
 @click.option("--ids", is_flag=True, help="With -: print the ids.")
 @pass_session

@@ -32,6 +32,7 @@ KEY_OPTIONS = {
     "on_conflict": "on_conflict",
     "debounce_max_s": "debounce_max_s",
     "version": "version",
+    "newer_starts": "newer_starts",
 }
 
 
@@ -75,6 +76,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     on_conflict: str | None = None
     debounce_max_s: float | None = None
     version: int | None = None
+    newer_starts: str | None = None
     no_key: bool | None = None
 
     def job(self, defaults: Mapping[str, Any]) -> NewJob:

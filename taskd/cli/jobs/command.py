@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 LIST_MAX = 10_000
 # Longer values of a job are cut for people; --json prints them whole.
 VALUE_CHARS_MAX = 20_000
+NEWER_FOLLOWS = "a newer job of its key follows"
 
 
 def _attempts(row: Row) -> str:
@@ -44,6 +45,11 @@ def _attempts(row: Row) -> str:
 
 def _note(row: Row) -> str:
     """Return the text of the column NOTE: why the job failed or waits, or its due time."""
+    note = _state_note(row)
+    return "; ".join(filter(None, (note, NEWER_FOLLOWS))) if row["newer_follows"] else note
+
+
+def _state_note(row: Row) -> str:
     if row["state"] == JobState.SCHEDULED:
         due = row["due_in_s"]
         when = f"in {span(due)}" if due > 0 else "due"

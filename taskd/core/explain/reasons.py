@@ -100,6 +100,7 @@ class Facts(msgspec.Struct, frozen=True):
         task_args_version: the version of the published task; None if the task is not published.
         key_holder: for a failed or cancelled job, the id of the job that holds its unique key now.
             A finished job can hold the key by `for_s`, or as a newer version.
+        newer_follows: whether a newer job of its unique key starts when it ends.
         task_paused_at: when the pause of its task began; None if the task is not paused. The other
             fields of this pause are as for the queue.
         paused_at: when the pause of its queue began; None if the queue is not paused.
@@ -164,6 +165,7 @@ class Facts(msgspec.Struct, frozen=True):
     args_version: int
     task_args_version: int | None
     key_holder: int | None
+    newer_follows: bool
     task_paused_at: datetime | None
     task_paused_ago_s: float | None
     task_paused_until: datetime | None
@@ -218,6 +220,8 @@ class Why(StrEnum):
     # Its state is `running`, but its worker is silent or dead, or was deleted.
     WORKER_LOST = "worker_lost"
     CANCEL_REQUESTED = "cancel_requested"
+    # A newer job of its unique key waits for its end.
+    NEWER_FOLLOWS = "newer_follows"
     # It is finished, and cannot be retried, because another job holds its unique key now.
     KEY_HELD = "key_held"
     PAUSED = "paused"
@@ -271,7 +275,9 @@ def reasons(facts: Facts) -> list[Reason]:
     if facts.state in FINISHED:
         held = [] if facts.key_holder is None else [Reason(Why.KEY_HELD)]
         return [Reason(Why.FINISHED), *held]
-    found = _running(facts) if facts.state == JobState.RUNNING else _waiting(facts)
+    found = list(_running(facts) if facts.state == JobState.RUNNING else _waiting(facts))
+    if facts.newer_follows:
+        found.append(Reason(Why.NEWER_FOLLOWS))
     return sorted(found, key=lambda reason: not reason.needs_action)
 
 

@@ -186,6 +186,13 @@ def _deadline(facts: Facts) -> Words:
     return f"{text}, in {span(facts.expires_in_s)}.", [f"taskd jobs set {facts.id} --no-deadline"]
 
 
+def _newer_follows(facts: Facts) -> Words:
+    text = "A newer job of its unique key was enqueued meanwhile"
+    if facts.state == JobState.RUNNING and not facts.cancel_requested:
+        return f"{text}. It starts when this attempt ends, even if the attempt fails.", []
+    return f"{text}. It starts when this job has ended.", []
+
+
 def _key_held(facts: Facts) -> Words:
     text = (
         f"Job {facts.key_holder} holds its unique key now. This job cannot be retried until the "
@@ -397,6 +404,7 @@ SENTENCES: dict[Why, Callable[[Facts], Words]] = {
     Why.WORKER_LOST: _worker_lost,
     Why.CANCEL_REQUESTED: _cancel_requested,
     Why.PAUSED: _paused,
+    Why.NEWER_FOLLOWS: _newer_follows,
     Why.KEY_HELD: _key_held,
     Why.TASK_PAUSED: _task_paused,
     Why.ARGS_NEWER: _args_newer,

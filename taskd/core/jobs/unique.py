@@ -61,15 +61,15 @@ class OnConflict(StrEnum):
 
     # The new job is not enqueued; the holder stays as it is.
     SKIP = "skip"
-    # A waiting holder gets the queue, arguments, options and due time of the new job. But the due
-    # time of a holder that waits for a retry never becomes earlier. A running holder does not
-    # change.
+    # A waiting holder gets the queue, arguments, options and due time of the new job, or, if it was
+    # claimed before, ends as cancelled. A new job is not due before the retry of the holder. A
+    # running holder does not change.
     REPLACE = "replace"
     # A waiting holder gets the arguments of the new job, and the limit that they make. It keeps its
     # queue, due time, priority and options. A running holder does not change.
     REPLACE_ARGS = "replace_args"
-    # Like REPLACE, but the new due time is at most debounce_max_s later than the time at which the
-    # holder was enqueued.
+    # Like REPLACE, but new jobs postpone the holder at most until debounce_max_s after the time at
+    # which the holder was enqueued.
     DEBOUNCE = "debounce"
     # Enqueueing fails with KeyHeld.
     RAISE = "raise"
@@ -92,6 +92,15 @@ class HeldKey(NamedTuple):
     scope: str | None
     until: datetime | None
     version: int | None
+
+
+class NewerStarts(StrEnum):
+    """When a newer version starts if an attempt of the older one has not succeeded."""
+
+    # As soon as it is due itself.
+    AT_ONCE = "at_once"
+    # Not before the retry of the older version would have been due.
+    AFTER_DELAY = "after_delay"
 
 
 class ReadsResults(Protocol):
@@ -230,6 +239,8 @@ class Unique:
             version of a key was enqueued, a job whose version is not newer is ignored.
         version_by: the name of the argument that contains the version. It can be given only
             together with `by`.
+        newer_starts: with a version: when the newer version starts, if an attempt of the older one
+            has not succeeded; a value of NewerStarts. The older one is never retried.
 
     Raises:
         InvalidJob: a value is outside its limits, values exclude each other, or not exactly one of
@@ -244,6 +255,7 @@ class Unique:
     debounce_max_s: float | None = None
     version: int | None = None
     version_by: str = ""
+    newer_starts: str = NewerStarts.AT_ONCE
 
     def __post_init__(self) -> None:
         if not isinstance(self.by, tuple):
@@ -257,6 +269,7 @@ class Unique:
             _check_key(self.key)
         _one_of(KeyScope, "scope", self.scope)
         _one_of(OnConflict, "on_conflict", self.on_conflict)
+        _one_of(NewerStarts, "newer_starts", self.newer_starts)
         if self.for_s is not None:
             if self.scope in AFTER_THE_END:
                 raise InvalidJob(
@@ -281,6 +294,10 @@ class Unique:
                 "a version cannot be combined with scope, for_s or on_conflict: the newest version "
                 "wins"
             )
+        if self.newer_starts != NewerStarts.AT_ONCE and not (
+            self.version is not None or self.version_by
+        ):
+            raise InvalidJob("newer_starts needs a version or version_by")
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import msgspec
 
 from taskd.core.jobs.job import Job, JobState, NewJob
 from taskd.core.jobs.json_values import to_json_type
-from taskd.core.jobs.unique import Enqueued, KeyScope, OnConflict
+from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict
 from taskd.core.outcomes.ack import Ack
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.group_enqueue import Group
@@ -186,7 +186,8 @@ async def enqueue(
         if any(job.unique is not None for job in jobs):
             # `alone` (the last argument): the transaction contains only this statement. That is
             # certain only if a pool runs it.
-            columns = (*enqueue_args(jobs), *_unique_args(jobs), isinstance(on, Pool))
+            *unique, newer_starts = _unique_args(jobs)
+            columns = (*enqueue_args(jobs), *unique, isinstance(on, Pool), _rare(newer_starts))
             rows_by_job = await on.fetch("enqueue_unique_jobs", *columns)
             return [
                 Enqueued.at(job_id, enqueued_us)
@@ -242,6 +243,12 @@ def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         [each and OnConflict(each.on_conflict).value for each in uniques],
         [each and _float(each.debounce_max_s) for each in uniques],
         [each and each.version for each in uniques],
+        [
+            NewerStarts(each.newer_starts).value
+            if each and each.newer_starts != NewerStarts.AT_ONCE
+            else None
+            for each in uniques
+        ],
     )
 
 
