@@ -192,7 +192,9 @@ GRANT SELECT ON taskd.due TO taskd_worker, taskd_observer, taskd_admin;
 -- next stage belongs to a running job of the worker's login; the login chooses its arguments. A schedule makes jobs of a task
 -- that its login has published, unless a producer or an admin has set it.
 GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb, integer, boolean, timestamptz),
-    taskd.superseded_by(bigint, bigint) TO taskd_worker;
+    taskd.superseded_by(bigint, bigint),
+    taskd.return_with_key(bigint, text, timestamptz, integer, integer, boolean, integer, boolean, jsonb, boolean)
+    TO taskd_worker;
 
 -- A function writes schedules; workers and admins pause them, and admins delete them. Jobs of schedules get the arguments that
 -- are stored in the schedule, and those from its query, which runs with the rights of the user who has set it: a worker fires a

@@ -72,8 +72,8 @@ CREATE TYPE taskd.job_state AS ENUM (
 -- job was not checked yet, no longer waits for its limit, or has no limit.
 CREATE TYPE taskd.gate AS ENUM ('parked', 'next', 'admitted');
 
--- How long the row of a job holds its unique key: `waiting`, until a worker claims it for the first time; `live`, until it has
--- finished. With the scopes `history` and `forever`, the row is `live`, and a row of taskd.job_key holds the key afterwards.
+-- When the row of a job holds its unique key: `waiting`, while the job waits, also for a retry; `live`, until it has finished.
+-- With the scopes `history` and `forever`, the row is `live`, and a row of taskd.job_key holds the key afterwards.
 CREATE TYPE taskd.key_scope AS ENUM ('waiting', 'live');
 
 -- What happens to a job when one of its parents has failed or was cancelled. `cancel`: the job is cancelled as well; `wait`:
@@ -176,12 +176,11 @@ CREATE INDEX job_due ON taskd.job (least(crashes, 1::smallint), run_at) WHERE st
 -- `worker_id IS NOT DISTINCT FROM $1 AND state = 'running'`, cannot use this index, so the planner must use the primary key.
 -- When it could choose, it sometimes read all running rows: 100 ms for 1,000 acks instead of 5.
 CREATE INDEX job_running ON taskd.job (worker_id) WHERE worker_id IS NOT NULL;
--- The job that holds a unique key. Only the first claim and the end of a job remove it from this index, and nothing adds it
--- again: fences never shrink, so a retry, a release or a rescue cannot collide with a job that has taken the key meanwhile.
--- The second column is NULL if the job no longer holds its key. This condition is not a part of the predicate, which every
--- statement that writes jobs prepares: there it would add 4 us to the enqueue of a single job.
+-- The job that holds a unique key. The second column is NULL while a job does not hold its key: with the scope `waiting`, it
+-- gives the key up at a claim, and takes it again when it goes back to waiting (taskd.return_with_key()). This condition is not a
+-- part of the predicate, which every statement that writes jobs prepares: there it would add 4 us to the enqueue of a single job.
 CREATE UNIQUE INDEX job_holds_key
-    ON taskd.job (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL;
+    ON taskd.job (task, (CASE WHEN key_scope = 'live' OR worker_id IS NULL THEN unique_key END)) WHERE unique_key IS NOT NULL;
 
 -- The live jobs of schedules.
 CREATE INDEX job_schedule ON taskd.job (schedule) WHERE schedule IS NOT NULL;
@@ -1668,7 +1667,7 @@ LANGUAGE sql IMMUTABLE
 RETURN 'superseded by ' || coalesce('version ' || version || ' (job ' || job_id || ')', 'job ' || job_id);
 
 -- Write a job that was deleted to the history, as cancelled: the newer job `by` holds its unique key now.
--- Called by: enqueue_unique().
+-- Called by: enqueue_unique(), return_with_key().
 CREATE FUNCTION taskd.keep_superseded(old taskd.job, by bigint, version bigint) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1689,6 +1688,10 @@ BEGIN
            old.metadata
     FROM (SELECT coalesce((SELECT q.keep_failed_s FROM taskd.queue AS q WHERE q.name = old.queue), 2592000) AS seconds) AS keep
     WHERE keep.seconds > 0;
+    -- A job that held a slot of its limit leaves it to others.
+    INSERT INTO taskd.opening (limit_name, limit_key)
+    SELECT old.limit_name, old.limit_key
+    WHERE old.limit_name IS NOT NULL AND (old.state = 'queued' OR old.gate IN ('next', 'admitted'));
     UPDATE taskd.job_key AS k SET job_id = by WHERE k.task = old.task AND k.unique_key = old.unique_key;
     IF old.awaited THEN
         PERFORM taskd.notify('taskd:ended', old.id::text);
@@ -1707,7 +1710,7 @@ $$;
 -- arguments and their limit only. `raise` raises an error. A running holder is never changed, and the time of a retry is not
 -- brought forward.
 --
--- key_scope: a job holds its key until its first claim (`waiting`), until its end (`live`), for as long as taskd stores the
+-- key_scope: a job holds its key while it waits, also for a retry (`waiting`), until its end (`live`), for as long as taskd stores the
 -- finished job (`history`), or `forever`. With for_s the key stays held for at least that many seconds, even if its job ends.
 -- taskd.forget_key() frees a key whose job has ended.
 --
@@ -1842,7 +1845,7 @@ BEGIN
         SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
         FROM taskd.job AS j
         WHERE j.task = enqueue_unique.task AND j.unique_key = enqueue_unique.unique_key
-          AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = enqueue_unique.unique_key
+          AND (CASE WHEN j.key_scope = 'live' OR j.worker_id IS NULL THEN j.unique_key END) = enqueue_unique.unique_key
           AND j.id IS DISTINCT FROM new_id;
         IF NOT FOUND AND superseded.id IS NULL THEN
             SELECT k.job_id AS id, NULL::taskd.job_state AS state, k.version INTO holder
@@ -1869,7 +1872,7 @@ BEGIN
                  FROM taskd.queue AS q WHERE q.name = target_queue AND q.max_depth IS NOT NULL AND due <= now()),
                 true
             )
-            ON CONFLICT (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL
+            ON CONFLICT (task, (CASE WHEN key_scope = 'live' OR worker_id IS NULL THEN unique_key END)) WHERE unique_key IS NOT NULL
             DO NOTHING
             RETURNING j.id INTO new_id;
             CONTINUE;
@@ -1907,7 +1910,7 @@ BEGIN
             BEGIN
                 PERFORM FROM taskd.job AS j
                 WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
-                  AND (j.key_scope = 'live' OR j.fence = 0)
+                  AND (j.key_scope = 'live' OR j.worker_id IS NULL)
                 FOR UPDATE;
                 IF NOT FOUND THEN
                     RAISE EXCEPTION 'the holder has moved' USING ERRCODE = 'TD001';
@@ -1924,7 +1927,7 @@ BEGIN
         INTO holder
         FROM taskd.job AS j
         WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
-          AND (j.key_scope = 'live' OR j.fence = 0)
+          AND (j.key_scope = 'live' OR j.worker_id IS NULL)
         FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
         CONTINUE WHEN holder.version >= version;
@@ -1980,15 +1983,15 @@ BEGIN
             PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
             FROM taskd.queue AS q WHERE q.name = target_queue AND q.max_depth IS NOT NULL;
         END IF;
+        IF holder.ends THEN
+            DELETE FROM taskd.job AS j WHERE j.id = holder.id RETURNING j.* INTO superseded;
+            CONTINUE;
+        END IF;
         -- A job that was admitted, or held a slot of its key, goes through admission again; other jobs can get its slot.
         INSERT INTO taskd.opening (limit_name, limit_key)
         SELECT j.limit_name, j.limit_key
         FROM taskd.job AS j
         WHERE j.id = holder.id AND j.limit_name IS NOT NULL AND (j.state = 'queued' OR j.gate IN ('next', 'admitted'));
-        IF holder.ends THEN
-            DELETE FROM taskd.job AS j WHERE j.id = holder.id RETURNING j.* INTO superseded;
-            CONTINUE;
-        END IF;
         UPDATE taskd.job AS j
         SET queue = target_queue, args = enqueue_unique.args, priority = enqueue_unique.priority,
             state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END,
@@ -2037,7 +2040,7 @@ BEGIN
     FROM unnest(tasks, unique_keys, on_conflicts, versions) AS c (task, unique_key, on_conflict, version)
     JOIN taskd.job AS j
       ON j.task = c.task AND j.unique_key = c.unique_key
-     AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = c.unique_key
+     AND (CASE WHEN j.key_scope = 'live' OR j.worker_id IS NULL THEN j.unique_key END) = c.unique_key
     WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
                ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
     FOR UPDATE OF j NOWAIT;
@@ -2124,6 +2127,67 @@ BEGIN
 END
 $$;
 
+-- Move a running job whose key has the scope `waiting` back to a waiting state, so that it holds its key again. Return NULL; or,
+-- if another job holds the key, the id of that job: then nothing was changed, and the caller ends the job as superseded. If the
+-- other job has older arguments (see taskd.enqueue_unique()), that job ends as superseded instead. A job that other jobs wait for
+-- keeps its key.
+--
+-- The update waits for a producer that is just inserting a job with the key. The caller has locked other jobs, so it must not
+-- wait for long: after ten milliseconds, the statement fails as if the job were locked; with `skips`, the result is 0, and the job
+-- still runs. The function runs with the owner's rights, because workers do not write keys.
+-- Called by: ack_outcomes, rescue_jobs.
+CREATE FUNCTION taskd.return_with_key(
+    job_id bigint, state text, run_at timestamptz, attempt integer, crashes integer, isolated boolean, interrupts integer,
+    parked boolean, errors jsonb, skips boolean
+) RETURNS bigint
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET lock_timeout = '10ms'
+AS $$
+#variable_conflict use_column
+DECLARE
+    violated text;
+    holder taskd.job;
+BEGIN
+    LOOP
+        BEGIN
+            UPDATE taskd.job AS j
+            SET state = return_with_key.state::taskd.job_state, run_at = return_with_key.run_at, attempt = return_with_key.attempt,
+                crashes = return_with_key.crashes, isolated = return_with_key.isolated, interrupts = return_with_key.interrupts,
+                parked = return_with_key.parked, errors = return_with_key.errors, worker_id = NULL
+            WHERE j.id = return_with_key.job_id AND j.state = 'running';
+            RETURN NULL;
+        EXCEPTION WHEN unique_violation THEN
+            GET STACKED DIAGNOSTICS violated = CONSTRAINT_NAME;
+            IF violated <> 'job_holds_key' THEN
+                RAISE;
+            END IF;
+        END;
+        SELECT other.* INTO holder
+        FROM taskd.job AS mine
+        JOIN taskd.job AS other
+          ON other.task = mine.task AND other.unique_key = mine.unique_key
+         AND (CASE WHEN other.key_scope = 'live' OR other.worker_id IS NULL THEN other.unique_key END) = mine.unique_key
+        WHERE mine.id = return_with_key.job_id
+        FOR UPDATE OF other;
+        -- Not found: the holder was just claimed, or has ended.
+        IF holder.id > job_id OR holder.workflow_id IS NOT NULL OR holder.key_scope = 'live' THEN
+            RETURN holder.id;
+        ELSIF holder.id IS NOT NULL THEN
+            DELETE FROM taskd.job AS j WHERE j.id = holder.id;
+            PERFORM taskd.keep_superseded(holder, job_id, NULL);
+        END IF;
+    END LOOP;
+EXCEPTION WHEN lock_not_available THEN
+    IF skips THEN
+        RETURN 0;
+    END IF;
+    RAISE;
+END
+$$;
+
 -- Enqueue a follower: the job with a newer version of a unique key, which was stored with the job that ran, and has now
 -- ended. Return its id. Its key is free: the statement that calls this has deleted the row that held it. The function runs
 -- with the owner's rights, because workers are not allowed to insert jobs. A worker that calls it with another job gets NULL:
@@ -2191,11 +2255,11 @@ AS $$
     FROM taskd.job_history AS past
     LEFT JOIN taskd.job AS holder
       ON holder.task = past.task AND holder.unique_key = past.unique_key
-     AND (CASE WHEN holder.key_scope = 'live' OR holder.fence = 0 THEN holder.unique_key END) = past.unique_key
+     AND (CASE WHEN holder.key_scope = 'live' OR holder.worker_id IS NULL THEN holder.unique_key END) = past.unique_key
     LEFT JOIN taskd.job_key AS kept
       ON kept.task = past.task AND kept.unique_key = past.unique_key
      AND kept.job_id <> past.id AND taskd.key_is_held(kept)
-    WHERE past.id = key_holder.job_id AND past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
+    WHERE past.id = key_holder.job_id AND past.unique_key IS NOT NULL
     LIMIT 1
 $$;
 
@@ -2269,7 +2333,7 @@ BEGIN
     FROM (SELECT) AS once
     LEFT JOIN taskd.job AS live
       ON live.task = find_key.task AND live.unique_key = normal
-     AND (CASE WHEN live.key_scope = 'live' OR live.fence = 0 THEN live.unique_key END) = normal
+     AND (CASE WHEN live.key_scope = 'live' OR live.worker_id IS NULL THEN live.unique_key END) = normal
     LEFT JOIN taskd.job_key AS kept
       ON kept.task = find_key.task AND kept.unique_key = normal AND taskd.key_is_held(kept)
     WHERE live.id IS NOT NULL OR kept.job_id IS NOT NULL;
@@ -2301,7 +2365,7 @@ BEGIN
     SELECT j.id INTO holder
     FROM taskd.job AS j
     WHERE j.task = forget_key.task AND j.unique_key = normal
-      AND (CASE WHEN j.key_scope = 'live' OR j.fence = 0 THEN j.unique_key END) = normal;
+      AND (CASE WHEN j.key_scope = 'live' OR j.worker_id IS NULL THEN j.unique_key END) = normal;
     IF FOUND THEN
         RAISE EXCEPTION 'job % of task "%" holds the unique key "%" until it has ended', holder, task, normal
             USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key', HINT = 'Cancel the job, then forget the key.';
@@ -4600,19 +4664,18 @@ BEGIN
                   AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = past.id)
                   AND past.enqueued_at = (SELECT max(h.enqueued_at) FROM taskd.job_history AS h WHERE h.id = past.id)
                   AND NOT (
-                      past.unique_key IS NOT NULL AND (past.key_scope = 'live' OR past.fence = 0)
+                      past.unique_key IS NOT NULL
                       AND (
                           EXISTS (
                               SELECT 1 FROM taskd.job AS holder
                               WHERE holder.task = past.task AND holder.unique_key = past.unique_key
-                                AND (CASE WHEN holder.key_scope = 'live' OR holder.fence = 0 THEN holder.unique_key END)
+                                AND (CASE WHEN holder.key_scope = 'live' OR holder.worker_id IS NULL THEN holder.unique_key END)
                                     = past.unique_key
                           ) OR EXISTS (
                               SELECT 1 FROM taskd.job_history AS later
                               WHERE later.id = ANY (wanted) AND later.id > past.id
                                 AND later.state::text IN ('failed', 'cancelled') AND later.attempt < 1000
                                 AND later.task = past.task AND later.unique_key = past.unique_key
-                                AND (later.key_scope = 'live' OR later.fence = 0)
                           ) OR EXISTS (
                               SELECT 1 FROM taskd.job_key AS kept
                               WHERE kept.task = past.task AND kept.unique_key = past.unique_key

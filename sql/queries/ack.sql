@@ -72,7 +72,8 @@ FROM ended;
 -- not count; its error, if any, says why the job could not start, and is not appended again while it stays the same. `parked`:
 -- the task is paused, or no worker can run the job (control.sql). A job with a follower that would run again ends as cancelled
 -- instead, so that the newer version need not wait for the retries of the older one; but if other jobs wait for the job, it
--- runs again, and the follower begins after its end. `interrupts`: the worker ended the attempt, for example
+-- runs again, and the follower begins after its end. A job whose key has the scope `waiting` takes its key again; if another job
+-- holds the key, one of both ends as cancelled (taskd.return_with_key()). `interrupts`: the worker ended the attempt, for example
 -- because it stops; only ten of these attempts are refunded, so that a job finally fails if it outlasts every worker.
 -- The arrays are read by position, as in ack_done: with a join to unnest(), PostgreSQL would scan the arrays once for each
 -- running row.
@@ -83,9 +84,15 @@ FROM ended;
 
 -- name: ack_outcomes(worker_id bigint, ids bigint[], fences bigint[], states text[], delays_s double precision[], refunds boolean[], interrupts boolean[], reasons text[], errors text[], results text[], nexts text[], parked boolean[])
 -- roles: worker
--- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, running -> blocked, blocked -> queued, blocked -> scheduled, blocked -> cancelled
+-- moves: running -> done, running -> failed, running -> cancelled, running -> scheduled, running -> queued, running -> blocked, blocked -> queued, blocked -> scheduled, blocked -> cancelled, queued -> cancelled, scheduled -> cancelled
 WITH held AS MATERIALIZED (
     SELECT job.id, ack.delay_s, ack.refund, ack.interrupted, ack.result, ack.parked, stage.step, again.superseded,
+           job.queue::text, job.limit_name, job.limit_key, job.crashes, job.isolated,
+           coalesce(job.key_scope = 'waiting', false) AS takes_key,
+           CASE WHEN ack.delay_s > 0 THEN clock_timestamp() + make_interval(secs => least(ack.delay_s, 31536000))
+                ELSE job.run_at END AS run_at,
+           job.attempt - (ack.refund AND NOT (ack.interrupted AND job.interrupts >= 10))::integer AS attempt,
+           job.interrupts + ack.interrupted::integer AS interrupts,
            CASE WHEN stage.step ? 'fault' THEN 'failed'
                 WHEN ack.state NOT IN ('scheduled', 'queued') THEN ack.state
                 WHEN job.cancel_reason IS NOT NULL OR again.superseded THEN 'cancelled'
@@ -126,14 +133,21 @@ WITH held AS MATERIALIZED (
         SELECT job.follower IS NOT NULL AND job.workflow_id IS NULL AND job.cancel_reason IS NULL
                AND ack.state IN ('scheduled', 'queued') AS superseded
     ) AS again
+), moved AS MATERIALIZED (
+    SELECT *, CASE WHEN takes_key AND state IN ('blocked', 'scheduled', 'queued') THEN taskd.return_with_key(
+                       id, state, run_at, attempt, crashes, isolated, interrupts, parked, errors, false
+                   ) END AS holder
+    FROM held
 ), next_stages AS MATERIALIZED (
     SELECT taskd.enqueue_next_stage(id, step) FROM held WHERE step IS NOT NULL AND state = 'done'
 ), gone AS (
     DELETE FROM taskd.job AS job
-    USING held
-    WHERE job.id = held.id AND held.state IN ('done', 'failed', 'cancelled') AND (SELECT count(*) FROM next_stages) >= 0
+    USING moved AS held
+    WHERE job.id = held.id AND (held.state IN ('done', 'failed', 'cancelled') OR held.holder IS NOT NULL)
+      AND (SELECT count(*) FROM next_stages) >= 0
     RETURNING job.id, job.worker_id, job.enqueued_at, job.run_at, job.started_at, job.timeout_s,
-              job.fence, held.state, job.priority, job.attempt - held.refund::integer AS attempt,
+              job.fence, CASE WHEN held.holder IS NULL THEN held.state ELSE 'cancelled' END AS state, held.holder, job.priority,
+              job.attempt - held.refund::integer AS attempt,
               job.max_attempts, job.crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, held.result, held.superseded, held.delay_s, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
@@ -158,7 +172,9 @@ WITH held AS MATERIALIZED (
            now() + make_interval(secs => keep.seconds), ended.timeout_s, ended.fence,
            ended.state::taskd.job_state, ended.priority, ended.attempt, ended.max_attempts,
            ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args,
-           CASE WHEN ended.superseded THEN taskd.superseded_by(ended.next_id, (ended.follower ->> 'version')::bigint) ELSE ended.reason END,
+           CASE WHEN ended.superseded THEN taskd.superseded_by(ended.next_id, (ended.follower ->> 'version')::bigint)
+                WHEN ended.holder IS NOT NULL THEN taskd.superseded_by(ended.holder, NULL)
+                ELSE ended.reason END,
            ended.errors, ended.result::jsonb,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
@@ -174,18 +190,22 @@ WITH held AS MATERIALIZED (
 ), returned AS (
     UPDATE taskd.job AS job
     SET state = held.state::taskd.job_state,
-        run_at = CASE WHEN held.delay_s > 0 THEN clock_timestamp() + make_interval(secs => least(held.delay_s, 31536000))
-                      ELSE job.run_at END,
-        attempt = job.attempt - (held.refund AND NOT (held.interrupted AND job.interrupts >= 10))::integer,
-        interrupts = job.interrupts + held.interrupted::integer,
+        run_at = held.run_at,
+        attempt = held.attempt,
+        interrupts = held.interrupts,
         worker_id = NULL,
         parked = held.parked,
         errors = held.errors
-    FROM held
-    WHERE job.id = held.id AND held.state IN ('blocked', 'scheduled', 'queued')
+    FROM moved AS held
+    WHERE job.id = held.id AND held.state IN ('blocked', 'scheduled', 'queued') AND NOT held.takes_key
     RETURNING job.queue::text, job.limit_name, job.limit_key
+), waiting AS (
+    SELECT queue, limit_name, limit_key FROM returned
+    UNION ALL
+    SELECT queue, limit_name, limit_key
+    FROM moved WHERE takes_key AND holder IS NULL AND state IN ('blocked', 'scheduled', 'queued')
 ), notified AS (
-    SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM returned) AS q
+    SELECT taskd.notify_workers(queue) FROM (SELECT DISTINCT queue FROM waiting) AS q
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), announced AS (
@@ -193,13 +213,13 @@ WITH held AS MATERIALIZED (
 ), freed AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM (
-        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM returned
-    ) AS moved
+        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM waiting
+    ) AS left_running
     WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
-SELECT held.id, held.state
-FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
+SELECT moved.id, CASE WHEN moved.holder IS NULL THEN moved.state ELSE 'cancelled' END AS state
+FROM moved, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;
 
 -- The jobs whose rows, or whose dependants' rows, another transaction has locked: only the acks of these jobs must wait.

@@ -253,7 +253,8 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 -- then on. An isolated suspect that was alone in its group has killed the worker, and fails after `max_crashes` crashes. Any
 -- job fails after `max_crashes_unproved` crashes.
 --
--- A job with a follower is not retried: it ends as cancelled, and the newer version takes over, as in ack_outcomes.
+-- A job with a follower is not retried: it ends as cancelled, and the newer version takes over, as in ack_outcomes. A
+-- job whose key has the scope `waiting` takes its key again, or ends as cancelled (taskd.return_with_key()).
 --
 -- SKIP LOCKED skips jobs whose ack is just being written. taskd.jobs_with_locked_dependants() returns jobs that must not end now,
 -- because another transaction has locked a dependant. Workers are notified even if the queue is polled continuously, because
@@ -267,7 +268,7 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 
 -- name: rescue_jobs(batch bigint, max_crashes integer, max_crashes_unproved integer, among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
--- moves: running -> scheduled, running -> failed, running -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
+-- moves: running -> scheduled, running -> failed, running -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled, queued -> cancelled, scheduled -> cancelled
 WITH RECURSIVE owner AS (
     (SELECT worker_id AS id FROM taskd.job WHERE worker_id IS NOT NULL ORDER BY worker_id LIMIT 1)
     UNION ALL
@@ -275,7 +276,8 @@ WITH RECURSIVE owner AS (
     FROM owner
     WHERE owner.id IS NOT NULL
 ), found AS MATERIALIZED (
-    SELECT job.id, job.task::text, job.queue::text, job.attempt, job.workflow_id, blame.crashed, blame.charged, blame.crashes, blame.isolated,
+    SELECT job.id, job.task::text, job.queue::text, job.attempt, job.interrupts, job.workflow_id, job.limit_name, job.limit_key,
+           coalesce(job.key_scope = 'waiting', false) AS takes_key, blame.crashed, blame.charged, blame.crashes, blame.isolated,
            CASE WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
                 WHEN blame.charged AND (blame.crashes >= $3 OR blame.crashes >= $2 AND job.isolated AND blame.alone)
                 THEN 'failed'
@@ -321,18 +323,26 @@ WITH RECURSIVE owner AS (
     FOR UPDATE OF job SKIP LOCKED
 ), held_up AS MATERIALIZED (
     SELECT unnest(taskd.jobs_with_locked_dependants(array_agg(id))) AS id
-    FROM found WHERE workflow_id IS NOT NULL AND state <> 'scheduled' HAVING count(*) > 0
+    FROM found WHERE workflow_id IS NOT NULL AND (state <> 'scheduled' OR takes_key) HAVING count(*) > 0
+), tried AS MATERIALIZED (
+    SELECT *, CASE WHEN takes_key AND state = 'scheduled' THEN taskd.return_with_key(
+                       id, state, run_at, attempt - (NOT charged)::integer, crashes, isolated, interrupts + (NOT crashed)::integer,
+                       false, errors, true
+                   ) END AS holder
+    FROM found WHERE id NOT IN (SELECT id FROM held_up)
 ), held AS MATERIALIZED (
-    SELECT * FROM found WHERE id NOT IN (SELECT id FROM held_up)
+    SELECT * FROM tried WHERE holder IS DISTINCT FROM 0
 ), gone AS (
     DELETE FROM taskd.job AS job
     USING held
-    WHERE job.id = held.id AND job.state = 'running' AND held.state <> 'scheduled'
+    WHERE job.id = held.id AND job.state = 'running' AND (held.state <> 'scheduled' OR held.holder IS NOT NULL)
     RETURNING job.id, job.worker_id, job.enqueued_at, job.run_at, job.started_at, job.timeout_s,
-              job.fence, CASE held.state WHEN 'superseded' THEN 'cancelled' ELSE held.state END AS state,
-              held.state = 'superseded' AS superseded, held.run_at AS retry_at, held.isolated, job.priority,
-              job.attempt - (held.state = 'superseded' AND NOT held.charged)::integer AS attempt, job.max_attempts,
-              held.crashes, job.interrupts + (held.state = 'superseded' AND NOT held.crashed)::integer AS interrupts, job.queue, job.task, job.args,
+              job.fence, CASE WHEN held.state IN ('superseded', 'scheduled') THEN 'cancelled' ELSE held.state END AS state,
+              held.state = 'superseded' AS superseded, held.holder, held.run_at AS retry_at, held.isolated, job.priority,
+              job.attempt - (held.state IN ('superseded', 'scheduled') AND NOT held.charged)::integer AS attempt, job.max_attempts,
+              held.crashes,
+              job.interrupts + (held.state IN ('superseded', 'scheduled') AND NOT held.crashed)::integer AS interrupts,
+              job.queue, job.task, job.args,
               held.reason, held.errors, job.key_scope, job.unique_key, job.version,
               job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
               job.limit_name, job.limit_key, job.metadata, job.follower, job.awaited
@@ -353,7 +363,9 @@ WITH RECURSIVE owner AS (
                                                   CASE WHEN ended.workflow_id IS NOT NULL THEN 86400 END)), ended.timeout_s,
            ended.fence, ended.state::taskd.job_state, ended.priority, ended.attempt,
            ended.max_attempts, ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args,
-           CASE WHEN ended.superseded THEN taskd.superseded_by(ended.next_id, (ended.follower ->> 'version')::bigint) ELSE ended.reason END,
+           CASE WHEN ended.superseded THEN taskd.superseded_by(ended.next_id, (ended.follower ->> 'version')::bigint)
+                WHEN ended.holder IS NOT NULL THEN taskd.superseded_by(ended.holder, NULL)
+                ELSE ended.reason END,
            ended.errors,
            ended.key_scope, ended.unique_key, ended.version,
            ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
@@ -373,10 +385,14 @@ WITH RECURSIVE owner AS (
         parked = false,
         errors = held.errors
     FROM held
-    WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled'
+    WHERE job.id = held.id AND job.state = 'running' AND held.state = 'scheduled' AND NOT held.takes_key
     RETURNING job.queue::text, job.limit_name, job.limit_key
+), waiting AS (
+    SELECT queue, limit_name, limit_key FROM returned
+    UNION ALL
+    SELECT queue, limit_name, limit_key FROM held WHERE takes_key AND holder IS NULL AND state = 'scheduled'
 ), notified AS (
-    SELECT taskd.notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM returned) AS q
+    SELECT taskd.notify('taskd_' || queue, '') FROM (SELECT DISTINCT queue FROM waiting) AS q
 ), unblocked AS (
     SELECT taskd.unblock(array_agg(id), array_agg(state)) FROM ended WHERE workflow_id IS NOT NULL HAVING count(*) > 0
 ), announced AS (
@@ -384,12 +400,13 @@ WITH RECURSIVE owner AS (
 ), freed AS (
     SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key))
     FROM (
-        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM returned
-    ) AS moved
+        SELECT limit_name, limit_key FROM ended UNION ALL SELECT limit_name, limit_key FROM waiting
+    ) AS left_running
     WHERE limit_name IS NOT NULL AND (SELECT count(*) FROM unblocked) >= 0
     HAVING count(*) > 0
 )
-SELECT held.id, CASE held.state WHEN 'superseded' THEN 'cancelled' ELSE held.state END AS state, held.task, held.queue, held.attempt, held.crashed
+SELECT held.id, CASE WHEN held.state = 'superseded' OR held.holder IS NOT NULL THEN 'cancelled' ELSE held.state END AS state,
+       held.task, held.queue, held.attempt, held.crashed
 FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;
 

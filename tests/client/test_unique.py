@@ -73,17 +73,13 @@ async def test_a_waiting_key_is_free_once_a_worker_has_claimed_its_job(
     first = await client.enqueue(job(1, waiting))
     assert await client.enqueue(job(2, waiting)) == first
     claimed = await claim(worker)
-    second = await client.enqueue(job(3, waiting))
-    assert (second.outcome, second > first) == ("enqueued", True)
-    # The first job, however it ends, does not block the second again.
-    await end(worker, claimed, JobState.QUEUED, refund=True)
-    assert await client.enqueue(job(4, waiting)) == second
-    both = await jobs.claim(worker, ME, "sync", 10)
-    assert {each.id for each in both} == {first, second}
+    await end(worker, claimed, JobState.SCHEDULED, delay_s=60.0)
+    # While it waits for its retry, it holds its key again.
+    assert await client.enqueue(job(3, waiting)) == first
 
 
 @pytest.mark.parametrize("how", ["retry", "snooze", "release", "rescue", "interrupt"])
-async def test_no_way_back_collides_with_a_newer_holder(
+async def test_a_job_that_goes_back_to_waiting_gives_way_to_the_newer_one_that_waits(
     client: Client, worker: Lane, sql: Any, how: str
 ) -> None:
     waiting = Unique("k", scope="waiting")
@@ -92,14 +88,51 @@ async def test_no_way_back_collides_with_a_newer_holder(
     second = await client.enqueue(job(2, waiting))
     if how == "rescue":
         await workers.declare_dead(worker, [ME], proved=True)
-        assert list(await jobs.rescue(worker, 10, 3, 3)) == [first]
+        [rescued] = (await jobs.rescue(worker, 10, 3, 3)).values()
+        assert rescued.state is JobState.CANCELLED
     else:
         state = JobState.QUEUED if how == "release" else JobState.SCHEDULED
         await end(
             worker, claimed, state, delay_s=0.0 if how == "release" else 60.0,
             refund=how != "retry", interrupted=how == "interrupt",
         )  # fmt: skip
-    assert [row["id"] for row in await sql.fetch(ROWS)] == [first, second]
+    assert [row["id"] for row in await sql.fetch(ROWS)] == [second]
+    past = await sql.fetchrow("SELECT * FROM taskd.job_history")
+    assert (past["id"], past["state"]) == (first, "cancelled")
+    assert past["reason"] == f"superseded by job {second}"
+    assert len(json.loads(past["errors"])) == (how == "rescue")
+    assert await client.retry([first]) == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_of_two_that_go_back_to_waiting_the_newer_one_stays(
+    client: Client, worker: Lane, sql: Any, order: int
+) -> None:
+    waiting = Unique("k", scope="waiting", on_conflict="replace")
+    claimed = []
+    for n in (1, 2):
+        await client.enqueue(job(n, waiting))
+        claimed.append(await claim(worker))
+    for each in claimed[::order]:
+        await end(worker, each, JobState.SCHEDULED, delay_s=60.0)
+    [row] = await sql.fetch(ROWS)
+    assert (row["args"], row["state"]) == ('{"n": 2}', "scheduled")
+    assert (
+        await sql.fetchval("SELECT reason FROM taskd.job_history")
+        == f"superseded by job {row['id']}"
+    )
+
+
+async def test_replace_reaches_the_job_that_waits_for_its_retry(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    waiting = Unique("k", scope="waiting", on_conflict="replace")
+    first = await client.enqueue(job(1, waiting))
+    await end(worker, await claim(worker), JobState.SCHEDULED, delay_s=60.0)
+    second = await client.enqueue(job(2, waiting))
+    assert (second.outcome, second > first) == ("replaced", True)
+    [row] = await sql.fetch(ROWS)
+    assert (row["id"], row["args"], row["state"]) == (second, '{"n": 2}', "scheduled")
 
 
 async def test_replace_changes_a_job_that_waits(client: Client, sql: Any, listener: Any) -> None:
@@ -351,14 +384,17 @@ async def test_a_job_whose_key_has_gone_to_another_is_not_retried(client: Client
     assert await client.retry([first, second]) == [second]
 
 
-async def test_a_waiting_key_that_was_given_up_does_not_keep_a_job_from_its_retry(
+async def test_a_waiting_key_that_another_job_holds_keeps_a_job_from_its_retry(
     client: Client, worker: Lane
 ) -> None:
     waiting = Unique("k", scope="waiting")
     first = await client.enqueue(job(1, waiting))
     await end(worker, await claim(worker), JobState.FAILED, reason="x")
-    await client.enqueue(job(2, waiting))
+    second = await client.enqueue(job(2, waiting))
+    assert await client.retry([first]) == []
+    await claim(worker)
     assert await client.retry([first]) == [first]
+    assert await client.enqueue(job(3, waiting)) == first != second
 
 
 async def test_a_key_that_is_held_by_a_window_is_not_taken_by_a_retry(
@@ -387,16 +423,6 @@ async def test_a_retry_and_a_batch_do_not_wait_for_each_other_s_keys(
     assert second.outcome == "enqueued"
     assert await retrying == []
     await connection.close()
-
-
-async def test_a_later_job_without_its_key_does_not_keep_an_earlier_one_from_its_retry(
-    client: Client, worker: Lane
-) -> None:
-    first = await client.enqueue(job(1))
-    await client.cancel([first])
-    second = await client.enqueue(job(2, Unique("k", scope="waiting")))
-    await end(worker, await claim(worker), JobState.FAILED, reason="x")
-    assert sorted(await client.retry([first, second])) == [first, second]
 
 
 async def test_a_task_s_own_key_is_made_of_its_arguments(client: Client, registry: Any) -> None:

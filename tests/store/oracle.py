@@ -94,7 +94,7 @@ class Oracle(Workflows):
         back: list[Row] = []
         retries: dict[int, bool] = {}
         went: dict[int, str] = {}
-        for ack in acks:
+        for ack in sorted(acks, key=lambda each: each.id):
             row = self.rows[ack.id]
             if ack.error is not None:
                 row.lost_by = None
@@ -108,6 +108,10 @@ class Oracle(Workflows):
                 row.attempt -= ack.refund
                 ends[row.id] = ("cancelled", SUPERSEDED)
                 retries[row.id], went[row.id] = ack.delay_s == 0, "cancelled"
+                continue
+            if reason := self.return_with_key(row):
+                row.attempt -= ack.refund
+                ends[row.id], went[row.id] = ("cancelled", reason), "cancelled"
                 continue
             went[row.id] = self._give_back(row, ack)
             back.append(row)
@@ -153,6 +157,8 @@ class Oracle(Workflows):
                 row.attempt -= not charged
                 if row.follower is not None and not row.workflow:
                     ends[row.id], retries[row.id] = ("cancelled", SUPERSEDED), due
+                elif reason := self.return_with_key(row):
+                    ends[row.id] = ("cancelled", reason)
                 else:
                     row.state, row.worker, row.parked = "scheduled", None, False
                     row.due = due

@@ -143,6 +143,21 @@ class Keys(Limits):
         if new.version is not None:
             holder.version, holder.follower = new.version, None
 
+    def return_with_key(self, row: Row) -> str | None:
+        """Let a job that stops running take its key again; return why it ends instead, or None."""
+        if row.key is None or row.scope == "live":
+            return None
+        holder = self.holder(row.task, row.key)
+        if holder is None:
+            return None
+        if holder.id > row.id or holder.workflow or holder.scope == "live":
+            return superseded_by(replace(holder, version=None))
+        self._leave(holder)
+        holder.state, holder.reason = "cancelled", superseded_by(replace(row, version=None))
+        if window := self.windows.get((row.task, row.key)):
+            window.job = row.id
+        return None
+
     def _follow(self, before: Row, follower: Row, retry_due: bool | None) -> None:
         """`retry_due`: whether the older job's retry would have been due; None: it has ended."""
         key = (before.task, before.key)

@@ -69,7 +69,7 @@ class Row:
 
     @property
     def holds_key(self) -> bool:
-        return self.key is not None and (self.scope == "live" or self.fence == 0)
+        return self.key is not None and (self.scope == "live" or self.state != "running")
 
     @property
     def newest(self) -> int | None:

@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 
-from taskd.core.jobs.job import JobState
+from taskd.core.jobs.job import Job, JobState, NewJob
+from taskd.core.jobs.unique import Unique
+from taskd.core.outcomes.ack import Ack
 from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
+from taskd.store.connections.error_translation import HeldUp
 from taskd.store.jobs import jobs
 from tests.store.ack_helpers import ALL_STATES, jobs_completed, snapshot
 from tests.store.helpers import (
@@ -106,6 +109,97 @@ async def test_a_cancel_that_waits_for_a_retry_cancels_the_waiting_job(
         await acking.commit()
         assert await late == {job.id: CANCELLED}
     assert await state_of(sql, job.id) == "cancelled"
+
+
+# Keys that a job holds while it waits: a job that goes back to waiting meets a new job of its key.
+
+
+async def two_of_a_key(sql, lane: Lane, me: int) -> tuple[Job, Job]:
+    """Two running jobs: one with the key `k`, and one without a key."""
+    keyed = NewJob("t", queue="q", unique=Unique("k", scope="waiting"))
+    await jobs.enqueue(lane, [keyed, NewJob("t", queue="q")])
+    one, other = sorted(await jobs.claim(lane, me, "q", 2), key=lambda job: job.id)
+    key = await sql.fetchval("SELECT unique_key FROM taskd.job WHERE id = $1", one.id)
+    return (one, other) if key else (other, one)
+
+
+def retry_of(job: Job) -> Ack:
+    return Ack(job.id, job.worker_id, job.fence, SCHEDULED, delay_s=60.0)
+
+
+ENQUEUE_KEY = "SELECT job_id FROM taskd.enqueue_unique('t', '{}', 'k', 'q', key_scope => 'waiting')"
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_an_ack_does_not_wait_for_a_producer_that_is_taking_the_key(
+    sql, lane: Lane, connect: Connect, me, commits: bool
+) -> None:
+    keyed, plain = await two_of_a_key(sql, lane, me)
+    batch = sorted((retry_of(keyed), retry_of(plain)), key=lambda ack: ack.id)
+    async with Transaction(await connect()) as producing:
+        newer = await producing.connection.fetchval(ENQUEUE_KEY)
+        with pytest.raises(HeldUp):
+            await jobs.ack_outcomes(lane, me, batch)
+        # Nothing of the batch was written; the other job does not wait.
+        assert await state_of(sql, plain.id) == "running"
+        assert await jobs.ack_outcomes(lane, me, [retry_of(plain)]) == {plain.id: SCHEDULED}
+        await (producing.commit() if commits else producing.rollback())
+    went = await jobs.ack_outcomes(lane, me, [retry_of(keyed)])
+    assert went == {keyed.id: CANCELLED if commits else SCHEDULED}
+    if commits:
+        assert (await row(sql, keyed.id))["reason"] == f"superseded by job {newer}"
+        assert await state_of(sql, newer) == "queued"
+
+
+async def test_a_rescue_leaves_a_job_whose_key_a_producer_is_taking_for_later(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    keyed, plain = await two_of_a_key(sql, lane, me)
+    await bury(lane, me)
+    async with Transaction(await connect()) as producing:
+        newer = await producing.connection.fetchval(ENQUEUE_KEY)
+        assert await rescue(lane) == {plain.id: SCHEDULED}
+        await producing.commit()
+    assert await rescue(lane) == {keyed.id: CANCELLED}
+    assert (await row(sql, keyed.id))["reason"] == f"superseded by job {newer}"
+
+
+async def test_a_holder_that_is_just_claimed_leaves_the_key_to_the_job_that_goes_back(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    keyed, _ = await two_of_a_key(sql, lane, me)
+    newer = await sql.fetchval(ENQUEUE_KEY)
+    async with Transaction(await connect()) as claiming:
+        assert await jobs.claim(fetches(claiming.connection), me, "q", 5)
+        with pytest.raises(HeldUp):
+            await jobs.ack_outcomes(lane, me, [retry_of(keyed)])
+        await claiming.commit()
+    assert await jobs.ack_outcomes(lane, me, [retry_of(keyed)]) == {keyed.id: SCHEDULED}
+    assert await state_of(sql, newer) == "running"
+
+
+async def test_of_two_jobs_of_a_key_in_one_batch_the_newer_one_waits(sql, lane: Lane, me) -> None:
+    older, plain = await two_of_a_key(sql, lane, me)
+    newer_id = await sql.fetchval(ENQUEUE_KEY)
+    [newer] = await jobs.claim(lane, me, "q", 5)
+    await jobs.ack_outcomes(lane, me, sorted(map(retry_of, (older, newer)), key=lambda a: a.id))
+    assert await state_of(sql, newer_id) == "scheduled"
+    assert (await row(sql, older.id))["reason"] == f"superseded by job {newer_id}"
+    assert await sql.fetchval("SELECT count(*) FROM taskd.jobs") == 3
+    assert await state_of(sql, plain.id) == "running"
+
+
+async def test_a_producer_that_waits_for_an_ack_finds_the_job_that_went_back(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    keyed, _ = await two_of_a_key(sql, lane, me)
+    producing = await connect()
+    async with Transaction(await connect()) as acking:
+        await jobs.ack_outcomes(fetches(acking.connection), me, [retry_of(keyed)])
+        late = asyncio.create_task(producing.fetchval(ENQUEUE_KEY))
+        await waits_for_lock(sql, producing)
+        await acking.commit()
+        assert await late == keyed.id
 
 
 # Late acks.

@@ -66,7 +66,7 @@ STATEMENTS = {
         "write_logs", (r"WHERE NOT log\.ended OR [^\n]*\n\s+RETURNING 1", "RETURNING 1")
     ),
 }
-STILL_HOLDS = r"AND \(j\.key_scope = 'live' OR j\.fence = 0\)"
+STILL_HOLDS = r"AND \(j\.key_scope = 'live' OR j\.worker_id IS NULL\)"
 FUNCTIONS = {
     "a key that a claim does not free": FunctionBug(
         "enqueue_unique",
@@ -89,6 +89,9 @@ FUNCTIONS = {
     ),
     "a cancelled job that keeps its place in the line": FunctionBug(
         "cancel", ((r"\(ended\.state = 'queued' OR gate IN", "(false AND gate IN"),)
+    ),
+    "an older job that keeps the key when a newer one goes back to waiting": FunctionBug(
+        "return_with_key", ((r"IF holder\.id > job_id OR", "IF holder.id > 0 OR"),)
     ),
     "a retry that begins the fences anew": FunctionBug(
         "retry", ((r"past\.timeout_s, past\.fence,", "past.timeout_s, 0,"),)

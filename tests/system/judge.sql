@@ -504,10 +504,10 @@ CREATE VIEW judge.key_held AS
     SELECT task, unique_key, job, sum(change) OVER (PARTITION BY task, unique_key ORDER BY seq) AS held
     FROM (
         SELECT its.task, its.unique_key, max(s.job) AS job, max(s.seq) AS seq,
-               sum((s.new_state IN ('blocked', 'scheduled', 'queued', 'running')
-                    AND (its.key_scope = 'live' OR s.fence = 0))::integer
-                 - (s.old_state IN ('blocked', 'scheduled', 'queued', 'running')
-                    AND (its.key_scope = 'live' OR s.old_fence = 0))::integer) AS change
+               sum((s.new_state IN ('blocked', 'scheduled', 'queued')
+                    OR s.new_state = 'running' AND its.key_scope = 'live')::integer
+                 - (s.old_state IN ('blocked', 'scheduled', 'queued')
+                    OR s.old_state = 'running' AND its.key_scope = 'live')::integer) AS change
         FROM judge.step AS s JOIN taskd.jobs AS its ON its.id = s.job
         WHERE its.unique_key IS NOT NULL
         GROUP BY its.task, its.unique_key, s.txid
@@ -628,7 +628,8 @@ CREATE VIEW judge.breach AS
     WHERE job.state = 'cancelled' AND job.reason LIKE 'superseded by %'
       AND NOT EXISTS (
           SELECT FROM judge.last
-          WHERE last.job = substring(job.reason FROM 'job ([0-9]+)')::bigint AND last.job > job.id
+          WHERE last.job = substring(job.reason FROM 'job ([0-9]+)')::bigint
+            AND (last.job > job.id OR EXISTS (SELECT FROM taskd.jobs AS kept WHERE kept.id = last.job AND kept.workflow_id IS NOT NULL))
       )
     UNION ALL
     -- The row of one that failed shows its version; the handler of one that is done must have had it.

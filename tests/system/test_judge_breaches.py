@@ -276,6 +276,14 @@ async def job_added_twice(stage: Scene) -> None:
     )
 
 
+async def two_jobs_of_a_key_that_wait(stage: Scene) -> None:
+    await stage.enqueue(unique=Unique("k", scope="waiting"))
+    await stage.a.claim()
+    await stage.enqueue(unique=Unique("k", scope="waiting"))
+    await stage.sql("DROP INDEX taskd.job_holds_key")
+    await stage.sql("UPDATE taskd.job SET state = 'scheduled', worker_id = NULL WHERE fence > 0")
+
+
 async def older_version_after_a_newer_one(stage: Scene) -> None:
     for version in (2, 1):
         await stage.enqueue()
@@ -386,6 +394,7 @@ BREACHES = [
     (lock_left_behind, "I12", "advisory lock"),
     (session_left_open, "I12", "session"),
     (key_held_twice, "I13", "key held twice"),
+    (two_jobs_of_a_key_that_wait, "I13", "key held twice"),
     (job_added_twice, "I13", "added twice"),
     (older_version_after_a_newer_one, "I13", "older version"),
     (older_version_retried_beside_a_newer_one, "I13", "older waits"),

@@ -41,8 +41,7 @@ NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 class KeyScope(StrEnum):
     """How long a job holds its key."""
 
-    # Until a worker claims the job for the first time. After that, a new job with this key can be
-    # enqueued.
+    # While the job waits, also for a retry. While it runs, a new job with this key can be enqueued.
     WAITING = "waiting"
     # Until the job has finished. A job that waits for a retry keeps its key.
     LIVE = "live"
@@ -226,8 +225,8 @@ class Unique:
         by: names of arguments, instead of `key`; the key is the JSON list of their values. 1 and
             1.0 make the same key. A list that takes over 200 bytes or has control characters is
             hashed, and so is the value of each argument that the task redacts.
-        scope: how long the job holds the key, a value of KeyScope: until its first claim
-            (`waiting`), until its end (`live`), for as long as taskd stores the finished job
+        scope: how long the job holds the key, a value of KeyScope: while it waits, also for a
+            retry (`waiting`), until its end (`live`), for as long as taskd stores the finished job
             (`history`), or for ever (`forever`).
         for_s: the job holds the key for at least this many seconds, even if it ends earlier; at
             most a year. It cannot be combined with the scopes `history` and `forever`.
