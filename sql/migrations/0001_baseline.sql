@@ -4872,6 +4872,7 @@ BEGIN
         began_at || ' <= ' || quote_literal(until),
         CASE WHEN live THEN 'worker_id IS NOT NULL AND started_at <= ' || quote_literal(at - running_for)
              ELSE 'finished_at - started_at >= ' || quote_literal(running_for) END,
+        '(state = ''scheduled'' AND attempt > 0) = ' || (filter ->> 'retrying')::boolean,
         of_worker, of_workflow, of_schedule,
         'unique_key = ' || key,
         'args::jsonb @> ' || quote_literal(filter -> 'args') || '::jsonb',

@@ -6,13 +6,13 @@
 -- table. If the table has more than `blocks_max` blocks, this pass reads that many random blocks, and scales the counts up.
 -- `jobs_sampled_ratio` is the share of blocks that was read; if it is 1, all blocks were read, and the counts are exact. If
 -- the jobs of a small queue are in neighbouring blocks, and another queue is large, the scaled count of the small queue can
--- be far off. The oldest due jobs are found along job_claim, with one probe per queue and priority, and along job_due. The
--- history is not read.
+-- be far off. The oldest due jobs are found along job_claim, with one probe per queue and priority, and along job_due. Of the
+-- history, the `failed_max` failed and cancelled jobs that ended last are read, along job_history_not_done.
 --
 -- `held_snapshot_seconds` is the age of the oldest transaction whose snapshot keeps vacuum from removing dead rows. A login that
 -- is no member of pg_monitor sees only snapshots of its own user, and prepared transactions.
 
--- name: read_metrics(blocks_max double precision, batch bigint)
+-- name: read_metrics(blocks_max double precision, batch bigint, failed_max bigint)
 -- roles: worker, observer, admin
 WITH RECURSIVE ahead AS (
     (SELECT queue::text, priority, run_at::timestamptz
@@ -52,14 +52,21 @@ WITH RECURSIVE ahead AS (
     ) AS jobs
     FROM (SELECT * FROM line LIMIT $2) AS line CROSS JOIN bound
 ), counted AS (
-    SELECT queue::text, state::text, count(*) AS jobs
+    SELECT queue::text, CASE WHEN state = 'scheduled' AND attempt > 0 THEN 'retrying' ELSE state::text END AS state, count(*) AS jobs
     FROM taskd.job TABLESAMPLE SYSTEM (
         least(100, 100 * $1::double precision
               / greatest(1, pg_relation_size('taskd.job') / current_setting('block_size')::bigint))
     )
     WHERE state IN ('blocked', 'scheduled')
        OR state = 'queued' AND job.queue = ANY (ARRAY(SELECT queue FROM queued WHERE queued.jobs > bound))
-    GROUP BY job.queue, job.state
+    GROUP BY 1, 2
+), failed AS (
+    SELECT queue, count(*) AS jobs
+    FROM (
+        SELECT queue, state FROM taskd.job_history WHERE state <> 'done' ORDER BY finished_at DESC LIMIT $3
+    ) AS newest
+    WHERE state = 'failed'
+    GROUP BY queue
 ), running AS (
     SELECT queue::text, count(*) AS jobs, min(started_at) AS started
     FROM taskd.job WHERE worker_id IS NOT NULL GROUP BY job.queue
@@ -69,6 +76,7 @@ WITH RECURSIVE ahead AS (
     UNION SELECT queue FROM queued
     UNION SELECT queue FROM running
     UNION SELECT queue FROM due
+    UNION SELECT queue FROM failed
 ), living AS (
     SELECT CASE WHEN lease_until < clock_timestamp() THEN 'silent' WHEN draining THEN 'draining' ELSE 'live' END AS state,
            queues, renewed_at
@@ -84,6 +92,8 @@ WITH RECURSIVE ahead AS (
     FROM queued CROSS JOIN sampled LEFT JOIN counted ON counted.queue = queued.queue AND counted.state = 'queued'
     UNION ALL
     SELECT 'jobs', queue, 'running', jobs FROM running
+    UNION ALL
+    SELECT 'failed_jobs', named.queue, NULL, coalesce(failed.jobs, 0) FROM named LEFT JOIN failed ON failed.queue = named.queue
     UNION ALL
     SELECT 'running_longest_seconds', queue, NULL, date_part('epoch', clock_timestamp() - started) FROM running
     UNION ALL

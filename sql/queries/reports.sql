@@ -252,7 +252,7 @@ WHERE id = ANY ($1::bigint[])
 ORDER BY id, finished_at IS NOT NULL, enqueued_at DESC;
 
 -- Counts by queue: queued jobs along job_claim (index only), running jobs along job_running, scheduled and blocked jobs in
--- the table of live jobs, jobs that failed within a day along job_history_not_done. A queue is listed if it has such a job, a
+-- the table of live jobs (`retrying`: those that wait after a failed attempt, which are not part of `scheduled`), jobs that failed within a day along job_history_not_done. A queue is listed if it has such a job, a
 -- pause, a setting, or a worker whose row still exists (a week after its end). A queue that has only a row in taskd.queue is not
 -- listed: otherwise a queue that was paused under a wrong name would be listed for ever.
 
@@ -262,7 +262,8 @@ WITH queued AS (
     SELECT queue::text, count(*) AS jobs, min(run_at::timestamptz) AS oldest
     FROM taskd.job WHERE state = 'queued' GROUP BY queue
 ), scheduled AS (
-    SELECT queue::text, count(*) AS jobs, min(run_at::timestamptz) AS oldest
+    SELECT queue::text, count(*) FILTER (WHERE attempt = 0) AS jobs, count(*) FILTER (WHERE attempt > 0) AS retrying,
+           min(run_at::timestamptz) AS oldest
     FROM taskd.job WHERE state = 'scheduled' GROUP BY queue
 ), blocked AS (
     SELECT queue::text, count(*) AS jobs
@@ -293,6 +294,7 @@ WITH queued AS (
 SELECT named.queue,
        coalesce(queued.jobs, 0) AS queued,
        coalesce(scheduled.jobs, 0) AS scheduled,
+       coalesce(scheduled.retrying, 0) AS retrying,
        coalesce(blocked.jobs, 0) AS blocked,
        coalesce(running.jobs, 0) AS running,
        coalesce(failed.jobs, 0) AS failed_last_day,
@@ -450,31 +452,69 @@ FROM taskd.task
 ORDER BY name
 LIMIT $1;
 
--- Recent outcomes. With a short `since_s`, jobs are read along job_history_finished. With a long one, all finished jobs are
--- read, except those of partitions whose rows expired before that time: 0.45 s for a million jobs. Wait and run times are
--- those of last attempts; a job that was cancelled before its first attempt has neither. `retried` counts jobs with more
--- than one attempt.
+-- Recent outcomes since a time, or with NULL, within `since_s`; `unit`: hour or day, for separate rows; NULL: one row for each
+-- queue and task. If the time is short, jobs are read along job_history_finished. If it is long, all finished jobs are read,
+-- except those of partitions whose rows expired before that time: 0.45 s for a million jobs. Wait and run times are those of
+-- last attempts; a job that was cancelled before its first attempt has neither. `retried` counts jobs with more than one
+-- attempt. `retrying`: live jobs that wait for another attempt after a failed one, so that tasks whose jobs never end are
+-- listed, too; all scheduled jobs are read for this.
 
--- name: stats(since_s double precision, queue text, task text, by_hour boolean, batch bigint)
+-- name: stats(since_s double precision, since timestamptz, queue text, task text, unit text, batch bigint)
 -- roles: observer, admin
-SELECT CASE WHEN $4 THEN date_trunc('hour', finished_at, 'UTC') END AS hour,
-       queue, task,
-       count(*) FILTER (WHERE state = 'done') AS done,
-       count(*) FILTER (WHERE state = 'failed') AS failed,
-       count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
-       count(*) FILTER (WHERE attempt > 1) AS retried,
-       percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (
-           ORDER BY greatest(date_part('epoch', started_at - run_at), 0))
-           FILTER (WHERE started_at IS NOT NULL) AS wait_s,
-       percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (
-           ORDER BY date_part('epoch', finished_at - started_at)) AS run_s
-FROM taskd.job_history
-WHERE finished_at > now() - make_interval(secs => $1)
-  AND expires_at > now() - make_interval(secs => $1)
-  AND ($2::text IS NULL OR queue = $2)
-  AND ($3::text IS NULL OR task = $3)
-GROUP BY 1, 2, 3
-ORDER BY 1 DESC, 2, 3
+WITH ended AS (
+    SELECT date_trunc($5::text, finished_at, 'UTC') AS period,
+           queue, task,
+           count(*) FILTER (WHERE state = 'done') AS done,
+           count(*) FILTER (WHERE state = 'failed') AS failed,
+           count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
+           count(*) FILTER (WHERE attempt > 1) AS retried,
+           percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY wait_s) AS wait_s,
+           avg(wait_s) AS wait_avg_s,
+           percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY run_s) AS run_s,
+           avg(run_s) AS run_avg_s, sum(run_s) AS run_sum_s
+    FROM (
+        SELECT *, greatest(date_part('epoch', started_at - run_at), CASE WHEN started_at IS NOT NULL THEN 0 END) AS wait_s,
+               date_part('epoch', finished_at - started_at) AS run_s
+        FROM taskd.job_history
+        WHERE finished_at > coalesce($2, now() - make_interval(secs => $1))
+          AND expires_at > coalesce($2, now() - make_interval(secs => $1))
+          AND ($3::text IS NULL OR queue = $3)
+          AND ($4::text IS NULL OR task = $4)
+    ) AS job
+    GROUP BY 1, 2, 3
+), waiting AS (
+    SELECT queue::text, task::text, count(*) AS jobs
+    FROM taskd.job
+    WHERE state = 'scheduled' AND attempt > 0 AND $5 IS NULL
+      AND ($3::text IS NULL OR queue = $3)
+      AND ($4::text IS NULL OR task = $4)
+    GROUP BY queue, task
+)
+SELECT ended.period, queue, task,
+       coalesce(ended.done, 0) AS done, coalesce(ended.failed, 0) AS failed, coalesce(ended.cancelled, 0) AS cancelled,
+       coalesce(ended.retried, 0) AS retried, coalesce(waiting.jobs, 0) AS retrying,
+       ended.wait_s, ended.wait_avg_s, ended.run_s, ended.run_avg_s, ended.run_sum_s
+FROM ended FULL JOIN waiting USING (queue, task)
+ORDER BY ended.period DESC, queue, task
+LIMIT $6;
+
+-- How many jobs ended after which number of attempts, since a time, or with NULL, within `since_s`. The jobs are read like those
+-- of stats.
+
+-- name: stats_attempts(since_s double precision, since timestamptz, queue text, task text, batch bigint)
+-- roles: observer, admin
+SELECT queue, task, sum(jobs)::bigint AS jobs, json_object_agg(attempt, jobs ORDER BY attempt)::text AS attempts
+FROM (
+    SELECT queue, task, attempt, count(*) AS jobs
+    FROM taskd.job_history
+    WHERE finished_at > coalesce($2, now() - make_interval(secs => $1))
+      AND expires_at > coalesce($2, now() - make_interval(secs => $1))
+      AND ($3::text IS NULL OR queue = $3)
+      AND ($4::text IS NULL OR task = $4)
+    GROUP BY queue, task, attempt
+) AS counted
+GROUP BY queue, task
+ORDER BY queue, task
 LIMIT $5;
 
 -- Recent errors of failed jobs, and of jobs that wait for another attempt, counted by task and text.
@@ -484,41 +524,41 @@ LIMIT $5;
 -- the age of the oldest failed job. If there is no error, one row without a task contains only these. The reason of a failed job
 -- usually names its last error, so the column `errors`, which can be long, is rarely read.
 
--- name: stats_errors(since_s double precision, queue text, task text, batch bigint)
+-- name: stats_errors(since_s double precision, since timestamptz, queue text, task text, batch bigint)
 -- roles: observer, admin
 WITH failed AS MATERIALIZED (
     SELECT id, queue, task, finished_at AS at,
            coalesce(nullif(reason, ''), left(errors #>> '{-1,message}', 300), '') AS text
     FROM taskd.job_history
-    WHERE state <> 'done' AND state = 'failed' AND finished_at > now() - make_interval(secs => $1)
+    WHERE state <> 'done' AND state = 'failed' AND finished_at > coalesce($2, now() - make_interval(secs => $1))
     ORDER BY finished_at DESC
-    LIMIT $4
+    LIMIT $5
 ), scheduled AS MATERIALIZED (
     (SELECT id, queue::text, task::text, errors -> -1 AS error
      FROM taskd.job
      WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 1
      ORDER BY run_at
-     LIMIT $4)
+     LIMIT $5)
     UNION ALL
     (SELECT id, queue::text, task::text, errors -> -1
      FROM taskd.job
      WHERE state = 'scheduled' AND least(crashes, 1::smallint) = 0
      ORDER BY run_at
-     LIMIT $4)
-    LIMIT $4
+     LIMIT $5)
+    LIMIT $5
 ), errors_found AS (
     SELECT 'failed' AS state, id, queue, task, at, text FROM failed
     UNION ALL
     SELECT 'scheduled', id, queue, task, taskd.stored_time(error ->> 'ended'),
            left(concat_ws(': ', error ->> 'type', error ->> 'message'), 300)
     FROM scheduled
-    WHERE error IS NOT NULL AND taskd.stored_time(error ->> 'ended') > now() - make_interval(secs => $1)
+    WHERE error IS NOT NULL AND taskd.stored_time(error ->> 'ended') > coalesce($2, now() - make_interval(secs => $1))
 ), counted AS (
     SELECT state, task, text, count(*) AS jobs, min(at) AS first_at, max(at) AS last_at,
            (array_agg(id ORDER BY at DESC, id DESC))[1] AS job_id
     FROM errors_found
-    WHERE ($2::text IS NULL OR queue = $2)
-      AND ($3::text IS NULL OR task = $3)
+    WHERE ($3::text IS NULL OR queue = $3)
+      AND ($4::text IS NULL OR task = $4)
     GROUP BY state, task, text
 )
 SELECT reading.failed_read, reading.failed_back_s, reading.scheduled_read, counted.state, counted.task, counted.text, counted.jobs,

@@ -114,7 +114,8 @@ LIMIT $4;
 -- roles: observer, admin
 WITH live AS MATERIALIZED (
     SELECT queue::text, count(*) FILTER (WHERE state = 'queued') AS queued,
-           count(*) FILTER (WHERE state = 'scheduled') AS scheduled,
+           count(*) FILTER (WHERE state = 'scheduled' AND attempt = 0) AS scheduled,
+           count(*) FILTER (WHERE state = 'scheduled' AND attempt > 0) AS retrying,
            count(*) FILTER (WHERE state = 'blocked') AS blocked,
            count(*) FILTER (WHERE state = 'running') AS running,
            min(run_at::timestamptz) FILTER (WHERE state IN ('queued', 'scheduled')) AS oldest
@@ -158,7 +159,7 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
        (
            SELECT json_agg(json_build_object(
                       'queue', named.queue,
-                      'queued', coalesce(live.queued, 0), 'scheduled', coalesce(live.scheduled, 0),
+                      'queued', coalesce(live.queued, 0), 'scheduled', coalesce(live.scheduled, 0), 'retrying', coalesce(live.retrying, 0),
                       'blocked', coalesce(live.blocked, 0), 'running', coalesce(live.running, 0),
                       'oldest_due_s', CASE WHEN live.oldest <= now()
                           THEN date_part('epoch', clock_timestamp() - live.oldest) END,

@@ -51,6 +51,7 @@ COLUMNS = {
     "QUEUE": text_of("queue"),
     "QUEUED": text_of("queued"),
     "SCHEDULED": text_of("scheduled"),
+    "RETRYING": text_of("retrying"),
     "BLOCKED": text_of("blocked"),
     "RUNNING": text_of("running"),
     "FAILED 24H": text_of("failed_last_day"),
@@ -71,7 +72,10 @@ def queues() -> None:
 @json_option
 @pass_session
 def list_(session: Session, as_json: bool) -> None:
-    """List queues: waiting and running jobs, failures of the last day, and workers."""
+    """List queues: waiting and running jobs, failures of the last day, and workers.
+
+    SCHEDULED jobs wait for their time. RETRYING jobs wait for another attempt after a failed one.
+    """
     from taskd.store.reading import reports
 
     print_rows(session.run(reports.list_queues), COLUMNS, as_json=as_json)

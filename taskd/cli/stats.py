@@ -10,8 +10,9 @@ import msgspec
 from click.core import ParameterSource
 
 from taskd.cli.shared.name_hints import ask_named
-from taskd.cli.shared.output import count, print_rows, span, span_of, text_of
-from taskd.cli.shared.session import DURATION, QUEUE, Session, json_option, pass_session
+from taskd.cli.shared.output import Row, count, print_rows, span, span_of, text_of
+from taskd.cli.shared.session import QUEUE, SINCE, Session, json_option, pass_session
+from taskd.core.jobs.job import MAX_ATTEMPTS_LIMIT
 
 GROUPS_MAX = 1000
 # The most failed jobs, and the most scheduled jobs, whose errors are read.
@@ -23,11 +24,17 @@ COLUMNS = {
     "FAILED": text_of("failed"),
     "CANCELLED": text_of("cancelled"),
     "RETRIED": text_of("retried"),
+    "RETRYING": text_of("retrying"),
+    "WAIT AVG": span_of("wait_avg_s"),
     "WAIT P50": span_of("wait_p50_s"),
     "WAIT P95": span_of("wait_p95_s"),
+    "RUNNING AVG": span_of("run_avg_s"),
     "RUNNING P50": span_of("run_p50_s"),
     "RUNNING P95": span_of("run_p95_s"),
+    "RUNNING SUM": span_of("run_sum_s"),
 }
+# The columns of `stats attempts`: from and up to how many attempts.
+ATTEMPTS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, MAX_ATTEMPTS_LIMIT))
 
 ERROR_COLUMNS = {
     "FAILED": text_of("failed"),
@@ -48,7 +55,11 @@ def filter_options(words: str) -> Callable[[Callable[..., Any]], Callable[..., A
             click.option("--task", help="Only this task."),
             click.option("--queue", type=QUEUE, help="Only this queue."),
             click.option(
-                "--since", "since_s", type=DURATION, default="24h", show_default=True, help=words
+                "--since",
+                type=SINCE,
+                default="24h",
+                show_default=True,
+                help=f"{words} within this duration, or since this time: 12h, 2026-12-01.",
             ),
         ):
             command = option(command)
@@ -58,8 +69,12 @@ def filter_options(words: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 @click.group(invoke_without_command=True)
-@filter_options("Count jobs that finished within this time.")
-@click.option("--by", type=click.Choice(["hour"]), help="Show one line per hour, queue and task.")
+@filter_options("Count jobs that ended")
+@click.option(
+    "--by",
+    type=click.Choice(["hour", "day"]),
+    help="Show one line per hour or day (in UTC), queue and task.",
+)
 @json_option
 @pass_session
 def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) -> None:
@@ -69,19 +84,24 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
     keep. WAIT is the time from the due time to the claim. RUNNING is the time from the claim until
     the outcome was written. A busy worker claims and writes in batches, so RUNNING includes waits,
     and is longer than duration_ms in the log. Both times are of the last attempt of a job. p95: 95
-    of 100 jobs took no longer. RETRIED counts jobs with more than one attempt.
+    of 100 jobs took no longer. RETRIED counts finished jobs with more than one attempt. RETRYING
+    counts the jobs that now wait for another attempt after a failed one.
     """
     if _is_for_a_command():
         return
     from taskd.store.reading import reports
 
+    recently = reports.Recently(**filters)
     rows = ask_named(
         session,
-        lambda lane: reports.stats(lane, by_hour=by is not None, **filters),
-        queue=filters["queue"],
-        task=filters["task"],
+        lambda lane: reports.stats(lane, recently, by),
+        queue=recently.queue,
+        task=recently.task,
     )
-    columns = ({"HOUR": text_of("hour")} if by else {}) | COLUMNS
+    columns = COLUMNS
+    if by:
+        others = {name: shown for name, shown in COLUMNS.items() if name != "RETRYING"}
+        columns = {by.upper(): text_of(by)} | others
     print_rows(rows, columns, as_json=as_json)
 
 
@@ -100,7 +120,48 @@ def _is_for_a_command() -> bool:
 
 
 @stats.command()
-@filter_options("Count errors within this time.")
+@filter_options("Count jobs that ended")
+@json_option
+@pass_session
+def attempts(session: Session, /, as_json: bool, **filters: Any) -> None:
+    """Show after how many attempts jobs ended, by queue and task.
+
+    Each column counts the jobs with this number of attempts. AVG is the mean of all jobs.
+    """
+    from taskd.store.reading import reports
+
+    recently = reports.Recently(**filters)
+    rows = ask_named(
+        session,
+        lambda lane: reports.stats_attempts(lane, recently),
+        queue=recently.queue,
+        task=recently.task,
+    )
+    for row in rows:
+        tries = sum(int(number) * jobs for number, jobs in row["attempts"].items())
+        row["attempts_avg"] = round(tries / row["jobs"], 2)
+    names = ("QUEUE", "TASK", "JOBS")
+    columns = {name: text_of(name.lower()) for name in names}
+    columns |= {_heading(low, high): _between(low, high) for low, high in ATTEMPTS}
+    print_rows(rows, columns | {"AVG": text_of("attempts_avg")}, as_json=as_json)
+
+
+def _heading(low: int, high: int) -> str:
+    if low == high:
+        return f"{low}"
+    return f"{low}-{high}" if high < MAX_ATTEMPTS_LIMIT else f">{low - 1}"
+
+
+def _between(low: int, high: int) -> Callable[[Row], str]:
+    def total(row: Row) -> str:
+        counts = row["attempts"].items()
+        return str(sum(jobs for number, jobs in counts if low <= int(number) <= high))
+
+    return total
+
+
+@stats.command()
+@filter_options("Count errors")
 @click.option(
     "--limit",
     type=click.IntRange(1, GROUPS_MAX),
@@ -121,11 +182,12 @@ def errors(session: Session, /, limit: int, as_json: bool, **filters: Any) -> No
     from taskd.core.explain.error_groups import group
     from taskd.store.reading import reports
 
+    recently = reports.Recently(**filters)
     read = ask_named(
         session,
-        lambda lane: reports.stats_errors(lane, read_max=ERRORS_READ_MAX, **filters),
-        queue=filters["queue"],
-        task=filters["task"],
+        lambda lane: reports.stats_errors(lane, recently, ERRORS_READ_MAX),
+        queue=recently.queue,
+        task=recently.task,
         empty=lambda errors: not errors.failures,
     )
     groups = group(read.failures)

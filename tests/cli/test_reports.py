@@ -29,9 +29,25 @@ def test_queues(taskd):
     assert sorted(rows) == ["email", "idle", "web"]
     email = rows["email"]
     assert (email["queued"], email["scheduled"], email["running"], email["workers"]) == (1, 1, 0, 1)
+    assert email["retrying"] == 0
     assert email["oldest_due_s"] >= 0
     assert rows["web"]["failed_last_day"] == 1
     assert rows["idle"]["oldest_due_s"] is None
+
+
+def retrying(taskd, *args):
+    job_id = taskd.enqueue("t", *args, "--in", "1h")
+    taskd.sql("UPDATE taskd.job SET attempt = 3 WHERE id = $1", job_id)
+    return job_id
+
+
+def test_jobs_that_wait_after_an_error_are_apart_from_those_for_later(taskd):
+    failing = [retrying(taskd, "--queue", "email") for _ in range(2)]
+    later = taskd.enqueue("t", "--queue", "email", "--in", "1h")
+    [row] = taskd.json("queues", "list")
+    assert (row["scheduled"], row["retrying"]) == (1, 2)
+    assert sorted(each["id"] for each in taskd.json("jobs", "list", "--retrying")) == failing
+    assert [each["id"] for each in taskd.json("jobs", "list", "--not-retrying")] == [later]
 
 
 def test_pausing(taskd):
@@ -156,7 +172,43 @@ def test_stats(taskd):
     assert len(taskd.json("stats", "--queue", "web")) == 1
     assert taskd.json("stats", "--task", "none") == []
     assert taskd.json("stats", "--since", "100ms") == []
-    assert all(row["hour"] for row in taskd.json("stats", "--by", "hour"))
+    for unit in ("hour", "day"):
+        rows = taskd.json("stats", "--by", unit)
+        assert len(rows) == 2
+        assert all(row[unit] and "retrying" not in row for row in rows)
+    assert email["run_sum_s"] == 4
+    assert email["run_avg_s"] == 1
+    assert email["wait_avg_s"] == 0
+    assert taskd.json("stats", "--since", "2999-01-01") == []
+    assert len(taskd.json("stats", "--since", "2026-01-01T00:00:00Z")) == 2
+    assert "is not a time" in taskd("stats", "--since", "2026-02-30", code=2).stderr
+
+
+def test_a_queue_in_which_everything_fails_and_is_retried_is_shown(taskd):
+    retrying(taskd, "--queue", "email")
+    taskd.finish(taskd.enqueue("t", "--queue", "web"), "done")
+    retrying(taskd, "--queue", "web")
+    rows = by("queue", taskd.json("stats"))
+    assert [rows["email"][name] for name in ("done", "failed", "retrying")] == [0, 0, 1]
+    assert rows["email"]["run_p50_s"] is None
+    assert [rows["web"][name] for name in ("done", "failed", "retrying")] == [1, 0, 1]
+    assert [row["queue"] for row in taskd.json("stats", "--by", "day")] == ["web"]
+
+
+def test_the_distribution_of_attempts(taskd):
+    for attempt in (1, 1, 1, 2, 7, 21):
+        taskd.finish(taskd.enqueue("t", "--queue", "email"), "done", attempt=attempt)
+    [row] = taskd.json("stats", "attempts", "--queue", "email")
+    assert row == {
+        "queue": "email", "task": "t", "jobs": 6,
+        "attempts": {"1": 3, "2": 1, "7": 1, "21": 1}, "attempts_avg": 5.5,
+    }  # fmt: skip
+    lines = [line.split("\t") for line in taskd("stats", "attempts").stdout.splitlines()]
+    assert lines == [
+        ["QUEUE", "TASK", "JOBS", "1", "2", "3", "4-5", "6-10", "11-20", ">20", "AVG"],
+        ["email", "t", "6", "3", "1", "0", "0", "1", "0", "1", "5.5"],
+    ]
+    assert taskd.json("stats", "attempts", "--since", "2999-01-01") == []
 
 
 def test_a_job_that_never_ran_has_no_times(taskd):

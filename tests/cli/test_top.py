@@ -215,7 +215,14 @@ def test_keys_are_known_by_their_sequences_and_others_are_left_out():
 
 
 def queue(name, **values):
-    given = {"queued": 0, "scheduled": 0, "blocked": 0, "running": 0, "oldest_due_s": None}
+    given = {
+        "queued": 0,
+        "scheduled": 0,
+        "retrying": 0,
+        "blocked": 0,
+        "running": 0,
+        "oldest_due_s": None,
+    }
     given |= {"workers": 1, "paused": False, "pause_reason": None, "polled": False}
     return Queue(queue=name, **given | {"max_running": None} | values)
 

@@ -143,7 +143,7 @@ async def test_reports_since_a_time_read_no_partition_that_had_expired_before(sq
             f"CREATE TABLE taskd.job_history_{day} PARTITION OF taskd.job_history "
             f"FOR VALUES FROM ('{day} 00:00+00') TO ('{day} 24:00+00')"
         )
-    args = (3600.0, None, None, False, 50)
+    args = (3600.0, None, None, None, None, 50)
     plan = await explain(sql, "stats", args, "force_custom_plan", "FORMAT JSON")
     tables = {node.get("Relation Name") for node in within(plan)}
     assert "job_history_default" in tables
@@ -163,7 +163,13 @@ async def test_reports_of_a_short_time_read_the_blocks_of_that_time_only(sql) ->
     )
     await sql.execute("VACUUM (FULL, ANALYZE) taskd.job_history_default")
     found = await sql.fetchval(
-        f"EXPLAIN (ANALYZE, FORMAT JSON) {statement('stats').text}", 3600.0, None, None, False, 50
+        f"EXPLAIN (ANALYZE, FORMAT JSON) {statement('stats').text}",
+        3600.0,
+        None,
+        None,
+        None,
+        None,
+        50,
     )
     nodes = list(within(json.loads(found)[0]["Plan"]))
     [heap] = [each for each in nodes if each.get("Relation Name") == "job_history_default"]

@@ -7,7 +7,14 @@ from taskd.core.watching.top import BORN_MAX, Ended, Queue, State, Top, Worker
 
 
 def queue(name="email", queued=0, **counts):
-    given = {"scheduled": 0, "blocked": 0, "running": 0, "oldest_due_s": None, "workers": 1}
+    given = {
+        "scheduled": 0,
+        "retrying": 0,
+        "blocked": 0,
+        "running": 0,
+        "oldest_due_s": None,
+        "workers": 1,
+    }
     given |= {"paused": False, "pause_reason": None, "polled": False, "max_running": None}
     return Queue(name, queued, **given | counts)
 

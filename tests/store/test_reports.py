@@ -74,6 +74,6 @@ async def test_why_finds_the_job_and_those_before_it_by_index(filled: Any) -> No
 async def test_errors_are_read_along_the_indexes_of_what_failed_and_of_what_is_due(
     filled: Any,
 ) -> None:
-    found = await read(filled, "stats_errors", 3600, None, None, 1000)
+    found = await read(filled, "stats_errors", 3600, None, None, None, 1000)
     assert "job_due" in found
     assert not {"job", await leaf(filled)} & found

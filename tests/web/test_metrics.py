@@ -88,6 +88,31 @@ async def test_attempts_are_counted_by_how_they_ended(desk: Desk, serve: Serve) 
     assert any('source="notify"' in name and found[name] for name in found)
 
 
+async def test_ended_jobs_are_counted_by_their_attempts(desk: Desk, serve: Serve) -> None:
+    @desk.task(max_attempts=3)
+    async def flaky(ctx: Any, succeeds: bool) -> None:
+        if ctx.attempt < 3 or not succeeds:
+            raise Retry(delay_s=0)
+
+    @desk.task()
+    async def fine() -> None: ...
+
+    async with serve() as served:
+        jobs = (flaky.job(succeeds=True), flaky.job(succeeds=False), fine.job())
+        await desk.settled(*await desk.enqueue(*jobs))
+        found = await served.metrics()
+
+    def upto(task: str, bound: str) -> float | None:
+        labels = f'le="{bound}",process="1",queue="default",task="{task}"'
+        return found.get(f"taskd_job_attempts_bucket{{{labels}}}")
+
+    assert [upto("flaky", bound) for bound in ("1.0", "2.0", "3.0", "+Inf")] == [0, 0, 2, 2]
+    assert [upto("fine", bound) for bound in ("1.0", "3.0", "+Inf")] == [1, 1, 1]
+    labels = 'process="1",queue="default"'
+    assert found[f'taskd_job_attempts_sum{{{labels},task="flaky"}}'] == 6
+    assert found[f'taskd_job_attempts_sum{{{labels},task="fine"}}'] == 1
+
+
 async def test_a_worker_without_an_endpoint_counts_nothing(desk: Desk) -> None:
     @desk.task()
     async def fine() -> None: ...
@@ -177,6 +202,18 @@ async def test_the_database_shows_what_waits_and_what_is_wrong(
             "UPDATE taskd.job SET started_at = now() - interval '2 hours' WHERE state = 'running'"
         )
         await sql.execute(
+            "INSERT INTO taskd.job (queue, task, state, run_at, attempt) "
+            "VALUES ('email', 't', 'scheduled', now() + interval '1 hour', 2)"
+        )
+        await sql.execute(
+            "INSERT INTO taskd.job_history (id, enqueued_at, run_at, finished_at, expires_at, "
+            "fence, state, priority, attempt, crashes, interrupts, queue, task, args, errors) "
+            "SELECT 1000 + n, now(), now(), now(), now() + interval '1 day', 1, "
+            "(CASE WHEN n = 3 THEN 'cancelled' ELSE 'failed' END)::taskd.job_state, 100, 1, 0, 0, "
+            "CASE WHEN n = 1 THEN 'email' ELSE 'gone' END, 't', '{}', '[]' "
+            "FROM generate_series(1, 4) AS n"
+        )
+        await sql.execute(
             "INSERT INTO taskd.queue (name, paused_at) VALUES ('email', now() - interval '3 hours')"
         )
         await sql.execute(
@@ -189,6 +226,11 @@ async def test_the_database_shows_what_waits_and_what_is_wrong(
         await snapshot.rollback()
     assert found['taskd_jobs{queue="email",state="queued"}'] == 3
     assert found['taskd_jobs{queue="email",state="scheduled"}'] == 1
+    assert found['taskd_jobs{queue="email",state="retrying"}'] == 1
+    assert found['taskd_jobs{queue="slow",state="retrying"}'] == 0
+    assert found['taskd_failed_jobs{queue="email"}'] == 1
+    assert found['taskd_failed_jobs{queue="gone"}'] == 2
+    assert found['taskd_failed_jobs{queue="slow"}'] == 0
     assert found['taskd_jobs{queue="slow",state="running"}'] == 1
     assert found['taskd_jobs{queue="slow",state="queued"}'] == 0
     assert found["taskd_jobs_sampled_ratio"] == 1
@@ -219,8 +261,10 @@ async def test_a_large_table_is_sampled_and_the_counts_are_scaled(
     )
     lane = Lane(database, "test")
     blocks = await sql.fetchval("SELECT pg_relation_size('taskd.job') / 8192")
-    sampled = jobs_of([Value(*row) for row in await lane.fetch("read_metrics", blocks // 2, 100)])
-    exact = jobs_of([Value(*row) for row in await lane.fetch("read_metrics", blocks, 100)])
+    sampled = jobs_of(
+        [Value(*row) for row in await lane.fetch("read_metrics", blocks // 2, 100, 9)]
+    )
+    exact = jobs_of([Value(*row) for row in await lane.fetch("read_metrics", blocks, 100, 9)])
     await lane.close()
     assert 0.49 < sampled.pop(("", "")) <= 0.5
     assert exact.pop(("", "")) == 1
@@ -333,7 +377,7 @@ async def test_every_metric_is_written_with_its_labels(desk: Desk, serve: Serve,
 
 
 def test_names_end_in_their_unit_and_counters_in_total() -> None:
-    units = ("_seconds", "_ratio", "_jobs", "_jobs_total", "_tuples", "_connections")
+    units = ("_seconds", "_ratio", "_jobs", "_jobs_total", "_tuples", "_connections", "_attempts")
     for name, each in METRICS.items():
         assert name.startswith("taskd_")
         assert (each.kind == "counter") == name.endswith("_total"), name

@@ -49,6 +49,7 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
             help=f"Jobs that {each} longer ago than this.",
         ),
         *_running_for(states),
+        *_retrying(states),
         click.option(
             "--where-arg",
             "where_args",
@@ -93,6 +94,13 @@ def _running_for(states: tuple[JobState, ...]) -> list[Callable[[Any], Any]]:
     return [click.option("--running-for", "running_for_s", type=DURATION, help=f"{what}.")]
 
 
+def _retrying(states: tuple[JobState, ...]) -> list[Callable[[Any], Any]]:
+    if JobState.SCHEDULED not in states:
+        return []
+    what = "Jobs that wait for another attempt after a failed one; or all other jobs."
+    return [click.option("--retrying/--not-retrying", default=None, help=what)]
+
+
 def filter_of(options: dict[str, Any]) -> JobFilter:
     """Take the options of filter_options() out of `options`, and return the filter.
 
@@ -114,7 +122,9 @@ def filter_of(options: dict[str, Any]) -> JobFilter:
         "task", "queue", "states", "error", "older_than_s", "worker", "schedule", "unique_key"
     ):  # fmt: skip
         given[name] = options.pop(name)
-    given["running_for_s"] = options.pop("running_for_s", None)
+    # Not all commands have these.
+    for name in ("running_for_s", "retrying"):
+        given[name] = options.pop(name, None)
     try:
         return JobFilter(**given)
     except InvalidJob as error:

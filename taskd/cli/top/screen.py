@@ -109,10 +109,10 @@ def _head(view: View | None, ui: Ui, width: int) -> list[Line]:
 
 
 def _totals(view: View, width: int) -> Line:
-    """Return the line of totals; on a narrow screen, without blocked and scheduled jobs."""
+    """Return the line of totals; on a narrow screen, without jobs that need no worker now."""
     counts = {
         name: sum(getattr(each, name) for each in view.queues)
-        for name in ("queued", "running", "scheduled", "blocked")
+        for name in ("queued", "running", "scheduled", "retrying", "blocked")
     }
     failed = sum(each.failed for each in view.tasks)
     retried = sum(each.retried for each in view.tasks)
@@ -122,7 +122,7 @@ def _totals(view: View, width: int) -> Line:
     spans.append((f"out {number(view.out_per_s) or '-'}/s", ""))
     spans.append((f"{failed:,} failed", "bad" if failed else ""))
     spans.append((f"{retried:,} retried in 1m", "odd" if retried else ""))
-    for name in (" blocked", " scheduled"):
+    for name in (" blocked", " scheduled", " retrying"):
         if sum(cells(text) + 2 for text, _ in spans) - 2 > width:
             spans = [each for each in spans if not each[0].endswith(name)]
     return [span_ for each in spans for span_ in (each, ("  ", ""))]

@@ -101,6 +101,7 @@ QUEUES = (
     Column("QUEUED", _count("queued"), least=7),
     Column("RUNNING", _count("running"), keep=9),
     Column("SCHEDULED", _count("scheduled"), keep=4),
+    Column("RETRYING", _count("retrying"), keep=4),
     Column("BLOCKED", _count("blocked"), keep=3),
     Column(
         "OLDEST DUE",

@@ -48,6 +48,8 @@ class JobFilter:
         running_for_s: a running job matches if its worker claimed it more than this many seconds
             ago, and a finished job if its last attempt took longer than this. A waiting job does
             not match.
+        retrying: with True, only jobs that wait for another attempt after a failed one match; with
+            False, all other jobs match.
         args: the values that the arguments of the job have, by name.
         args_text: a part of the JSON text of the arguments, with wildcards like `error`. Redacted
             arguments are not searched.
@@ -71,6 +73,7 @@ class JobFilter:
     since: datetime | None = None
     older_than_s: float | None = None
     running_for_s: float | None = None
+    retrying: bool | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     args_text: str | None = None
     worker: int | None = None
@@ -86,19 +89,24 @@ class JobFilter:
             if (value := getattr(self, name)) is not None:
                 _check_text(name, value)
         object.__setattr__(self, "states", _job_states(self.states))
-        for name in ("since_s", "older_than_s", "running_for_s"):
-            if (value := getattr(self, name)) is not None:
-                check_seconds(name, value, 0.0, AGE_S_MAX)
-        if self.since is not None:
-            check_moment("since", self.since, self.since_s, "since_s")
+        self._check_times()
         if self.worker is not None:
             check_int("worker", self.worker, 1, ID_MAX)
         if isinstance(self.workflow, str):
             _check_text("workflow", self.workflow)
         elif self.workflow is not None:
             check_int("workflow", self.workflow, 1, ID_MAX)
+        if not isinstance(self.retrying, bool | None):
+            raise InvalidJob(f"retrying {quoted(self.retrying)} is not True, False or None")
         for name in ("args", "metadata"):
             _json(name, getattr(self, name))
+
+    def _check_times(self) -> None:
+        for name in ("since_s", "older_than_s", "running_for_s"):
+            if (value := getattr(self, name)) is not None:
+                check_seconds(name, value, 0.0, AGE_S_MAX)
+        if self.since is not None:
+            check_moment("since", self.since, self.since_s, "since_s")
 
     @property
     def empty(self) -> bool:

@@ -29,6 +29,7 @@ class Queue(msgspec.Struct):
     queue: str
     queued: int
     scheduled: int
+    retrying: int
     blocked: int
     running: int
     oldest_due_s: float | None
@@ -46,7 +47,7 @@ class Queue(msgspec.Struct):
 
     def live(self) -> int:
         """Return the number of unfinished jobs."""
-        return self.queued + self.scheduled + self.blocked + self.running
+        return self.queued + self.scheduled + self.retrying + self.blocked + self.running
 
 
 class Worker(msgspec.Struct):

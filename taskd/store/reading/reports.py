@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -175,41 +177,55 @@ async def list_tasks(on: Fetches) -> list[Row]:
     return _rows(await on.fetch("list_tasks", ROWS_MAX))
 
 
-async def stats(
-    on: Fetches,
-    *,
-    since_s: float,
-    queue: str | None = None,
-    task: str | None = None,
-    by_hour: bool = False,
-) -> list[Row]:
-    """Count the jobs that finished in the last `since_s` seconds, by queue and task.
+@dataclass(frozen=True, slots=True)
+class Recently:
+    """Which jobs statistics are about.
 
-    Each row also has the percentiles of wait and run times.
+    Attributes:
+        since: jobs that ended within this number of seconds, or since this time.
+    """
+
+    since: float | datetime
+    queue: str | None = None
+    task: str | None = None
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """Return the first parameters of the statements."""
+        times = (None, self.since) if isinstance(self.since, datetime) else (self.since, None)
+        return (*times, self.queue, self.task)
+
+
+async def stats(on: Fetches, recently: Recently, by: str | None = None) -> list[Row]:
+    """Count the jobs that ended recently, by queue and task, with their wait and run times.
+
+    Without `by`, jobs that wait for another attempt are counted, too.
 
     Args:
-        by_hour: count each hour separately.
+        by: `hour` or `day`, in UTC, to count each of them separately.
     """
-    rows = _rows(await on.fetch("stats", since_s, queue, task, by_hour, ROWS_MAX))
-    return [_flat(row, by_hour) for row in rows]
+    rows = _rows(await on.fetch("stats", *recently.parameters, by, ROWS_MAX))
+    return [_flat(row, by) for row in rows]
 
 
-async def stats_errors(
-    on: Fetches,
-    *,
-    since_s: float,
-    queue: str | None = None,
-    task: str | None = None,
-    read_max: int,
-) -> Errors:
-    """Return errors of the last `since_s` seconds, by task and text.
+async def stats_attempts(on: Fetches, recently: Recently) -> list[Row]:
+    """Return how many jobs ended after which number of attempts, by queue and task.
+
+    The column `attempts` is a mapping from a number of attempts, as text, to a number of jobs.
+    """
+    rows = _rows(await on.fetch("stats_attempts", *recently.parameters, ROWS_MAX))
+    return [row | {"attempts": msgspec.json.decode(row["attempts"])} for row in rows]
+
+
+async def stats_errors(on: Fetches, recently: Recently, read_max: int) -> Errors:
+    """Return recent errors by task and text.
 
     These are the errors of failed jobs, and of jobs that wait for another attempt.
 
     Args:
         read_max: how many failed jobs, and how many scheduled jobs, are read at most.
     """
-    rows = _rows(await on.fetch("stats_errors", since_s, queue, task, read_max))
+    rows = _rows(await on.fetch("stats_errors", *recently.parameters, read_max))
     return Errors(
         [msgspec.convert(row, Failures) for row in rows if row["task"] is not None],
         rows[0]["failed_back_s"] if rows[0]["failed_read"] >= read_max else None,
@@ -217,14 +233,17 @@ async def stats_errors(
     )
 
 
-def _flat(row: Row, by_hour: bool) -> Row:
-    """Return a row with a column for each percentile, in place of pairs of percentiles."""
-    spans = {name: row.pop(name) or (None, None) for name in ("wait_s", "run_s")}
-    if not by_hour:
-        del row["hour"]
-    for name, (p50, p95) in spans.items():
-        row[f"{name[:-2]}_p50_s"], row[f"{name[:-2]}_p95_s"] = p50, p95
-    return row
+def _flat(row: Row, by: str | None) -> Row:
+    """Return a row with the name of the period, and with a column for each percentile."""
+    period = row.pop("period")
+    flat = {} if by is None else {by: period}
+    for name, value in row.items():
+        if name in ("wait_s", "run_s"):
+            p50, p95 = value or (None, None)
+            flat |= {f"{name[:-2]}_p50_s": p50, f"{name[:-2]}_p95_s": p95}
+        elif name != "retrying" or by is None:
+            flat[name] = value
+    return flat
 
 
 def _rows(records: Iterable[Any]) -> list[Row]:

@@ -30,6 +30,7 @@ from taskd.web.app import RequestLimit
 from taskd.web.metrics.database_metrics import Figures, Reading
 from taskd.web.metrics.vocabulary import METRICS, PREFIX
 from taskd.worker.observing.counters import (
+    ATTEMPT_BOUNDS,
     BATCH_BOUNDS,
     RUN_BOUNDS_S,
     STATEMENT_BOUNDS_S,
@@ -51,7 +52,7 @@ EVENTS_FROM_START = (
 )
 SOURCES = ("notify", "idle_poll", "time")
 INTERRUPTIONS = ("stop", "fence", "foreign")
-STATES = ("blocked", "scheduled", "queued", "running")
+STATES = ("blocked", "scheduled", "retrying", "queued", "running")
 
 
 def metrics_route(statuses: ReadStatuses, figures: Figures, thread: Executor) -> Route:
@@ -153,6 +154,7 @@ def _process(page: Page, status: WorkerStatus) -> None:
             page.add("taskd_attempts_total", number, me, task.queue, task.task, outcome)
         of = (me, task.queue, task.task)
         _histogram(page, "taskd_attempt_run_seconds", RUN_BOUNDS_S, task.run, *of)
+        _histogram(page, "taskd_job_attempts", ATTEMPT_BOUNDS, task.attempts_per_job(), *of)
     for queue in counted.queues:
         name = queue.queue
         _histogram(page, "taskd_job_wait_seconds", WAIT_BOUNDS_S, queue.wait, me, name)

@@ -73,6 +73,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             (f"sum by (state) ({_max('taskd_jobs', 'queue, state', QUEUES)})", "{{state}}"),
         ),
+        _panel("Failed jobs", "short", (_max("taskd_failed_jobs", "queue", QUEUES), "{{queue}}")),
         _panel(
             "Oldest due job", "s", (_max("taskd_oldest_due_seconds", "queue", QUEUES), "{{queue}}")
         ),
@@ -112,6 +113,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "s",
             (
                 f"topk(10, {_quantile(0.95, 'taskd_attempt_run_seconds', 'queue, task')})",
+                "{{queue}} {{task}}",
+            ),
+        ),
+        _panel(
+            "Attempts per job p95, by task",
+            "short",
+            (
+                f"topk(10, {_quantile(0.95, 'taskd_job_attempts', 'queue, task')})",
                 "{{queue}} {{task}}",
             ),
         ),

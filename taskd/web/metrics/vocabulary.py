@@ -48,6 +48,12 @@ OF_PROCESSES = (
         "Run time of handlers, without the claim and the write of the outcome.",
     ),
     Metric(
+        "taskd_job_attempts",
+        "histogram",
+        ("queue", "task"),
+        "Attempts per job, of the jobs that ended: done, failed or cancelled.",
+    ),
+    Metric(
         "taskd_job_wait_seconds",
         "histogram",
         ("queue",),
@@ -163,7 +169,14 @@ OF_DATABASE = (
         "taskd_jobs",
         "gauge",
         ("queue", "state"),
-        "Live jobs: blocked, scheduled, queued, running.",
+        "Live jobs: blocked, scheduled (for their time), retrying (they wait for another attempt "
+        "after a failed one), queued, running.",
+    ),
+    Metric(
+        "taskd_failed_jobs",
+        "gauge",
+        ("queue",),
+        "Failed jobs that are kept, among the 5,000 failed and cancelled jobs that ended last.",
     ),
     Metric(
         "taskd_jobs_sampled_ratio",

@@ -185,7 +185,7 @@ class Live:
 
     async def _read_chart(self) -> tuple[Chart, list[ErrorGroup]]:
         rows = await dashboard.finished_recently(self._on, window_s=CHART_S, steps=CHART_STEPS)
-        errors = await reports.stats_errors(self._on, since_s=ERRORS_S, read_max=ERRORS_READ_MAX)
+        errors = await reports.stats_errors(self._on, reports.Recently(ERRORS_S), ERRORS_READ_MAX)
         return chart(rows, CHART_STEPS, CHART_S), group(errors.failures)
 
     @property

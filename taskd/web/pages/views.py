@@ -38,6 +38,7 @@ FILTER_FIELDS = {
     "since": "since_s",
     "older_than": "older_than_s",
     "running_for": "running_for_s",
+    "retrying": "retrying",
     "error": "error",
     "worker": "worker",
     "workflow": "workflow",
@@ -129,6 +130,8 @@ def _value(name: str, written: str) -> Any:
         return parse_duration_s(written)
     if name in ("worker", "workflow") and written.isdecimal():
         return int(written)
+    if name == "retrying":
+        return {"yes": True, "no": False}.get(written, written)
     if name == "tag":
         key, sign, value = written.partition("=")
         if not sign:

@@ -18,6 +18,7 @@ from taskd.core.jobs.job import Job
 WAIT_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 STATEMENT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+ATTEMPT_BOUNDS = (1, 2, 3, 5, 10, 20, 50)
 BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
 # The most pairs of a queue and a task that have counters of their own. Further tasks of a queue are
 # counted together as the task `other`, because producers can enqueue jobs of any number of unknown
@@ -35,6 +36,8 @@ OUTCOMES = {
     "job.interrupted": "interrupted",
     "job.abandoned": "abandoned",
 }
+# The outcomes after which a job has ended.
+ENDS = ("failed", "cancelled")
 ALL_OUTCOMES = ("done", *OUTCOMES.values())
 # Debug events that are emitted only if they are logged or have subscribers.
 UNCOUNTED = ("job.started", "queue.claimed")
@@ -63,6 +66,7 @@ class OfTask(msgspec.Struct):
         outcomes: the number of attempts by outcome, without `done`.
         ran: the number of attempts in `outcomes` that are also in `run`. All other attempts in
             `run` were successful.
+        repeated: histogram of the attempts of jobs that ended after more than one.
     """
 
     queue: str
@@ -70,11 +74,19 @@ class OfTask(msgspec.Struct):
     run: Histogram = msgspec.field(default_factory=lambda: histogram(RUN_BOUNDS_S))
     outcomes: dict[str, int] = msgspec.field(default_factory=dict)
     ran: int = 0
+    repeated: Histogram = msgspec.field(default_factory=lambda: histogram(ATTEMPT_BOUNDS))
 
     @property
     def done(self) -> int:
         """Return the number of successful attempts."""
         return int(sum(self.run[:-1])) - self.ran
+
+    def attempts_per_job(self) -> Histogram:
+        """Return the histogram of the attempts of all jobs that ended."""
+        ended = self.done + sum(self.outcomes.get(outcome, 0) for outcome in ENDS)
+        first, *others, total = self.repeated
+        once = ended - sum(self.repeated[:-1])
+        return [first + once, *others, total + once]
 
 
 class OfQueue(msgspec.Struct):
@@ -147,6 +159,8 @@ class Counters:
             run = self._runs[job.queue][job.task]
         except KeyError:
             run = self._begin(job.queue, job.task).run
+        if job.attempt > 1:
+            _add(self._begin(job.queue, job.task).repeated, ATTEMPT_BOUNDS, job.attempt)
         run[0 if duration_s <= RUN_BOUNDS_S[0] else bisect_left(RUN_BOUNDS_S, duration_s)] += 1
         run[-1] += duration_s
 
@@ -188,6 +202,8 @@ class Counters:
         _count(task.outcomes, OUTCOMES[name])
         if name == "job.interrupted":
             _count(self.counted.interruptions, fields["why"])
+        if OUTCOMES[name] in ENDS and fields.get("attempt", 1) > 1:
+            _add(task.repeated, ATTEMPT_BOUNDS, fields["attempt"])
         if "duration_ms" in fields:
             task.ran += 1
             _add(task.run, RUN_BOUNDS_S, fields["duration_ms"] / 1000)
