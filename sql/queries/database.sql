@@ -39,6 +39,12 @@ SELECT current_setting('max_connections')::integer AS allowed,
            + coalesce(current_setting('reserved_connections', true)::integer, 0) AS reserved,
        (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used;
 
+-- The time at which the server started, which identifies it: after a failover, another server answers.
+
+-- name: server_started()
+-- roles: producer, worker, observer, admin
+SELECT pg_postmaster_start_time() AS started_at;
+
 -- The prefix of the names of the schema's roles (sql/roles.sql); no row if the schema does not belong to such a role.
 
 -- name: find_roles()

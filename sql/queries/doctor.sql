@@ -23,6 +23,12 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
            + coalesce(current_setting('reserved_connections', true)::integer, 0) AS reserved,
        (SELECT sum(numbackends)::integer FROM pg_stat_database) AS used,
        (SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'taskd %')::integer AS ours,
+       (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+        AND application_name ~ '^taskd (work|lease|listen|history|schedules|transaction)')::integer AS workers_hold,
+       ARRAY(SELECT format('%s by the login %s (%s)', count(*), usename, coalesce(nullif(program, ''), 'unnamed'))
+             FROM (SELECT usename, CASE WHEN application_name LIKE 'taskd %' THEN 'taskd' ELSE application_name END AS program
+                   FROM pg_stat_activity WHERE usename IS NOT NULL) AS sessions
+             GROUP BY usename, program ORDER BY count(*) DESC, usename, program LIMIT 5)::text[] AS holders,
        (SELECT datconnlimit FROM pg_database WHERE datname = current_database()) AS database_allowed,
        (SELECT numbackends FROM pg_stat_database WHERE datname = current_database()) AS database_used,
        (SELECT rolconnlimit FROM pg_roles WHERE rolname = session_user) AS login_allowed,
@@ -351,7 +357,7 @@ FROM pg_roles AS r
 CROSS JOIN pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace AND n.nspname = 'taskd' AND c.relname = 'job'
 WHERE r.oid IN (SELECT usesysid FROM pg_stat_activity
-                WHERE datname = current_database() AND application_name IN ('taskd claim', 'taskd ack', 'taskd lease'))
+                WHERE datname = current_database() AND application_name IN ('taskd work', 'taskd lease'))
 ORDER BY r.rolname;
 
 -- The partitions of the history, with the day on which their rows expire.

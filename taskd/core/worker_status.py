@@ -64,12 +64,14 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         slots: for each queue, how many attempts the process can run at a time.
+        connections: how many connections to PostgreSQL the process opens at most.
     """
 
     slots: dict[str, int] = msgspec.field(default_factory=dict)
     loop: LoopBlocked | None = None
     threads: ThreadsTaken | None = None
     failing: tuple[FailureStreak, ...] = ()
+    connections: int = 0
 
 
 def decode(text: str | None) -> WorkerStatus:

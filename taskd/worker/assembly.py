@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,13 +14,20 @@ from taskd.core.jobs.job import Job
 from taskd.core.jobs.log_lines import KeepLogs
 from taskd.core.tasks.registry import Registry
 from taskd.core.worker_status import LoopBlocked, WorkerStatus
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.shared_connections import SharedConnections
 from taskd.store.connections.transactions import Transactions
 from taskd.worker.attempt_context import Reads
 from taskd.worker.claiming.consumer import Consumer
-from taskd.worker.claiming.listener import Listener, queues_by_connection
+from taskd.worker.claiming.listener import (
+    Heard,
+    Listener,
+    listening_database,
+    queues_by_connection,
+)
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.claiming.quarantine import Quarantine
+from taskd.worker.claiming.shared_listening import ParentListener
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.finishing.error_queue import ErrorQueue
 from taskd.worker.finishing.outcomes import OutcomeRecorder
@@ -45,6 +52,7 @@ from taskd.worker.sd_notify import Notifier, Notify
 from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.stopping.emergency_stop import EmergencyStop
+from taskd.worker.stopping.parent_watch import ProcessIndex
 from taskd.worker.stopping.signals import StopRequests
 from taskd.worker.upkeep.declarations import Declarations
 from taskd.worker.upkeep.promoter import Promoter
@@ -75,6 +83,11 @@ class Assembly:
         registration: registers this process in the database.
         notify: sends messages to the supervisor of this process (systemd, or the parent of
             `--processes`), if there is one.
+        process_index: the index of this process among the processes of its parent.
+
+    Attributes:
+        connections_max: how many connections this process opens at most; 0 until the start has
+            counted them.
     """
 
     def __init__(
@@ -88,15 +101,18 @@ class Assembly:
         registration: Registration,
         stops: StopRequests,
         notify: Notify,
+        process_index: ProcessIndex,
     ) -> None:
-        self.claims = self.backlog_claims = Lane(database, "claim", **PLANS)
+        self.connections = SharedConnections(database, "work", **PLANS)
+        self.connections_max = 0
+        self.claims = self.backlog_claims = self.connections.lane("claim")
         claiming = [self.claims]
         if len(limits) > 1:
-            self.backlog_claims = Lane(database, "claim", **PLANS)
+            self.backlog_claims = self.connections.lane("backlog claim")
             claiming.append(self.backlog_claims)
         self._end_log_writer: Callable[[], None] = lambda: None
-        self.acks = Lane(database, "ack", **PLANS)
-        self.upkeep = Lane(database, "upkeep", **PLANS)
+        self.acks = self.connections.lane("ack")
+        self.upkeep = self.connections.lane("upkeep")
         self.lanes = (*claiming, self.acks, self.upkeep)
         self.acker = Acker(self.acks)
         self.threads = JobThreads(self._works_for, settings.threads, "taskd-job")
@@ -167,7 +183,7 @@ class Assembly:
             self.declarations,
         )
         self.pruner = Pruner(database)
-        self._add_listening(settings, database)
+        self._add_listening(settings, database, process_index)
         self.lease_lost = LeaseLost(
             lease,
             self.runners,
@@ -210,7 +226,13 @@ class Assembly:
             loop: the recent blockages of the main loop, or None if there were none.
         """
         slots = {runner.queue: runner.limit for runner in self.runners}
-        status = WorkerStatus(slots, loop, self._thread_slots.taken(), self._streaks.published())
+        status = WorkerStatus(
+            slots,
+            loop,
+            self._thread_slots.taken(),
+            self._streaks.published(),
+            self.connections_max,
+        )
         return msgspec.json.encode(status).decode()
 
     def _runs(self, job: Job) -> bool:
@@ -282,25 +304,33 @@ class Assembly:
             )
             self.acker.on_written.append(self.consumers[runner.queue].written)
 
-    def _add_listening(self, settings: Settings, database: Database) -> None:
-        """Create the listeners, one for each LISTEN connection."""
-        listening = database
-        if settings.listen_dsn is not None:
-            listening = Database(
-                {"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s
-            )
-        self.listeners: list[Listener] = []
+    def _add_listening(
+        self, settings: Settings, database: Database, process_index: ProcessIndex
+    ) -> None:
+        """Create the listeners, one for each LISTEN connection, or one for those of the parent."""
+        listening = listening_database(settings, database)
+        self.listeners: list[Listener | ParentListener] = []
         # A pooler does not forward notifications. A worker that connects through a pooler therefore
         # has no listener, and polls.
         if listening.pooled:
             return
         calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
-        for queues in queues_by_connection(self.consumers, settings.listen_connections):
-            listener = Listener(
-                listening,
-                {queue: self.consumers[queue] for queue in queues},
-                self.promoter.notified,
-                calls.receive,
-                self.pruner.wakeup.set,
-            )
-            self.listeners.append(listener)
+        heard = Heard(self._notified, calls.receive, self._connected)
+        queues = list(self.consumers)
+        if process_index.listen_socket >= 0:
+            self.listeners = [ParentListener(process_index.listen_socket, queues, heard)]
+            return
+        self.listeners = [
+            Listener(listening, each, heard)
+            for each in queues_by_connection(queues, settings.listen_connections)
+        ]
+
+    def _notified(self, queue: str) -> None:
+        self.consumers[queue].wakeup.set()
+        self.promoter.notified()
+
+    def _connected(self, queues: Sequence[str]) -> None:
+        for queue in queues:
+            self.consumers[queue].notifications_missed()
+        self.promoter.notified()
+        self.pruner.wakeup.set()  # the connection may lead to another server

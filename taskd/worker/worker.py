@@ -174,6 +174,7 @@ class Worker:
             self._registration,
             self._stops,
             self._notify,
+            self._process_index,
         )
         self.report.jobs = self.parts.counts
         signals = Signals(
@@ -262,8 +263,7 @@ class Worker:
                 events.listeners_none()
         if self.database.binds_channel:
             events.store_verified()
-        for lane in self.parts.lanes:
-            await when_connections_are_free(lane.open, self._stops.requested)
+        await when_connections_are_free(self.parts.upkeep.open, self._stops.requested)
         self._connections = await check_connections(
             self.settings, self.registry, self.parts, self._process_index
         )
@@ -454,6 +454,7 @@ class Worker:
                 async with asyncio.timeout(2.0):
                     await close()
         left = self.parts.supervisor.kill()
+        self.parts.connections.close()
         for lane in self.parts.lanes:
             await lane.close()
         if left:

@@ -516,12 +516,12 @@ def test_the_login_of_workers_is_checked(doctor, server, dsn):
     name = "taskd_test_feeble"
     server.admin(f"DROP ROLE IF EXISTS {name}", f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
     try:
-        with session(dsn, "SELECT 1", name="taskd claim"):
+        with session(dsn, "SELECT 1", name="taskd work"):
             assert "a superuser" in doctor.one("logins")["found"][0]
             assert doctor.one("logins")["level"] == "hint"
         from tests.logins import as_user
 
-        with session(as_user(dsn, name), "SELECT 1", name="taskd claim"):
+        with session(as_user(dsn, name), "SELECT 1", name="taskd work"):
             finding = doctor.one("logins")
             assert finding["level"] == "error"
             assert name in finding["found"][0]

@@ -23,6 +23,7 @@ from taskd.worker import Notify
 from taskd.worker.assembly import PLANS, Assembly
 from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
+from taskd.worker.stopping.parent_watch import ProcessIndex
 from taskd.worker.stopping.signals import StopRequests
 from taskd.worker.worker import Worker
 from tests.contracts import crowd, plans_list
@@ -104,6 +105,7 @@ async def test_all_connections_of_a_worker_leave_the_planner_no_choice(database:
         worker._registration,
         StopRequests(),
         notify,
+        ProcessIndex(),
     )
     parts.threads.shutdown()
     for lane in parts.lanes:

@@ -217,7 +217,7 @@ def test_statements_find_connections_by_names_that_the_code_gives() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id == "Lane"
+        and node.func.id in {"Lane", "SharedConnections"}
         and len(node.args) > 1
         and isinstance(node.args[1], ast.Constant)
     }

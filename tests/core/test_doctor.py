@@ -33,6 +33,8 @@ SERVER = {
     "encoding": "UTF8",
     "login": "ada",
     "hidden": False, "superuser": False, "allowed": 100, "reserved": 3, "used": 20, "ours": 7,
+    "workers_hold": 3,
+    "holders": ["17 by the login ada (shop)", "3 by the login ada (taskd)"],
     "database_allowed": -1, "database_used": 20, "login_allowed": -1, "login_used": 7,
     "notify_usage": 0.0, "xid_age": 1000, "mxid_age": 1, "up_s": 60.0,
 }  # fmt: skip
@@ -42,6 +44,24 @@ def worst(decide, **facts):
     """Return the level and the text of the finding about these rows."""
     finding = run_check(Check("c", "about", "why", (), decide), facts, {})
     return finding.level, " ".join(finding.found)
+
+
+@pytest.mark.parametrize(
+    ("used", "late_s", "level", "words"),
+    [
+        (20, -9, "ok", "live workers (2) hold 3 connections, and open up to 14 when"),
+        (87, -9, "warning", "14 when all are busy; the server has only 10 left"),
+        (87, 1, "ok", "live workers (0) hold 3 connections, and open up to 3 "),
+    ],
+)
+def test_connections_that_busy_workers_lack_are_reported_before_they_are_needed(
+    used, late_s, level, words
+):
+    row = {"status": '{"connections": 7}', "late_s": late_s}
+    facts = {"doctor_server": [SERVER | {"used": used}], "doctor_workers": [row, row]}
+    found = worst(server.worker_connections, **facts)
+    assert found[0] == level
+    assert words in found[1]
 
 
 def of_server(decide, **more):
@@ -58,7 +78,7 @@ def of_server(decide, **more):
         (server.version, {"major": 21, "version": "21.0"}, "hint", "tested with 15 to 18"),
         (server.primary, {"standby": True}, "error", "standby"),
         (server.connections, {}, "ok", "20 of 97"),
-        (server.connections, {"used": 97}, "error", "none is left"),
+        (server.connections, {"used": 97}, "error", "none is left; they are held 17 by the login"),
         (server.connections, {"used": 90}, "warning", "7 are left"),
         (server.connections, {"login_allowed": 10}, "warning", "login ada is allowed 10"),
         (server.connections, {"login_allowed": 10, "superuser": True}, "ok", ""),

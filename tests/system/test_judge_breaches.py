@@ -363,7 +363,7 @@ async def lock_left_behind(stage: Scene) -> None:
 
 
 async def session_left_open(stage: Scene) -> None:
-    await stage.sql("SET application_name = 'taskd claim'")
+    await stage.sql("SET application_name = 'taskd work'")
 
 
 BREACHES = [

@@ -59,7 +59,7 @@ def _sample(at_s: int) -> Sample:
             name: name for name in (*sizes, "job_history", "workflow", "dependency")
             if name != "job_claim"
         },
-        sessions={"taskd claim": 2},
+        sessions={"taskd work": 2},
         server_mib=50.0,
         processes={
             "worker 1": Process(60.0, at_s * 0.3, 4, 25, tasks=20),

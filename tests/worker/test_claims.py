@@ -15,7 +15,6 @@ from taskd.store.jobs import jobs
 from taskd.store.jobs.jobs import Read
 from taskd.worker.claiming import busy_mark, consumer
 from taskd.worker.finishing import acker
-from taskd.worker.starting.startup import CONNECTIONS
 from taskd.worker.upkeep import promoter
 from tests.worker.conftest import Desk, until
 
@@ -54,11 +53,11 @@ async def test_a_slow_claim_begins_while_the_runner_has_enough_to_do_until_its_a
     left: list[int] = []
 
     async def slow(
-        lane: Lane, me: int, queue: str, batch: int, read: Read, *more: Any
+        lane: Lane, me: int, queue: str, batch: int, read: Read, **more: Any
     ) -> list[Job]:
         runner = worker.worker.parts.runners[0]
         enough = runner.ended + 60
-        claimed = await claim(lane, me, queue, batch, read, *more)
+        claimed = await claim(lane, me, queue, batch, read, **more)
         if not read.only_urgent:
             # As long as 60 jobs last on this machine now, but no longer than there are some.
             while runner.ended < enough and runner.waiting:
@@ -124,7 +123,7 @@ async def test_a_large_claim_of_one_queue_keeps_no_other_queue_waiting(desk: Des
     await desk.settled(*ids)
 
 
-async def test_a_worker_of_one_queue_claims_over_one_connection(desk: Desk) -> None:
+async def test_a_worker_of_one_queue_claims_over_one_lane(desk: Desk) -> None:
     @desk.task()
     async def any_task() -> None: ...
 
@@ -132,9 +131,9 @@ async def test_a_worker_of_one_queue_claims_over_one_connection(desk: Desk) -> N
     two = await desk.start(queues=("mail", "bulk"))
     assert one.worker.parts.backlog_claims is one.worker.parts.claims
     connections = [each["connections"] for each in desk.emitted.of("worker.started")]
-    assert connections == [CONNECTIONS, CONNECTIONS + 2]
-    for started, lanes in ((one, 3), (two, 4)):
-        assert len({id(lane._connection) for lane in started.worker.parts.lanes}) == lanes
+    # With a second queue, one more to claim over, and one more that listens.
+    assert connections == [7, 9]
+    assert len(two.worker.parts.lanes) == len(one.worker.parts.lanes) + 1
 
 
 async def test_urgent_jobs_come_first_and_then_the_older_ones(desk: Desk) -> None:

@@ -562,7 +562,7 @@ async def test_a_claim_after_a_failover_takes_no_fence_of_before_it(desk: Desk) 
     # The connections break, and the next server has given the job's id to an unclaimed job.
     await desk.sql.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE application_name = 'taskd claim' AND datname = current_database()"
+        "WHERE application_name = 'taskd work' AND datname = current_database()"
     )
     await desk.sql.execute(
         "UPDATE taskd.job SET state = 'queued', worker_id = NULL, fence = 0, attempt = 0"
@@ -613,11 +613,11 @@ async def test_too_many_connections_are_refused_and_too_few_free_ones_are_report
     assert 0 < server.used <= usable
     [job] = await desk.enqueue(works.job())
     # All that the server allows; some are in use, this test's own at least.
-    monkeypatch.setattr(startup, "CONNECTIONS", usable)
+    monkeypatch.setattr(startup, "CONNECTIONS", usable - 4)  # three lanes, and a listener
     await desk.start()
     await desk.settled(job)
     [event] = desk.emitted.of("connections.short")
     assert event["needed"] == usable > event["free"] > 0
-    monkeypatch.setattr(startup, "CONNECTIONS", usable + 1)
+    monkeypatch.setattr(startup, "CONNECTIONS", usable - 3)
     with pytest.raises(ConfigError, match=f"needs {usable + 1} connections.*allows {usable}"):
         await desk.start()

@@ -29,6 +29,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 # A report can read a long history, which takes more time than the statements of a worker.
 REPORT_TIMEOUT_S = 60.0
+# Of a full server, a connection is often free within seconds.
+ROOM_S = 5.0
 # 100 years, an interval that PostgreSQL can add to the current time.
 DURATION_S_MAX = 36_500 * 86_400.0
 
@@ -78,7 +80,9 @@ class Session:
         The embedded PostgreSQL is started if necessary.
         """
         from taskd.client import open_target
+        from taskd.store.connections.database import Database
 
+        Database.room_s = ROOM_S
         target = await open_target(self.load().settings)
         try:
             if target.embedded is not None and target.embedded.started:

@@ -59,6 +59,11 @@ DATABASE = (
         ("doctor_server",), server.connections,
     ),
     Check(
+        "worker_connections", "Connections that the live workers hold, and open when busy",
+        "A busy worker that gets no further connection writes outcomes and claims in turn.",
+        ("doctor_server", "doctor_workers"), server.worker_connections,
+    ),
+    Check(
         "pooler", "PgBouncer and similar poolers, and listen_dsn",
         "A pooler loses notifications, so jobs start up to six seconds late.",
         ("connection",), server.pooler,

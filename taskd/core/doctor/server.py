@@ -24,6 +24,7 @@ from taskd.core.doctor.finding import (
     sql,
     warning,
 )
+from taskd.core.worker_status import decode
 
 MAJOR_OLDEST = 15
 # From PostgreSQL's versioning policy.
@@ -56,6 +57,12 @@ def primary(facts: Facts) -> Iterator[Observation]:
         )
     else:
         yield ok(f"a primary, up for {span(server['up_s'])}")
+
+
+MORE_CONNECTIONS = advice(
+    "Raise max_connections (which needs a restart), run fewer processes, or use a pooler. "
+    "A worker of one queue holds 3 connections while it is idle, and up to 7 while it is busy."
+)
 
 
 def version(facts: Facts) -> Iterator[Observation]:
@@ -108,15 +115,11 @@ def connections(facts: Facts) -> Iterator[Observation]:
     figures = (
         f"{server['used']:,} of {usable:,} connections are in use, {server['ours']:,} by taskd"
     )
-    more = advice(
-        "Raise max_connections (which needs a restart), run fewer processes, or use a pooler. "
-        "A worker process takes up to 7 connections. It takes more if it has tasks with "
-        "transaction=, several queues, or an HTTP port."
-    )
+    held_by = f"they are held {', '.join(server['holders'])}"
     if free <= 0:
-        yield error(f"{figures}: none is left", more)
+        yield error(f"{figures}: none is left; {held_by}", MORE_CONNECTIONS)
     elif free < usable * FREE_SHARE_MIN:
-        yield warning(f"{figures}: {free:,} are left", more)
+        yield warning(f"{figures}: {free:,} are left; {held_by}", MORE_CONNECTIONS)
     yield from _bounded(
         server["database_allowed"],
         server["database_used"],
@@ -131,6 +134,21 @@ def connections(facts: Facts) -> Iterator[Observation]:
             sql("allow_login_connections", login=server["login"]),
         )
     yield ok(figures)
+
+
+def worker_connections(facts: Facts) -> Iterator[Observation]:
+    """Check that the connections that busy workers open are left."""
+    server = only(facts, "doctor_server")
+    statuses = [decode(row["status"]) for row in facts["doctor_workers"] if row["late_s"] <= 0]
+    busy, held = sum(status.connections for status in statuses), server["workers_hold"]
+    free = server["allowed"] - server["reserved"] - server["used"]
+    text = (
+        f"live workers ({len(statuses):,}) hold {held:,} connections, and open up to "
+        f"{max(busy, held):,} when all are busy"
+    )
+    if busy - held > free:
+        yield warning(f"{text}; the server has only {max(free, 0):,} left", MORE_CONNECTIONS)
+    yield ok(text)
 
 
 def _bounded(allowed: int, used: int, who: str, repair: Repair) -> Iterator[Observation]:

@@ -185,7 +185,11 @@ def _why(
         remedy = "Check that the machine is up, and that no firewall drops the packets."
         return f"no answer within {limit_s:g} s", remedy
     if isinstance(error, NoRoom):
-        remedy = "Connect fewer processes, raise max_connections, or use a pooler."
+        remedy = (
+            "Connect fewer processes, raise max_connections, or use a pooler. To look at a full "
+            "server, use a login that is a superuser or a member of pg_use_reserved_connections: "
+            "see 'When the server is full' in the guide 'Operate'."
+        )
         return first_line(cause), remedy
     if is_refused(cause):
         return "connection refused", RUNS

@@ -13,7 +13,8 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import asyncpg
 
@@ -23,6 +24,7 @@ from taskd.store.connections.connect_errors import reaching, target_of, why_read
 from taskd.store.connections.error_translation import (
     STRAYED,
     Down,
+    NoRoom,
     is_gone,
     outage,
     translate,
@@ -32,10 +34,14 @@ from taskd.store.connections.prepared_statements import Connection
 from taskd.store.connections.shielded import to_its_end
 from taskd.store.connections.statements import statement
 
+if TYPE_CHECKING:
+    from taskd.store.connections.shared_connections import SharedConnections
+
 CONNECT_TIMEOUT_S = 5.0
 # The client waits this much longer than the server's timeout, so that the server's error usually
 # arrives first.
 SILENCE_AFTER_S = 2.0
+ROOM_EVERY_S = 0.25
 # An outage has ended if no error was noted for this long. Every service of a worker retries within
 # this time.
 QUIET_S = 12.0
@@ -99,10 +105,14 @@ class Database:
             password can have changed.
 
     Attributes:
+        room_s: for how many seconds connect() tries again while the server has no free connection.
+            Commands set it for their process; workers and clients retry by themselves.
         trouble: the record of outages; None before begin_use().
         pooled: whether a pooler is in front of the database. If so, taskd expects another session
             for each transaction, and relies on no session state. None before the first connect.
     """
+
+    room_s: ClassVar[float] = 0.0
 
     def __init__(
         self,
@@ -169,10 +179,23 @@ class Database:
             settings: server settings in addition to the usual ones, or in place of these.
 
         Raises:
+            NoRoom: the server has no free connection.
             StoreUnavailable: no server accepts connections, or none accepts writes.
             PermissionDenied: the server refuses the login.
             ConfigError: the DSN cannot be used, or the server has no such database.
         """
+        until = time.monotonic() + self.room_s
+        while True:
+            try:
+                return await self._connect_once(purpose, watched, settings)
+            except NoRoom:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(ROOM_EVERY_S)
+
+    async def _connect_once(
+        self, purpose: str, watched: bool, settings: Mapping[str, str]
+    ) -> asyncpg.Connection:
         self._read_args_again()
         with self._outages(), reaching(self._target, self._connect_timeout_s()):
             try:
@@ -437,14 +460,31 @@ class Lane:
     claim or an ack could change rows, and the worker would not know the result. One statement runs
     at a time; the other callers wait.
 
+    Args:
+        shared: the connections that the lane shares with other lanes; by default, the lane has a
+            connection of its own.
+
     Attributes:
-        stride: the step by which a claim over this lane increases fences. The step is 1 at first.
-            After the connection broke, it is a random number, because a standby that has not
-            received the last claims may have taken over.
+        stride: the step by which a claim over this lane increases fences: the value of the
+            argument `stride` of each statement. The step is 1 at first. After a connection broke,
+            or when the lane uses another server, the step is a random number, because a standby
+            that has not received the last claims may have taken over.
+        used_at: when the last statement ended (time.monotonic).
     """
 
-    def __init__(self, database: Database, purpose: str, **settings: str) -> None:
+    def __init__(
+        self,
+        database: Database,
+        purpose: str,
+        shared: SharedConnections | None = None,
+        /,
+        **settings: str,
+    ) -> None:
         self._database = database
+        self._shared = shared
+        self._running = False
+        self._server: Any = None
+        self.used_at = 0.0
         self.stride = 1
         self._purpose = purpose
         self._settings = settings
@@ -469,6 +509,23 @@ class Lane:
         return await to_its_end(self._fetch(name, args))
 
     @property
+    def has_connection(self) -> bool:
+        """Whether the lane holds a connection, which may have broken."""
+        return self._connection is not None
+
+    @property
+    def connecting(self) -> bool:
+        """Whether the lane waits for a connection."""
+        return self._connecting is not None
+
+    def give(self) -> asyncpg.Connection | None:
+        """Give the connection away, unless a statement runs on it; None if there is none."""
+        if self._running:
+            return None
+        connection, self._connection = self._connection, None
+        return connection
+
+    @property
     def busy(self) -> bool:
         """Return whether a statement, or a block of at_rest(), is running."""
         return self._lock.locked()
@@ -484,6 +541,9 @@ class Lane:
         async with self._lock:
             self._check_open(times_closed)
             connection = await self._ready()
+            if self.stride != 1:
+                args = _with_stride(name, args, self.stride)
+            self._running = True
             try:
                 with translated(statement(name).roles):
                     return await self._database.run(connection, name, args, **self._settings)
@@ -493,7 +553,7 @@ class Lane:
                 if connection.is_closed() or is_gone(error.__cause__ or error):
                     self.drop()
                 elif self._database.pooled:
-                    self._draw_stride()
+                    self.draw_stride()
                 raise
             except TaskdError as error:
                 found = self._database.outage(error)
@@ -502,24 +562,34 @@ class Lane:
                 # Statements that this connection has prepared may name objects that are missing.
                 self.drop()
                 raise found from error.__cause__
+            finally:
+                self._running = False
+                self.used_at = time.monotonic()
+                if self._shared is not None:
+                    self._shared.released(self)
 
     def _check_open(self, times_closed: int) -> None:
         if self._times_closed != times_closed:
             raise asyncio.CancelledError(f"the connection for {self._purpose} was closed")
 
-    def _draw_stride(self) -> None:
+    def draw_stride(self) -> None:
+        """From now on, increase fences by a random number."""
         self.stride = random.randrange(2, STRIDE_MAX)
 
     async def _ready(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
             if self._connection is not None:
-                self._draw_stride()
+                self.drop()
+            if self._shared is not None and (taken := self._shared.take()) is not None:
+                return self._begin(taken)
             # In a task of its own: asyncpg ends a slow connect by cancelling the current task,
             # which to_its_end() does not allow.
-            self._connecting = asyncio.create_task(
-                self._database.connect(self._purpose, **self._settings),
-                name=f"connect:{self._purpose}",
+            connecting = (
+                self._database.connect(self._purpose, **self._settings)
+                if self._shared is None
+                else self._shared.connect()
             )
+            self._connecting = asyncio.create_task(connecting, name=f"connect:{self._purpose}")
             times_closed = self._times_closed
             try:
                 connection = await self._connecting
@@ -529,8 +599,17 @@ class Lane:
                 # The lane was closed meanwhile, so nobody else would close this connection.
                 connection.terminate()
                 self._check_open(times_closed)
-            self._connection = connection
+            return self._begin(connection)
         return self._connection
+
+    def _begin(self, connection: asyncpg.Connection) -> asyncpg.Connection:
+        """Use this connection from now on."""
+        if connection.server != self._server:
+            if self._server is not None:
+                self.draw_stride()
+            self._server = connection.server
+        self._connection = connection
+        return connection
 
     async def open(self) -> None:
         """Connect now, so that a wrong DSN raises an error here."""
@@ -542,7 +621,9 @@ class Lane:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
-            self._draw_stride()
+            self.draw_stride()
+            if self._shared is not None:
+                self._shared.broken()
 
     async def close(self) -> None:
         """Close the connection; callers of running and waiting statements get CancelledError."""
@@ -556,3 +637,15 @@ class Lane:
             connection.terminate()
         else:
             await close(connection)
+
+
+@cache
+def _position_of_stride(name: str) -> int | None:
+    parameters = statement(name).parameters
+    return parameters.index("stride") if "stride" in parameters else None
+
+
+def _with_stride(name: str, args: tuple[Any, ...], stride: int) -> tuple[Any, ...]:
+    """Return the arguments of a statement with this stride, if the statement has one."""
+    at = _position_of_stride(name)
+    return args if at is None else (*args[:at], stride, *args[at + 1 :])

@@ -18,10 +18,15 @@ from taskd.store.connections.statements import statement
 
 
 class Connection(asyncpg.Connection):  # type: ignore[misc]
-    """asyncpg's connection, with named statements."""
+    """asyncpg's connection, with named statements.
+
+    Attributes:
+        server: what identifies the running server, for connections that lanes share; else None.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.server: Any = None
         self._ready: dict[str, PreparedStatement] = {}
 
     async def run(self, name: str, args: tuple[Any, ...]) -> list[asyncpg.Record]:
@@ -54,3 +59,8 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
     async def _make_ready(self, name: str) -> PreparedStatement:
         self._ready[name] = made = await self.prepare(statement(name).text)
         return made
+
+
+async def server_started(connection: Connection) -> Any:
+    """Return when the server of the connection started, which identifies the server."""
+    return (await connection.run("server_started", ()))[0][0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import asyncpg
@@ -20,6 +21,8 @@ from taskd.store.connections.error_translation import is_gone, translated
 # the attempt's timeout applies first.
 MARGIN_S = 2.0
 CLEAN_S = 2.0
+# A connection that was idle for this long is closed.
+IDLE_S = 10.0
 CLOSE_S = 2.0
 # Serialization failure and deadlock: the same transaction can succeed if it is repeated.
 CONFLICTS = frozenset({"40001", "40P01"})
@@ -94,7 +97,9 @@ class Transactions:
         self.statement_timeout_s = database.statement_timeout_s + 2.0
         self._database = database
         self._slots = asyncio.Semaphore(size)
-        self._idle: list[asyncpg.Connection] = []
+        # With the time.monotonic() of their last use; the last used one is used next.
+        self._idle: list[tuple[asyncpg.Connection, float]] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._all: set[asyncpg.Connection] = set()
         self._cleaning: set[asyncio.Task[None]] = set()
 
@@ -111,7 +116,7 @@ class Transactions:
         try:
             # A connection that broke while idle has begun nothing: try the next one.
             while self._idle:
-                conn = self._idle.pop()
+                conn, _ = self._idle.pop()
                 with contextlib.suppress(Exception):
                     return await self._begun(conn, isolation, timeout_s)
             conn = await self._database.connect_plain("transaction")
@@ -158,15 +163,37 @@ class Transactions:
         if conn.is_closed():
             self._all.discard(conn)
         else:
-            self._idle.append(conn)
+            self._keep(conn)
         self._slots.release()
+
+    def _keep(self, conn: asyncpg.Connection) -> None:
+        self._idle.append((conn, time.monotonic()))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._close_idle)
+
+    def _close_idle(self) -> None:
+        """Close the connections that have been idle for IDLE_S."""
+        self._timer = None
+        longest = time.monotonic() - IDLE_S
+        while self._idle and self._idle[0][1] <= longest:
+            conn, _ = self._idle.pop(0)
+            self._all.discard(conn)
+            closing = asyncio.create_task(close(conn), name="transaction-close")
+            self._cleaning.add(closing)
+            closing.add_done_callback(self._cleaning.discard)
+        if self._idle:
+            self._timer = asyncio.get_running_loop().call_later(
+                self._idle[0][1] - longest, self._close_idle
+            )
 
     async def close(self) -> None:
         """Close all connections; the server rolls open transactions back."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._cleaning:
             await asyncio.wait(self._cleaning, timeout=CLEAN_S)
         closing = [
-            asyncio.create_task(close(each), name="transaction-close") for each in self._idle
+            asyncio.create_task(close(each), name="transaction-close") for each, _ in self._idle
         ]
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_S)

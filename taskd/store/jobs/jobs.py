@@ -265,7 +265,8 @@ async def claim(
     """Claim up to `batch` queued jobs of the given part, the most urgent first.
 
     Args:
-        stride: the number by which the fence of each claimed job grows; see Lane.stride.
+        stride: the number by which the fence of each claimed job grows. A lane sends its own
+            instead; see Lane.stride.
         refused: tasks, each with a version of arguments. Jobs of the task with this version or a
             newer one are not claimed.
     """

@@ -309,7 +309,7 @@ class Consumer:
         return jobs
 
     async def _claim_jobs(self, batch: int, read: store.Read, lane: Lane) -> list[Job]:
-        me, queue, stride = self._shared.lease.worker_id, self.runner.queue, lane.stride
+        me, queue = self._shared.lease.worker_id, self.runner.queue
         left_out = self._shared.elsewhere.refused(queue)
         jobs: list[Job] = []
 
@@ -318,9 +318,11 @@ class Consumer:
             if not size:
                 return
             if not self._limited:
-                jobs.extend(await store.claim(lane, me, queue, size, read, stride, left_out, among))
+                jobs.extend(
+                    await store.claim(lane, me, queue, size, read, refused=left_out, among=among)
+                )
                 return
-            claimed = await limits.claim(lane, me, queue, size, stride, left_out, among)
+            claimed = await limits.claim(lane, me, queue, size, refused=left_out, among=among)
             self._opens_s = claimed.opens_s
             jobs.extend(claimed.jobs)
 

@@ -6,13 +6,14 @@ A lost notification costs only latency, because the idle poller finds the job.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from taskd import events
+from taskd.config import Settings
 from taskd.errors import TaskdError
 from taskd.store.connections.database import Database
 from taskd.store.connections.listening import Channels, Pooled
-from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.services.service import Backoff, Wakeup, jittered_s
 
 # With the jitter and the timeout of the reply, a dead connection is detected within 15 s.
@@ -23,8 +24,8 @@ PROBE_EVERY_S = 8.0
 QUEUES_EACH_MAX = 4
 
 
-def queues_by_connection(queues: Collection[str], listen_connections: str) -> list[Collection[str]]:
-    """Return the queues of each LISTEN connection of a worker process.
+def queues_by_connection(queues: Sequence[str], listen_connections: str) -> list[Sequence[str]]:
+    """Return the queues of each LISTEN connection of a worker.
 
     Args:
         listen_connections: the setting of this name.
@@ -36,42 +37,51 @@ def queues_by_connection(queues: Collection[str], listen_connections: str) -> li
     return [[queue] for queue in queues] if each else [queues]
 
 
+def listening_database(settings: Settings, database: Database) -> Database:
+    """Return where to LISTEN: the database of `listen_dsn`, or else `database`."""
+    if settings.listen_dsn is None:
+        return database
+    return Database({"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a listener calls.
+
+    Attributes:
+        notified: called with the queue for each notification of a queue.
+        called: called with the payload of each notification on the channel of all workers
+            (operator_settings.py).
+        connected: called with the queues of each new connection. The listener did not receive the
+            notifications before its LISTEN, and the connection may lead to another server.
+    """
+
+    notified: Callable[[str], None]
+    called: Callable[[str], None]
+    connected: Callable[[Sequence[str]], None]
+
+
 class Listener:
     """Service: listens over one connection on the channels of one or several queues.
 
-    Args:
-        consumers: the consumers of these queues, by queue. A notification wakes the consumer of its
-            queue. After each new connection, these consumers poll, because the listener did not
-            receive the notifications before its LISTEN.
-        on_notification: called at each notification of a queue, and at each new connection.
-        on_call: called with the payload of each notification on the channel of all workers
-            (operator_settings.py). Each listener of the worker receives it, so no single connection
-            is needed for it.
-        on_connected: called at each new connection, which may be to another server.
+    Each listener also listens on the channel of all workers, so no single connection is needed for
+    this channel.
 
     Attributes:
         connected: set while the listener listens.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        consumers: Mapping[str, Consumer],
-        on_notification: Callable[[], None],
-        on_call: Callable[[str], None],
-        on_connected: Callable[[], None],
-    ) -> None:
-        self._queues = list(consumers)
-        self.name = f"listener:{self._queues[0]}" if len(consumers) == 1 else "listener"
-        self._on_connected = on_connected
+    def __init__(self, database: Database, queues: Sequence[str], heard: Heard) -> None:
+        self.queues = queues
+        self.name = f"listener:{queues[0]}" if len(queues) == 1 else "listener"
         self.connected = asyncio.Event()
-        self._consumers, self._on_notification = consumers, on_notification
+        self._heard = heard
         self._ended = Wakeup()
         self._stopping = False
         self._stopped = Wakeup()
         self._backoff = Backoff()
         self._channels = Channels(
-            database, self._queues, heard=self._notified, called=on_call, lost=self._ended.set
+            database, queues, heard=heard.notified, called=heard.called, lost=self._ended.set
         )
 
     async def run(self) -> None:
@@ -81,11 +91,11 @@ class Listener:
             try:
                 await self._listen()
             except Pooled:
-                events.listener_pooled(self._queues)
+                events.listener_pooled(self.queues)
                 return
             except TaskdError as error:
                 delay_s = self._backoff.next_s()
-                events.listener_lost(self._queues, str(error), delay_s)
+                events.listener_lost(self.queues, str(error), delay_s)
             finally:
                 self.connected.clear()
                 self._channels.drop()
@@ -96,11 +106,8 @@ class Listener:
         await self._channels.open()
         self._backoff.reset()
         self.connected.set()
-        events.listener_connected(self._queues)
-        for consumer in self._consumers.values():
-            consumer.notifications_missed()
-        self._on_notification()
-        self._on_connected()
+        events.listener_connected(self.queues)
+        self._heard.connected(self.queues)
         while not self._stopping:
             await self._ended.wait(jittered_s(PROBE_EVERY_S))
             self._ended.clear()
@@ -112,7 +119,3 @@ class Listener:
         self._stopping = True
         self._stopped.set()
         self._ended.set()
-
-    def _notified(self, queue: str) -> None:
-        self._consumers[queue].wakeup.set()
-        self._on_notification()

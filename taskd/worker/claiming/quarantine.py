@@ -195,7 +195,6 @@ class Quarantine(Loop):
                         [task for task in self._tasks if task not in self._paused()],
                         batch,
                         isolated=isolated,
-                        stride=self._claims.stride,
                         clear=clear,
                         among=among,
                     )

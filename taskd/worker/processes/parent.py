@@ -1,9 +1,10 @@
 """Several worker processes under one parent: `taskd run --processes 4`.
 
-The parent runs no job. It starts its children, replaces crashed ones, forwards signals to them, and
-reports for all of them: the children send their states to the parent by the protocol of sd_notify,
-and the parent reports the sum to systemd (sd_notify.py). Each child has a session of its own:
-otherwise, the terminal would send it each Ctrl-C, which the parent forwards as well.
+The parent runs no job. It starts its children, replaces crashed ones, forwards signals to them,
+listens for all of them (claiming/shared_listening.py), and reports for all of them: the children
+send their states to the parent by the protocol of sd_notify, and the parent reports the sum to
+systemd (sd_notify.py). Each child has a session of its own: otherwise, the terminal would send it
+each Ctrl-C, which the parent forwards as well.
 
 The first child starts alone, and the others start when it is ready. So an error in the settings or
 the app is logged only once.
@@ -24,6 +25,8 @@ from taskd.config import Settings
 from taskd.errors import ConfigError, TaskdError
 from taskd.store.connections.database import Database
 from taskd.store.schema import migrations
+from taskd.worker.claiming.listener import listening_database
+from taskd.worker.claiming.shared_listening import SharedListening
 from taskd.worker.finishing.drain_report import DrainReport
 from taskd.worker.health import BLOCKED_S, Condition
 from taskd.worker.processes.stats_socket import StatsClient
@@ -216,6 +219,8 @@ class Processes:
 
     async def _run(self, database: Database) -> int:
         await migrations.check(database)
+        listening = listening_database(self._settings, database)
+        self._listening = SharedListening(listening, self._settings.listen_connections)
         loop = asyncio.get_running_loop()
         self._parent_pipe, held = os.pipe()
         self._inbox = NotifySocket()
@@ -231,6 +236,7 @@ class Processes:
         finally:
             await self._bring_down()
             ticking.cancel()
+            await self._listening.close()
             for each in FORWARDED:
                 loop.remove_signal_handler(each)
             loop.remove_reader(self._inbox.socket)
@@ -263,6 +269,7 @@ class Processes:
                 code = await child.process.wait()
                 self._listen()  # read the last messages of the child
                 del self._children[child.process.pid]
+                self._listening.detach(child.process.pid)
                 if child.stats_client is not None:
                     child.stats_client.close()
                 # A crashed child sends no report: count what its last status says.
@@ -297,7 +304,10 @@ class Processes:
     async def _spawn(self, number: int) -> Child:
         stats_client = StatsClient() if self._stats else None
         theirs = -1 if stats_client is None else stats_client.theirs
-        index = ProcessIndex(number, self._settings.processes, self._parent_pipe, theirs)
+        ours, listens = self._listening.pair()
+        index = ProcessIndex(
+            number, self._settings.processes, self._parent_pipe, theirs, listens.fileno()
+        )
         environment = os.environ | {"NOTIFY_SOCKET": self._inbox.address} | index.environment()
         # Even if the supervisor expects no watchdog messages from the parent, the parent's HTTP
         # probes must know whether the event loop of the child runs.
@@ -308,13 +318,21 @@ class Processes:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env=environment,
-                pass_fds=(self._parent_pipe, *([] if stats_client is None else [theirs])),
+                pass_fds=(
+                    self._parent_pipe,
+                    listens.fileno(),
+                    *([] if stats_client is None else [theirs]),
+                ),
                 start_new_session=True,
             )
         except OSError:
+            ours.close()
             if stats_client is not None:
                 stats_client.close()
             raise
+        finally:
+            listens.close()
+        self._listening.attach(process.pid, ours)
         if stats_client is not None:
             stats_client.close_theirs()
         child = self._children[process.pid] = Child(number, process, stats_client)

@@ -14,13 +14,13 @@ from taskd.errors import ConfigError
 from taskd.store import workers
 from taskd.store.connections.error_translation import NoRoom
 from taskd.worker.assembly import Assembly
+from taskd.worker.claiming.listener import queues_by_connection
 from taskd.worker.services.service import Backoff
 from taskd.worker.stopping.parent_watch import ProcessIndex
 
-# A connection each for claims, acks, upkeep, lease renewal and LISTEN, and at times one for pruning
-# and one for the queries of schedules. With several queues, claims use a second connection, and
-# each queue can have a LISTEN connection of its own.
-CONNECTIONS = 7
+# Beside its lanes and listeners, a busy worker has a connection for lease renewal, and at times one
+# for pruning and one for the queries of schedules.
+CONNECTIONS = 3
 
 
 async def when_connections_are_free(
@@ -50,7 +50,7 @@ async def when_connections_are_free(
 async def check_connections(
     settings: Settings, registry: Registry, parts: Assembly, process_index: ProcessIndex
 ) -> dict[str, int]:
-    """Compare the connections that the worker needs with those that the server has.
+    """Compare the connections that the busy worker needs with those that the server has.
 
     Returns:
         The numbers of connections, as fields of the event `worker.started`.
@@ -58,11 +58,15 @@ async def check_connections(
     Raises:
         ConfigError: the server allows fewer connections than this worker, with its siblings, needs.
     """
-    needed = CONNECTIONS + (len(parts.runners) > 1) + max(0, len(parts.listeners) - 1)
+    listeners = len(queues_by_connection(list(parts.consumers), settings.listen_connections))
+    if not parts.listeners:
+        listeners = 0
+    needed = CONNECTIONS + len(parts.lanes) + (listeners if process_index.alone else 0)
     needed += settings.http != "off" and process_index.alone
     if any(task.kind is HandlerKind.TRANSACTION for task in registry):
         needed += settings.transaction_connections
-    of_all = needed * process_index.of
+    of_all = needed * process_index.of + (0 if process_index.alone else listeners)
+    parts.connections_max = needed
     server = await workers.connections(parts.upkeep)
     usable = server.allowed - server.reserved
     if of_all > usable:
@@ -73,9 +77,9 @@ async def check_connections(
             f"{'' if process_index.alone else ', or run fewer processes'}."
         )
     # Too few free connections cause only a warning, because other clients can disconnect. The
-    # server counts the worker's lanes as used already. Of several processes, the first one warns
-    # if there are too few for all.
-    free = usable - server.used + len(parts.lanes)
+    # server counts the open connections of the worker's lanes as used already. Of several
+    # processes, the first one warns if there are too few for all.
+    free = usable - server.used + len(parts.connections)
     wanted = of_all if process_index.number == 1 else needed
     if wanted > free:
         events.connections_short(wanted, free)

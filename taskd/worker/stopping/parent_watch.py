@@ -33,12 +33,15 @@ class ProcessIndex:
             keeps open; -1 without a parent.
         stats_socket: the file descriptor of a socket over which the parent requests metrics
             (stats_socket.py); -1 if the parent requests none.
+        listen_socket: the file descriptor of a socket over which the parent passes notifications
+            on (shared_listening.py); -1 if this process listens itself.
     """
 
     number: int = 1
     of: int = 1
     parent_pipe: int = -1
     stats_socket: int = -1
+    listen_socket: int = -1
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> ProcessIndex:
@@ -48,7 +51,8 @@ class ProcessIndex:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variable that gives a child its index."""
-        return {VARIABLE: f"{self.number} {self.of} {self.parent_pipe} {self.stats_socket}"}
+        sockets = f"{self.stats_socket} {self.listen_socket}"
+        return {VARIABLE: f"{self.number} {self.of} {self.parent_pipe} {sockets}"}
 
     @property
     def alone(self) -> bool:

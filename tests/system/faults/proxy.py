@@ -1,6 +1,6 @@
 """A TCP proxy before PostgreSQL that understands the protocol well enough to break it at one place.
 
-A connection is identified by its `application_name` ("taskd claim", "taskd listen email"), so a
+A connection is identified by its `application_name` ("taskd work", "taskd listen email"), so a
 fault can concern one purpose only, or one queue. Nothing is random: a fault is switched on and off,
 or hits the next reply that matches.
 """

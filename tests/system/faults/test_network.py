@@ -17,7 +17,7 @@ from tests.system.faults.fixture import Outcome, Scene, scene
 from tests.system.faults.proxy import Ambush, Fault, Link, Proxy
 
 # What a worker of two queues holds open.
-PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease", "taskd listen")
+PURPOSES = ("taskd work", "taskd lease", "taskd listen")
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ async def slow_and_cut(delay_s: float = 0.05, cuts: int = 20, lease_s: float = 3
         await made.ended(50)
         proxy.delay_s = delay_s
         for number in range(cuts):
-            purpose = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease")[number % 4]
+            purpose = ("taskd work", "taskd lease")[number % 2]
             # Of two that claim, whichever comes so far first.
             links = {link for link in proxy.links if link.purpose == purpose}
             replied = max((link.replied for link in links), default=0)
@@ -141,7 +141,7 @@ async def lost_claims(times: int = 5, *, silently: bool = False) -> Outcome:
         made.feed(100)
         for _ in range(times):
             await made.ended(50)
-            await _ambush(proxy, "taskd claim", "claim_jobs", "UPDATE", silently=silently)
+            await _ambush(proxy, "taskd work", "claim_jobs", "UPDATE", silently=silently)
         await made.starve()
         await worker.wait_for("jobs.reconciled")
         outcome = await made.finish("lost_claims_silently" if silently else "lost_claims")
@@ -161,7 +161,7 @@ async def lost_acks(times: int = 5, *, silently: bool = False) -> Outcome:
         for number in range(times):
             await made.ended(50)
             name = ("ack_done", "ack_outcomes")[number % 2]
-            await _ambush(proxy, "taskd ack", name, "SELECT", silently=silently)
+            await _ambush(proxy, "taskd work", name, "SELECT", silently=silently)
             await worker.wait_for("store.back", number + 1)
         outcome = await made.finish("lost_acks_silently" if silently else "lost_acks")
         outcome.figures["replies_lost"] = times

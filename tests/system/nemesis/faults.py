@@ -21,14 +21,14 @@ from tests.system.faults.proxy import Ambush, Fault
 from tests.system.nemesis.hosts import FAKETIME, Host
 
 OPERATOR = "chaos"  # the reason of every operator's action, as in tests.system.chaos
-PURPOSES = ("taskd claim", "taskd ack", "taskd upkeep", "taskd lease", "taskd listen")
+PURPOSES = ("taskd work", "taskd lease", "taskd listen")
 AMBUSHES = (
-    ("taskd claim", "claim_jobs"),
-    ("taskd claim", "claim_limited_jobs"),
-    ("taskd ack", "ack_done"),
-    ("taskd ack", "ack_outcomes"),
+    ("taskd work", "claim_jobs"),
+    ("taskd work", "claim_limited_jobs"),
+    ("taskd work", "ack_done"),
+    ("taskd work", "ack_outcomes"),
     ("taskd lease", "renew_lease"),
-    ("taskd upkeep", "promote_jobs"),
+    ("taskd work", "promote_jobs"),
 )
 TABLES = ("job", "job_history", "worker", "queue", "task")
 STORM = """
