@@ -88,7 +88,7 @@ GRANT INSERT, UPDATE ON taskd.environment TO taskd_admin;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
-                           text[], integer[], integer[], bigint[], text[], bigint, boolean, text[]),
+                           text[], integer[], integer[], bigint[], text[], bigint, boolean, text[], text, timestamptz, bigint, bigint[]),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text, jsonb)
     TO taskd_producer, taskd_admin;
@@ -98,6 +98,11 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION
     taskd.next_stage(bigint, text, jsonb, jsonb, text), taskd.enqueue_next_stage(bigint, jsonb),
     taskd.parent_results(bigint, bigint), taskd.prune_workflows(), taskd.publish_pipelines(text, text, text, jsonb)
+    TO taskd_worker;
+GRANT EXECUTE ON FUNCTION
+    taskd.add_to_workflow(bigint, bigint, bigint, text, text[], text[], text[], smallint[], timestamptz[], double precision[],
+                          smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
+                          text[], integer[], integer[], bigint[], text[])
     TO taskd_worker;
 GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_admin;

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     )
     from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
     from taskd.core.tasks.batch import Item
-    from taskd.core.tasks.context import Context, ProcessContext, TransactionContext
+    from taskd.core.tasks.context import (
+        Context,
+        ProcessContext,
+        RunningWorkflow,
+        TransactionContext,
+    )
     from taskd.core.tasks.resource import resource
     from taskd.core.workflows.workflow import OnFailed
     from taskd.errors import TaskdError
@@ -48,7 +53,7 @@ else:
             "core.jobs.unique": "Enqueued KeyScope NewerStarts OnConflict Unique make_key",
             "core.jobs.verdicts": "Cancel Fail Retry Snooze",
             "core.tasks.batch": "Item",
-            "core.tasks.context": "Context ProcessContext TransactionContext",
+            "core.tasks.context": "Context ProcessContext RunningWorkflow TransactionContext",
             "core.tasks.resource": "resource",
             "core.workflows.workflow": "OnFailed",
             "errors": "TaskdError",
@@ -79,6 +84,7 @@ __all__ = [
     "OnFailed",
     "ProcessContext",
     "Retry",
+    "RunningWorkflow",
     "Snooze",
     "Stop",
     "Task",

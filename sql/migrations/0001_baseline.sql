@@ -616,16 +616,18 @@ CREATE INDEX workflow_check ON taskd.workflow (check_at);
 CREATE INDEX workflow_named ON taskd.workflow (name, id);
 
 -- Dependencies: the job `job_id` waits for its parent `parent_id`. `counted`: the parent has ended and no longer blocks the
--- job. `counted` is set when the parent ends, and reset when both jobs are retried.
+-- job. `counted` is set when the parent ends, and reset when both jobs are retried. A running job can add jobs to its workflow:
+-- then the jobs that wait for it wait for the added ones, too.
 CREATE TABLE taskd.dependency (
     parent_id bigint NOT NULL,
     job_id bigint NOT NULL,
     workflow_id bigint NOT NULL,            -- that of job_id
-    on_failed taskd.on_failed NOT NULL,
+    on_failed taskd.on_failed,              -- NULL: the parent has only added the job while it ran; the job never waits for it
     counted boolean NOT NULL DEFAULT false,
+    added_by bigint,                        -- the running job that has added the parent or the job
     PRIMARY KEY (parent_id, job_id),
-    -- So there are no cycles.
-    CONSTRAINT dependency_is_on_an_older_job CHECK (parent_id < job_id)
+    -- So there are no cycles. For added parents, taskd.add_to_workflow() checks it.
+    CONSTRAINT dependency_is_on_an_older_job CHECK (parent_id < job_id OR added_by IS NOT NULL)
 ) WITH (fillfactor = 70);
 CREATE INDEX dependency_of ON taskd.dependency (workflow_id, job_id);
 
@@ -1625,7 +1627,7 @@ $$;
 -- Sleep after the caller has found a row locked, before it tries again: for a random time, whose bound grows with each try to
 -- 50 ms. The callers do not wait for locks, so PostgreSQL cannot detect a deadlock with a user's transaction. Therefore this
 -- function raises an error after `lock_timeout`, or after ten seconds if that is 0.
--- Called by: enqueue_unique_batch(), unblock(), lock_jobs(), lock_parents(), retry().
+-- Called by: enqueue_unique_batch(), unblock(), lock_jobs(), lock_parents(), add_to_workflow(), retry().
 CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2385,7 +2387,7 @@ $$;
 -- inserted them. `session_user` is the login itself, also inside of a function with the owner's rights.
 
 -- Return whether this login is `login`, or a member of it, which could use its rights anyway.
--- Called by: check_own_tasks(), enqueue_next_stage(), parent_results().
+-- Called by: check_own_tasks(), add_to_workflow(), enqueue_next_stage(), parent_results().
 CREATE FUNCTION taskd.acts_as(login name) RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -2395,7 +2397,7 @@ AS $$
 $$;
 
 -- Return whether this login is allowed to enqueue jobs with any arguments.
--- Called by: check_own_tasks(), enqueue_next_stage(), make_scheduled_jobs().
+-- Called by: check_own_tasks(), add_to_workflow(), enqueue_next_stage(), make_scheduled_jobs().
 CREATE FUNCTION taskd.may_enqueue() RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -2404,7 +2406,7 @@ AS $$
 $$;
 
 -- Raise an error if this login may not enqueue jobs and has not published these tasks. `maker`: what enqueues jobs of them.
--- Called by: publish_pipelines(), set_schedule().
+-- Called by: add_to_workflow(), publish_pipelines(), set_schedule().
 CREATE FUNCTION taskd.check_own_tasks(maker text, tasks text[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2478,7 +2480,7 @@ AS $$
 $$;
 
 -- Lock the jobs of `ids` that wait for other jobs, without waiting for a lock; return their ids.
--- Called by: unblock(), unblock_deferred(), lock_jobs(), lock_parents(), retry().
+-- Called by: unblock(), unblock_deferred(), lock_jobs(), lock_parents(), add_to_workflow(), retry().
 CREATE FUNCTION taskd.lock_blocked(ids bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2827,7 +2829,7 @@ $$;
 
 -- Lock the jobs that new jobs will wait for, so that none of them ends, or is retried, before the dependencies are
 -- written.
--- Called by: enqueue_workflow(), enqueue_after().
+-- Called by: enqueue_workflow(), add_to_workflow(), enqueue_after().
 CREATE FUNCTION taskd.lock_parents(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2873,7 +2875,7 @@ $$;
 -- its parent. A parent that is done does not block. For a parent that has failed, `on_failed` is applied at once. A live
 -- parent without a workflow joins this workflow, so that the end of the parent unblocks the job. The function runs with the
 -- owner's rights, because producers are not allowed to write workflows and dependencies.
--- Called by: enqueue_after(), start_run(), enqueue_workflow.
+-- Called by: add_to_workflow(), enqueue_after(), start_run(), enqueue_workflow.
 CREATE FUNCTION taskd.enqueue_workflow(
     name text,
     kind text,
@@ -2898,7 +2900,11 @@ CREATE FUNCTION taskd.enqueue_workflow(
     on_failed text[],
     workflow_id bigint DEFAULT NULL,
     locked boolean DEFAULT false,           -- the caller holds the parents already
-    metadatas text[] DEFAULT NULL
+    metadatas text[] DEFAULT NULL,
+    schedule text DEFAULT NULL,
+    tick timestamptz DEFAULT NULL,
+    adder bigint DEFAULT NULL,              -- the running job that adds the jobs,
+    known bigint[] DEFAULT NULL             -- and by position the ids of the jobs that it has added before
 ) RETURNS bigint[]
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -2907,8 +2913,14 @@ AS $$
 <<vars>>
 DECLARE
     run_id bigint := enqueue_workflow.workflow_id;
-    existing bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(parent_ids) AS id WHERE id IS NOT NULL ORDER BY id);
+    existing bigint[] := ARRAY(
+        SELECT DISTINCT id
+        FROM (SELECT unnest(parent_ids || adder) UNION ALL SELECT known[place] FROM unnest(parent_places) AS place) AS e (id)
+        WHERE id IS NOT NULL
+        ORDER BY id
+    );
     ids bigint[];
+    new_ids bigint[];
     queues_to_notify text[];
     ended bigint[];
     ended_states text[];
@@ -2932,7 +2944,7 @@ BEGIN
         SELECT count(*) AS wanted
         FROM unnest(queues, run_ats, delays_s) WITH ORDINALITY AS a (queue, run_at, delay_s, n)
         WHERE a.queue = q.name AND coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) <= now()
-          AND a.n NOT IN (SELECT unnest(places))
+          AND a.n NOT IN (SELECT unnest(places)) AND known[a.n] IS NULL
     ) AS those
     WHERE q.max_depth IS NOT NULL AND those.wanted > 0;
     IF run_id IS NULL THEN
@@ -2945,21 +2957,23 @@ BEGIN
         -- does not see the new dependency, cannot end the job. Once per transaction is enough: each update adds a version of
         -- the row, and the next look-up of the job would read all of them.
         UPDATE taskd.job AS job
-        SET workflow_id = coalesce(job.workflow_id, run_id)
+        SET workflow_id = coalesce(job.workflow_id, run_id),
+            node = CASE WHEN job.id = adder THEN coalesce(job.node, job.task) ELSE job.node END
         WHERE job.id = ANY (existing) AND (job.workflow_id IS NULL OR NOT taskd.is_own_write(job.xmin))
     ), waits AS (
         SELECT place, count(*)::integer AS parents FROM unnest(places) AS place GROUP BY place
     ), inserted AS (
         INSERT INTO taskd.job AS job (
             task, queue, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, workflow_id,
-            node, waits_for, limit_name, limit_key, metadata
+            node, waits_for, limit_name, limit_key, metadata, schedule, tick
         )
         SELECT new.task, new.queue, new.args::jsonb, new.priority,
                CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(new.limit_name, new.due) END,
                new.due, new.max_attempts, new.timeout_s,
                coalesce(new.deadline, now() + make_interval(secs => new.deadline_s)), new.args_version, run_id, new.node,
                waits.parents, CASE WHEN new.limit_name IS NOT NULL THEN taskd.checked_limit_name(new.limit_name) END,
-               CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END, new.metadata::jsonb
+               CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END, new.metadata::jsonb,
+               enqueue_workflow.schedule, enqueue_workflow.tick
         FROM (
             SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
             FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
@@ -2969,18 +2983,28 @@ BEGIN
                                       deadline_s, args_version, limit_name, limit_values, node, metadata, n)
         ) AS new
         LEFT JOIN waits ON waits.place = new.n
+        WHERE known[new.n] IS NULL
         ORDER BY new.n
         RETURNING job.id, job.queue, job.waits_for, job.run_at
     )
     SELECT array_agg(inserted.id ORDER BY inserted.id),
            array_agg(DISTINCT inserted.queue::text) FILTER (
                WHERE inserted.waits_for IS NULL AND inserted.run_at < clock_timestamp() + interval '60 s')
-    INTO vars.ids, vars.queues_to_notify
+    INTO vars.new_ids, vars.queues_to_notify
     FROM inserted;
+    ids := CASE WHEN known IS NULL THEN new_ids ELSE ARRAY(
+        SELECT coalesce(k.id, new_ids[count(*) FILTER (WHERE k.id IS NULL) OVER (ORDER BY k.n)])
+        FROM unnest(known) WITH ORDINALITY AS k (id, n)
+        ORDER BY k.n
+    ) END;
     INSERT INTO taskd.dependency AS d (parent_id, job_id, workflow_id, on_failed)
     SELECT coalesce(edge.parent_id, vars.ids[edge.parent_place]), vars.ids[edge.place], run_id, edge.policy::taskd.on_failed
     FROM unnest(places, parent_places, parent_ids, enqueue_workflow.on_failed)
-        AS edge (place, parent_place, parent_id, policy);
+        AS edge (place, parent_place, parent_id, policy)
+    WHERE known[edge.place] IS NULL;
+    IF adder IS NOT NULL THEN
+        PERFORM taskd.await_added(adder, new_ids, run_id);
+    END IF;
     IF existing <> '{}' THEN
         SELECT array_agg(past.id), array_agg(past.state::text) INTO ended, ended_states
         FROM (
@@ -3005,6 +3029,145 @@ BEGIN
     PERFORM taskd.notify_workers(notified) FROM (SELECT DISTINCT unnest(queues_to_notify)) AS q (notified);
     RETURN run_id || vars.ids;
 END
+$$;
+
+-- Let the jobs that wait for a running job also wait for the jobs that it adds, with the same on_failed; record who has added
+-- them. The caller has locked the running job and the jobs that wait for it.
+-- Called by: enqueue_workflow().
+CREATE FUNCTION taskd.await_added(adder bigint, added bigint[], workflow_id bigint) RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    WITH origin AS (
+        INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted, added_by)
+        SELECT adder, new_id, await_added.workflow_id, NULL, true, adder FROM unnest(added) AS new_id
+        -- The added job waits for the running one.
+        ON CONFLICT (parent_id, job_id) DO UPDATE SET added_by = excluded.added_by
+    ), edge AS (
+        INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, added_by)
+        SELECT new_id, d.job_id, d.workflow_id, d.on_failed, adder
+        FROM taskd.dependency AS d
+        JOIN taskd.job AS waiting ON waiting.id = d.job_id AND waiting.waits_for IS NOT NULL
+        CROSS JOIN unnest(added) AS new_id
+        WHERE d.parent_id = adder AND NOT d.counted AND d.job_id <> ALL (added)
+        RETURNING job_id
+    ), more AS (
+        SELECT job_id, count(*)::integer AS parents FROM edge GROUP BY job_id
+    )
+    UPDATE taskd.job AS job SET waits_for = job.waits_for + more.parents FROM more WHERE job.id = more.job_id
+$$;
+
+-- Add jobs to the workflow of a running job, or to a new workflow if it has none. The arrays are those of enqueue_workflow().
+-- Return the id of the workflow, followed by the ids of the jobs in their order; or a reason for which nothing was added; or
+-- NULLs, if the job no longer belongs to this attempt.
+--
+-- The jobs that wait for the running job now also wait for the added ones. A job that an earlier attempt has added, which has the
+-- same node, is not added again; its id is returned. The guard of the attempt is checked while its row is locked, so an attempt
+-- that has lost its lease adds nothing, and the workflow has a live job at every moment. The workflow is locked as well, so that
+-- no job is added after it was stopped. The function runs with the owner's rights, because workers are not allowed to insert jobs.
+-- A worker that is not allowed to enqueue adds only jobs of tasks that its login has published.
+-- Called by: add_to_workflow.
+CREATE FUNCTION taskd.add_to_workflow(
+    job_id bigint, worker_id bigint, fence bigint, name text, tasks text[], queues text[], args text[], priorities smallint[],
+    run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[],
+    deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[],
+    metadatas text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[],
+    OUT ids bigint[], OUT refusal text
+)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    parents bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(parent_ids) AS id WHERE id IS NOT NULL AND id <> job_id);
+    known bigint[];
+    waiting bigint[];
+    me record;
+    run taskd.workflow;
+    taken text;
+BEGIN
+    LOOP
+        BEGIN
+            -- Without this check, lock_parents() would raise an error about a job that is no longer kept.
+            IF NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = job_id AND j.worker_id = worker_id AND j.fence = fence) THEN
+                RETURN;
+            END IF;
+            known := taskd.added_before(job_id, nodes);
+            PERFORM taskd.lock_parents(
+                job_id || parents || ARRAY(SELECT known[place] FROM unnest(parent_places) AS place WHERE known[place] IS NOT NULL)
+            );
+            waiting := ARRAY(SELECT d.job_id FROM taskd.dependency AS d WHERE d.parent_id = job_id AND NOT d.counted);
+            PERFORM taskd.lock_blocked(waiting);
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
+    SELECT j.workflow_id, j.cancel_reason, j.schedule, j.tick, j.task, w.login INTO me
+    FROM taskd.job AS j JOIN taskd.worker AS w ON w.id = j.worker_id
+    WHERE j.id = job_id AND j.worker_id = worker_id AND j.fence = fence AND j.state = 'running';
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF NOT (taskd.may_enqueue() OR taskd.acts_as(me.login)) THEN
+        RAISE EXCEPTION 'job % cannot add jobs: no worker of % runs it', job_id, session_user
+            USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    PERFORM taskd.check_own_tasks(format('the job %s of the task "%s"', job_id, me.task), tasks);
+    SELECT * INTO run FROM taskd.workflow AS w WHERE w.id = me.workflow_id FOR SHARE;
+    -- The jobs that an earlier attempt was adding are visible now.
+    known := taskd.added_before(job_id, nodes);
+    SELECT j.node INTO taken
+    FROM taskd.jobs AS j
+    WHERE j.workflow_id = me.workflow_id AND j.node = ANY (nodes) AND j.id <> ALL (array_remove(known, NULL))
+    LIMIT 1;
+    refusal := CASE
+        WHEN me.cancel_reason IS NOT NULL THEN 'a cancellation of this job was requested'
+        WHEN run.stopped_at IS NOT NULL THEN format('workflow %s was cancelled', run.id)
+        WHEN run.kind = 'pipeline' THEN format('workflow %s is a run of the pipeline "%s", whose stages follow each other', run.id, run.name)
+        WHEN taken IS NOT NULL THEN format('workflow %s already has a job named "%s"', run.id, taken)
+        WHEN cardinality(nodes)::bigint * cardinality(waiting) > 100000
+            THEN format('%s jobs wait for this job, and would wait for each of %s added jobs', cardinality(waiting), cardinality(nodes))
+        WHEN parents <> '{}' AND EXISTS (
+            WITH RECURSIVE below AS (
+                SELECT unnest(waiting) AS id
+                UNION
+                SELECT d.job_id FROM below JOIN taskd.dependency AS d ON d.parent_id = below.id WHERE NOT d.counted
+            )
+            SELECT FROM below WHERE below.id = ANY (parents)
+        ) THEN 'an added job would wait for a job that waits for it'
+    END;
+    IF refusal IS NULL THEN
+        ids := taskd.enqueue_workflow(
+            name, 'workflow', NULL, tasks, queues, args, priorities, run_ats, delays_s, max_attempts, timeouts_s, deadlines,
+            deadlines_s, args_versions, limit_names, limit_values, nodes, places, parent_places, parent_ids, on_failed,
+            run.id, true, metadatas, me.schedule, me.tick, job_id, known
+        );
+    END IF;
+END
+$$;
+
+-- Return, for each of these nodes, the id of the job that a running job has added with this node; NULL if there is none.
+-- Called by: add_to_workflow().
+CREATE FUNCTION taskd.added_before(adder bigint, nodes text[]) RETURNS bigint[]
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    WITH mine AS MATERIALIZED (
+        SELECT j.node, max(j.id) AS id
+        FROM taskd.dependency AS d CROSS JOIN LATERAL (SELECT * FROM taskd.jobs AS one WHERE one.id = d.job_id OFFSET 0) AS j
+        WHERE d.parent_id = adder AND d.added_by = adder
+        GROUP BY j.node
+    )
+    SELECT array_agg(mine.id ORDER BY wanted.n)
+    FROM unnest(nodes) WITH ORDINALITY AS wanted (node, n) LEFT JOIN mine ON mine.node = wanted.node
 $$;
 
 -- Enqueue a job that starts when other jobs are done, in the caller's own transaction, and return its id.
@@ -3227,12 +3390,9 @@ DECLARE
         ARRAY[coalesce(max_attempts, (first ->> 'max_attempts')::integer)]::smallint[],
         ARRAY[coalesce(timeout_s, (first ->> 'timeout_s')::double precision)], ARRAY[deadline], ARRAY[NULL::double precision],
         ARRAY[(first ->> 'args_version')::smallint], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[first ->> 'name'],
-        '{}', '{}', '{}', '{}', metadatas => ARRAY[metadata::text]
+        '{}', '{}', '{}', '{}', metadatas => ARRAY[metadata::text], schedule => schedule, tick => tick
     ))[2];
 BEGIN
-    IF schedule IS NOT NULL THEN
-        UPDATE taskd.job AS j SET schedule = schedule, tick = tick WHERE j.id = job_id;
-    END IF;
     RETURN job_id;
 END
 $$;
@@ -3304,7 +3464,7 @@ AS $$
         SELECT d.parent_id
         FROM taskd.job AS job
         JOIN taskd.worker AS worker ON worker.id = job.worker_id
-        JOIN taskd.dependency AS d ON d.workflow_id = job.workflow_id AND d.job_id = job.id
+        JOIN taskd.dependency AS d ON d.workflow_id = job.workflow_id AND d.job_id = job.id AND d.on_failed IS NOT NULL
         WHERE job.id = parent_results.job_id AND taskd.acts_as(worker.login)
     ), read AS (
         SELECT past.id, coalesce(past.node, past.id::text) AS node, past.result, past.reason,
@@ -4739,7 +4899,7 @@ BEGIN
             UPDATE taskd.dependency AS d
             SET counted = false
             FROM past
-            WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted
+            WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted AND d.on_failed IS NOT NULL
               AND (d.parent_id = ANY (retried) OR d.parent_id = ANY (held));
             WITH past AS (
                 DELETE FROM taskd.job_history AS h

@@ -175,14 +175,18 @@ class Workflow(Startable):
             name = f"{base}-{number}"
         return name
 
-    def _plan(self) -> Plan:
+    def nodes(self) -> list[Node]:
+        """Return the jobs, and those of the callbacks, each with the jobs that it waits for."""
         names = numbered([*self._nodes, *(name for name, _, _ in self._callbacks)])
         every = tuple(self._nodes)
         calls = [
             Node(name, job, every, on_failed)
             for name, (_, job, on_failed) in zip(names[len(every) :], self._callbacks, strict=True)
         ]
-        return plan(self.name, [*self._nodes.values(), *calls])
+        return [*self._nodes.values(), *calls]
+
+    def _plan(self) -> Plan:
+        return plan(self.name, self.nodes())
 
 
 def chain(*jobs: NewJob, name: str = "chain", on_failed: str = OnFailed.CANCEL) -> Workflow:

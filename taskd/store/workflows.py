@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.job import Job, NewJob
 from taskd.core.jobs.unique import Enqueued
 from taskd.core.workflows.stages import STAGES_MAX
+from taskd.core.workflows.tree import parents_first
 from taskd.core.workflows.workflow import Plan
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.statements import Fetches
@@ -53,15 +54,66 @@ async def start(on: Fetches, plan: Plan, jobs: Sequence[NewJob]) -> list[int]:
             plan.name,
             plan.kind,
             plan.stages,
-            *enqueue_args(jobs),
-            [node.name for node in plan.nodes],
-            plan.positions,
-            plan.parent_positions,
-            plan.parent_ids,
-            plan.on_failed,
+            *_plan_args(plan, jobs),
         )
     (workflow_id, *ids), enqueued_us = rows[0]
     return [workflow_id, *(Enqueued.at(job_id, enqueued_us) for job_id in ids)]
+
+
+class Added(NamedTuple):
+    """The result of add().
+
+    Attributes:
+        workflow_id: the workflow of the running job.
+        jobs: the ids of the added jobs, in the order of the plan.
+        refusal: why nothing was added; the ids are then missing.
+    """
+
+    workflow_id: int | None
+    jobs: list[int]
+    refusal: str | None = None
+
+
+async def add(on: Fetches, adder: Job, plan: Plan, jobs: Sequence[NewJob]) -> Added | None:
+    """Add jobs to the workflow of a running job, or to a new workflow if the job has none.
+
+    A job that an earlier attempt has added under the same name is not added again.
+
+    Args:
+        adder: the running job.
+        plan: its `name` is that of a new workflow.
+        jobs: the jobs of the plan's nodes, each with its queue.
+
+    Returns:
+        The ids, or why nothing was added; None if the running job no longer belongs to its attempt.
+
+    Raises:
+        QueueFull: a queue has no room for the jobs without parents; nothing was written.
+    """
+    with refusals():
+        rows = await on.fetch(
+            "add_to_workflow",
+            adder.id,
+            adder.worker_id,
+            adder.fence,
+            plan.name,
+            *_plan_args(plan, jobs),
+        )
+    ids, refusal = rows[0]
+    if ids is None:
+        return None if refusal is None else Added(None, [], refusal)
+    return Added(ids[0], ids[1:])
+
+
+def _plan_args(plan: Plan, jobs: Sequence[NewJob]) -> tuple[Any, ...]:
+    return (
+        *enqueue_args(jobs),
+        [node.name for node in plan.nodes],
+        plan.positions,
+        plan.parent_positions,
+        plan.parent_ids,
+        plan.on_failed,
+    )
 
 
 async def parent_results(on: Fetches, job_id: int, bytes_max: int) -> Results:
@@ -93,10 +145,11 @@ async def find(on: Fetches, workflow_id: int) -> Row | None:
 async def parts(on: Fetches, workflow_id: int, limit: int) -> list[Row]:
     """Return the parts of a workflow, each with the numbers of its jobs by state.
 
-    The parts are in the order of their first jobs.
+    The parts are in the order of their first jobs, but each after the parts that it waits for.
     """
     rows = await on.fetch("workflow_parts", workflow_id, limit)
-    return [dict(row) | {"states": msgspec.json.decode(row["states"])} for row in rows]
+    decoded = [dict(row) | {"states": msgspec.json.decode(row["states"])} for row in rows]
+    return parents_first(decoded)
 
 
 async def stats(on: Fetches, name: str, limit: int) -> list[Row]:

@@ -15,6 +15,7 @@ from taskd.errors import LeaseLost, ResultNotStored, ResultsTooLarge
 from taskd.store import workflows
 from taskd.store.connections import callers_connection
 from taskd.store.connections.statements import Fetches
+from taskd.worker.own_workflow import OwnWorkflow
 
 # Called with the job, `done`, `total`, the note, and the function that redacts the note.
 ReportsProgress = Callable[[Job, float, float | None, str, Callable[[str], str]], None]
@@ -48,6 +49,7 @@ class AttemptContext:
         "_job",
         "_progress",
         "_reads",
+        "_workflow",
         "committed",
         "completed",
         "deadline",
@@ -80,6 +82,7 @@ class AttemptContext:
         self.resources = resources
         self.stopping = False
         self.completed = self.committed = False
+        self._workflow: OwnWorkflow | None = None
         self.unstored: str | None = None
 
     @property
@@ -111,6 +114,13 @@ class AttemptContext:
     def fence(self) -> int:
         """The fencing token of this attempt: it grows with every claim of the job."""
         return self._job.fence
+
+    @property
+    def workflow(self) -> OwnWorkflow:
+        """The workflow of the job, to which the handler can add jobs."""
+        if self._workflow is None:
+            self._workflow = OwnWorkflow(self._job, self._reads.lane, self._reads.loop)
+        return self._workflow
 
     def remaining_s(self) -> float | None:
         """Return the seconds until the deadline; None if there is no deadline."""

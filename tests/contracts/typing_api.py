@@ -252,5 +252,14 @@ takes_any_task(in_a_thread)
 takes_any_task(in_batches)
 
 
+async def grows(ctx: Context) -> None:
+    assert_type(await ctx.workflow.add(plain.job("ada"), name="a", after=[3, "b"]), int)
+    flow = chain(plain.job("ada"))
+    assert_type(await ctx.workflow.add_all(flow), dict[str, int])
+    ctx.workflow.add_sync(plain.job("ada"))
+    await ctx.workflow.add(plain)  # refused
+    await ctx.workflow.add_all(plain.job("ada"))  # refused
+
+
 def what_the_worker_gives_is_a_context(made: AttemptContext) -> Context:
     return made

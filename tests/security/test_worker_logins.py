@@ -10,8 +10,10 @@ import asyncpg
 import pytest
 
 from taskd.core.jobs.job import NewJob
+from taskd.core.workflows.workflow import Node, plan
 from taskd.errors import PermissionDenied
 from taskd.store import workflows
+from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs
 from tests.logins import Logins
@@ -270,3 +272,22 @@ async def test_a_worker_publishes_no_pipeline_of_foreign_tasks(
         await attacker.execute("UPDATE taskd.task SET stages = '[]' WHERE name = 'line'")
     job_id = await sql.fetchval("SELECT taskd.enqueue('line')")
     assert await sql.fetchval("SELECT task FROM taskd.job WHERE id = $1", job_id) == "own"
+
+
+async def test_a_worker_adds_no_foreign_jobs_and_none_to_foreign_workflows(
+    victim: Lane, attacker: Any, sql: Any
+) -> None:
+    me = await new_worker(victim)
+    [job_id] = await jobs.enqueue(fetches(sql), [NewJob("own", queue="q")])
+    [job] = await jobs.claim(victim, me, "q", 1)
+    assert job.id == job_id
+    made = plan("flow", [Node("a", NewJob("own", queue="q"))])
+    new = [node.job for node in made.nodes]
+    with pytest.raises(PermissionDenied, match="cannot add jobs: no worker of"):
+        await workflows.add(fetches(attacker), job, made, new)
+    with pytest.raises(PermissionDenied, match="has not published"):
+        await workflows.add(victim, job, made, new)  # the task is that of the attacker
+    mine = plan("flow", [Node("a", NewJob("pay", queue="q"))])
+    added = await workflows.add(victim, job, mine, [node.job for node in mine.nodes])
+    assert added is not None
+    assert len(added.jobs) == 1

@@ -25,6 +25,23 @@ class Workflows(Keys):
             parent.workflow = parent.workflow or not parent.finished
         self.unblock([(p, self.rows[p].state) for p in parents if self.rows[p].finished])
 
+    def add(self, adder: int, rows: list[Row]) -> None:
+        """Add jobs, for which all jobs wait that wait for the running one."""
+        self.rows[adder].workflow = True
+        below = [edge for edge in self.edges if edge.parent == adder and not edge.counted]
+        below = [edge for edge in below if self._is_waiting(edge.job)]
+        for row in rows:
+            self.enqueue(row)
+            row.workflow = True
+            self.edges += [Edge(row.id, edge.job, edge.on_failed) for edge in below]
+        for edge in below:
+            waits = self.rows[edge.job].waits_for or 0
+            self.rows[edge.job].waits_for = waits + len(rows)
+
+    def _is_waiting(self, job: int) -> bool:
+        row = self.rows.get(job)
+        return row is not None and not row.finished and row.waits_for is not None
+
     def unblock(self, ended: list[tuple[int, str]]) -> None:
         """Count each end for its dependants; jobs that can no longer start end as well."""
         ended = list(ended)
@@ -34,8 +51,7 @@ class Workflows(Keys):
             for edge in self.edges:
                 if edge.parent != parent or edge.counted:
                     continue
-                job = self.rows.get(edge.job)
-                waits = job is not None and not job.finished and job.waits_for is not None
+                job, waits = self.rows.get(edge.job), self._is_waiting(edge.job)
                 if failed and edge.on_failed in {"cancel", "wait"}:
                     if edge.on_failed == "cancel" and waits:
                         ended.append(self._end_blocked(edge.job, "dependency"))

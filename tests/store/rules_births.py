@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
 from taskd.core.jobs.unique import AFTER_THE_END, KeyScope, Unique
 from taskd.core.workflows.workflow import Node, OnFailed, plan
@@ -127,3 +127,25 @@ class Births(Attempts):
             )
         ]
         self.oracle.start([wanted.row(job) for job in ids], edges)
+
+    @rule(pick=PICK, late=st.booleans(), wanted=WANTED, number=st.integers(1, 2))
+    @precondition(lambda self: self.tokens)
+    def add_to_workflow(self, pick: int, late: bool, wanted: Wanted, number: int) -> None:
+        """A running job adds jobs to its workflow, and repeats that; `late`: it may have ended."""
+        among = self.tokens if late else self.held() or self.tokens
+        adder = among[pick % len(among)]
+        self.spoken += 1
+        names = [f"added-{self.spoken}-{n}" for n in range(number)]
+        made = plan("flow", [Node(name, wanted.new()) for name in names])
+        for attempt in range(2):
+            new = [node.job for node in made.nodes]
+            added = self.do(workflows.add(self.on, adder, made, new))
+            if not self.oracle.owns(adder.id, adder.worker_id, adder.fence):
+                assert added is None
+            elif self.oracle.rows[adder.id].cancel is not None:
+                assert added.refusal == "a cancellation of this job was requested"
+            elif attempt == 0:
+                self.oracle.add(adder.id, [wanted.row(job) for job in added.jobs])
+                first = added.jobs
+            else:
+                assert added.jobs == first

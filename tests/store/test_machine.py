@@ -19,6 +19,7 @@ LATE = {
     "a deadline that counts as a good end",
     "a cancelled job that keeps its place in the line",
     "a newer version that only a good end begins",
+    "a rescue from those who are only late",
     "a retry that begins the fences anew",
     # The judge's planted bugs have them in their short form (tests/system/test_judge_planted.py).
     "a crash that is charged to suspects alone",
@@ -83,6 +84,17 @@ FUNCTIONS = {
     ),
     "two ends at once that count as one": FunctionBug(
         "count_parents", ((r"count\(\*\)::integer AS parents", "1 AS parents"),)
+    ),
+    "added jobs for which nothing waits": FunctionBug(
+        "await_added",
+        ((r"SET waits_for = job\.waits_for \+ more\.parents", "SET node = job.node"),),
+    ),
+    "an addition by an attempt that has lost its job": FunctionBug(
+        "add_to_workflow",
+        (
+            (r"AND j\.worker_id = worker_id AND j\.fence = fence\) THEN", ") THEN"),
+            (r"AND j\.worker_id = worker_id AND j\.fence = fence AND j\.state", "AND j.state"),
+        ),
     ),
     "a limit that counts one too few": FunctionBug(
         "admit_keys", ((r"THEN rule\.concurrency - \(", "THEN 1 + rule.concurrency - ("),)

@@ -189,6 +189,19 @@ async def member(ctx: Context, number: int) -> int:
     return number
 
 
+@task(queue="fast", backoff=SOON)
+async def splits(ctx: Context, numbers: list[int], fails: int) -> int:
+    """Adds the jobs whose results `gathers` finds, also in an attempt that fails afterwards."""
+    await _says(ctx, "start")
+    for number in numbers:
+        await ctx.workflow.add(member.job(number), name=f"added-{number}")
+    if ctx.attempt <= fails:
+        await _says(ctx, "raised")
+        raise RuntimeError("once more")
+    await _says(ctx, "done")
+    return -1
+
+
 @task(queue="fast")
 async def gathers(ctx: Context, numbers: list[int]) -> None:
     """Finds what each job before it has returned."""

@@ -69,14 +69,17 @@ def kinds(dice: random.Random) -> Kinds:
 
 
 def flow(dice: random.Random) -> Workflow:
-    """A small workflow: a group with its fan-in, a chain, or one of which a part fails."""
+    """A small workflow: a group, a chain, one that grows, or one of which a part fails."""
     numbers = list(range(dice.randint(2, 6)))
     members = [app.member.job(number) for number in numbers]
-    kind = dice.randint(1, 3)
+    kind = dice.randint(1, 4)
     if kind == 1:
         made = group(members, then=app.gathers.job(numbers=numbers))
     elif kind == 2:
         made = chain(*members, app.gathers.job(numbers=numbers[-1:]))
+    elif kind == 3:
+        splits = app.splits.job(numbers=numbers, fails=dice.choice((0, 0, 1)))
+        made = chain(splits, app.gathers.job(numbers=[-1, *numbers]))
     else:
         made = group([*members, app.hopeless.job()], then=app.gathers.job(numbers=[]))
         made.add(app.instant.job(), name="behind", after=["gathers"])

@@ -647,7 +647,7 @@ CREATE VIEW judge.breach AS
        )
     UNION ALL
     SELECT 'I14', 'began early', claim.job, format('claimed before job %s had ended, on_failed %s', d.parent_id, d.on_failed), false
-    FROM judge.claim AS claim JOIN taskd.dependency AS d ON d.job_id = claim.job
+    FROM judge.claim AS claim JOIN taskd.dependency AS d ON d.job_id = claim.job AND d.on_failed IS NOT NULL
     WHERE NOT EXISTS (
         SELECT 1 FROM judge.step AS s
         JOIN taskd.dependency AS other ON other.parent_id = s.job AND other.job_id = claim.job
@@ -666,7 +666,7 @@ CREATE VIEW judge.breach AS
     CROSS JOIN LATERAL (
         SELECT EXISTS (
             SELECT FROM taskd.dependency AS d JOIN judge.last ON last.job = d.parent_id
-            WHERE d.job_id = job.id AND last.new_state IN ('failed', 'cancelled')
+            WHERE d.job_id = job.id AND d.on_failed IS NOT NULL AND last.new_state IN ('failed', 'cancelled')
         ) AS one
     ) AS failed
     WHERE job.state = 'cancelled'
@@ -685,6 +685,31 @@ CREATE VIEW judge.breach AS
         SELECT count(*) AS jobs FROM taskd.dependency AS d WHERE d.job_id = job.id AND NOT d.counted
     ) AS left_over
     WHERE job.state = 'blocked' AND job.waits_for <> left_over.jobs
+    UNION ALL
+    -- Only an attempt that owns its job adds jobs.
+    SELECT 'I14', 'added late', d.job_id, format('job %s has added it, and was %s', d.parent_id, coalesce(was.new_state, 'unknown')), false
+    FROM taskd.dependency AS d
+    JOIN judge.event AS birth ON birth.job = d.job_id AND birth.kind = 'born'
+    LEFT JOIN LATERAL (
+        SELECT s.new_state FROM judge.step AS s WHERE s.job = d.parent_id AND s.seq < birth.seq ORDER BY s.seq DESC LIMIT 1
+    ) AS was ON true
+    WHERE d.added_by = d.parent_id AND was.new_state IS DISTINCT FROM 'running'
+      AND NOT EXISTS (SELECT FROM judge.event AS e WHERE e.job = d.job_id AND e.kind = 'born' AND e.seq < birth.seq)
+    UNION ALL
+    SELECT 'I14', 'added twice', max(job.id), format('job %s has added %s jobs named %s', d.parent_id, count(*), job.node), false
+    FROM taskd.dependency AS d JOIN taskd.jobs AS job ON job.id = d.job_id
+    WHERE d.added_by = d.parent_id
+    GROUP BY d.parent_id, job.node HAVING count(*) > 1
+    UNION ALL
+    SELECT 'I14', 'not awaited', d.job_id, format('job %s waited for job %s, which added it', below.job_id, d.parent_id), false
+    FROM taskd.dependency AS d
+    JOIN judge.event AS birth ON birth.job = d.job_id AND birth.kind = 'born'
+    JOIN taskd.dependency AS below ON below.parent_id = d.parent_id AND below.job_id < d.job_id AND below.added_by IS DISTINCT FROM d.parent_id
+    CROSS JOIN LATERAL (
+        SELECT s.new_state FROM judge.step AS s WHERE s.job = below.job_id AND s.seq < birth.seq ORDER BY s.seq DESC LIMIT 1
+    ) AS was
+    WHERE d.added_by = d.parent_id AND was.new_state = 'blocked'
+      AND NOT EXISTS (SELECT FROM taskd.dependency AS e WHERE e.parent_id = d.job_id AND e.job_id = below.job_id)
     UNION ALL
     SELECT 'I15', 'charged', s.job,
            CASE WHEN worker.crashed THEN format('worker %s crashed, and its last group of suspects was %s', worker.id, worker.suspects)

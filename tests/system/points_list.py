@@ -198,6 +198,11 @@ def _callbacks() -> list[NewJob | Workflow | Pipeline]:
     return [made]
 
 
+def _growing() -> list[NewJob | Workflow | Pipeline]:
+    splits = app.splits.job(numbers=[1, 2], fails=1)
+    return [chain(splits, app.gathers.job(numbers=[-1, 1, 2]))]
+
+
 SETTLED = ("ack_outcomes",)
 FAN_IN = group([app.member.job(n) for n in (1, 2, 3)], then=app.gathers.job(numbers=[1, 2, 3]))
 
@@ -232,6 +237,7 @@ KINDS: dict[str, Kind] = {
         SETTLED,
     ),
     "group": Kind(Scene(lambda: [FAN_IN]), SETTLED),
+    "growing": Kind(Scene(_growing), ("add_to_workflow", *SETTLED)),
     "callbacks": Kind(Scene(_callbacks), SETTLED),
     "deadline": Kind(Scene(_expiring)),
     "cancelled": Kind(

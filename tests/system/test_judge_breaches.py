@@ -340,6 +340,36 @@ async def member_that_waits_for_nobody(stage: Scene) -> None:
     await stage.sql("UPDATE taskd.dependency SET counted = true")
 
 
+ADDED = """
+WITH job AS (
+    INSERT INTO taskd.job (queue, task, workflow_id, node)
+    SELECT queue, task, workflow_id, 'added' FROM taskd.jobs WHERE id = $1
+    RETURNING id, workflow_id
+)
+INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, counted, added_by)
+SELECT $1, id, workflow_id, true, $1 FROM job
+"""
+
+
+async def member_added_by_one_that_has_ended(stage: Scene) -> None:
+    first, _ = await two_in_a_chain(stage)
+    await stage.a.does(await stage.a.claim())
+    await stage.sql(ADDED, first)
+
+
+async def member_added_twice(stage: Scene) -> None:
+    first, _ = await two_in_a_chain(stage)
+    await stage.a.claim()
+    await stage.sql(ADDED, first)
+    await stage.sql(ADDED, first)
+
+
+async def member_that_nobody_awaits(stage: Scene) -> None:
+    first, _ = await two_in_a_chain(stage)
+    await stage.a.claim()
+    await stage.sql(ADDED, first)
+
+
 async def ledger_entry_twice(stage: Scene) -> dict[str, Any]:
     job_id = await one_job_done(stage)
     return {"ledgers": {TASK: [job_id, job_id]}}
@@ -405,6 +435,9 @@ BREACHES = [
     (member_cancelled_for_nothing, "I14", "cancelled"),
     (member_that_waits_for_what_is_done, "I14", "held up"),
     (member_that_waits_for_nobody, "I14", "held up"),
+    (member_added_by_one_that_has_ended, "I14", "added late"),
+    (member_added_twice, "I14", "added twice"),
+    (member_that_nobody_awaits, "I14", "not awaited"),
     (crash_charged_to_a_bystander, "I15", "charged"),
     (death_that_says_nothing_charged, "I15", "charged"),
     (crash_not_charged_to_its_suspect, "I15", "spared"),

@@ -19,6 +19,7 @@ SHORT = (
     "transaction/commit/after/kill",
     "keyed/start/kill",
     "group/ack_outcomes/before/cancel",
+    "growing/add_to_workflow/after/kill",
     "instant/ack_done/after/lost",
     "beside a dead worker/rescue_jobs/after/kill",
     "many dependants/unblock_dependants/after/kill",

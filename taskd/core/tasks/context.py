@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
+
+from taskd.core.jobs.job import NewJob
 
 
 class ProcessContext(Protocol):
@@ -63,6 +65,82 @@ class ProcessContext(Protocol):
         """
 
 
+class Nodes(Protocol):
+    """A Workflow whose jobs can be added to the workflow of a running job."""
+
+    name: str
+
+    def nodes(self) -> list[Any]:
+        """Return its jobs, each with the jobs that it waits for."""
+
+
+class RunningWorkflow(Protocol):
+    """The workflow of a running job: `ctx.workflow`. The job can add further jobs to it.
+
+    The jobs that wait for the running job now wait for the added jobs as well, with the same
+    `on_failed`, and `ctx.results()` gives them their results. If the running job is not part of a
+    workflow, the first job that it adds makes one.
+
+    A name is added once by a job: if a later attempt of the same job adds it again, the method
+    returns the id of the job that exists.
+
+    Attributes:
+        id: the id of the workflow; None if the job is not part of one yet.
+    """
+
+    id: int | None
+
+    async def add(
+        self,
+        job: NewJob,
+        *,
+        name: str | None = None,
+        after: Iterable[str | int] = (),
+        on_failed: str = "cancel",
+        conn: Any = None,
+    ) -> int:
+        """Add a job; return its id, or the id of the job that an earlier attempt has added.
+
+        Args:
+            job: made by `task.job(...)`, without a unique key.
+            name: the name of its node; by default the name of its task, with a number if the
+                handler has added that name before. Give a name if attempts of the handler add jobs
+                in different orders.
+            after: the jobs that it waits for: names that this attempt has added, or ids of jobs.
+                Without it, the job starts at once, beside the running job.
+            on_failed: what happens to the job if one of these fails; a value of OnFailed.
+            conn: a connection of the handler, whose transaction adds the job when it commits.
+
+        Raises:
+            InvalidWorkflow: the name is taken, the added job would wait for itself, the workflow
+                was cancelled, or the job is a stage of a pipeline; nothing was added.
+            LeaseLost: the attempt no longer owns its job; nothing was added.
+            PermissionDenied: the worker is not allowed to enqueue jobs of this task.
+            As Client.enqueue().
+        """
+
+    def add_sync(
+        self,
+        job: NewJob,
+        *,
+        name: str | None = None,
+        after: Iterable[str | int] = (),
+        on_failed: str = "cancel",
+        conn: Any = None,
+    ) -> int:
+        """Add a job as add() does, in a plain function; `conn` is a blocking connection."""
+
+    async def add_all(self, flow: Nodes, *, conn: Any = None) -> dict[str, int]:
+        """Add all jobs of a Workflow with one statement; return their ids by node.
+
+        Raises:
+            As add().
+        """
+
+    def add_all_sync(self, flow: Nodes, *, conn: Any = None) -> dict[str, int]:
+        """Add all jobs as add_all() does, in a plain function."""
+
+
 class Context(ProcessContext, Protocol):
     """The attempt that a handler runs in; the worker passes it as `ctx`."""
 
@@ -77,6 +155,10 @@ class Context(ProcessContext, Protocol):
     @property
     def resources(self) -> Mapping[str, Any]:
         """The resources of the app, by name."""
+
+    @property
+    def workflow(self) -> RunningWorkflow:
+        """The workflow of the job, to which the handler can add jobs."""
 
     async def results(self) -> dict[str, Any]:
         """Return the results of the jobs that this job waited for, by the names of their nodes.

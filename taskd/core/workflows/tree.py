@@ -73,6 +73,29 @@ def lines(parts: Iterable[Part]) -> list[Line]:
     return found
 
 
+def parents_first(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows in their order, but each after the rows of the parts that it waits for.
+
+    A part waits for a later one if a running job has added that one. Parts of which each contains
+    jobs that wait for jobs of the other keep their order.
+    """
+    left, found = list(rows), list[dict[str, Any]]()
+    waiting = {row["part"] for row in rows}
+    while left:
+        rest = []
+        for row in left:
+            if waiting.isdisjoint(row["after"]):
+                found.append(row)
+                waiting.discard(row["part"])
+            else:
+                rest.append(row)
+        if len(rest) == len(left):
+            waiting.discard(rest[0]["part"])
+            found.append(rest.pop(0))
+        left = rest
+    return found
+
+
 def state_counts(states: Mapping[str, int]) -> str:
     """Return `done` for one job, `3 failed, 9,990 done` for several, `-` for none."""
     counted = [(state, states[state]) for state in STATES if states.get(state)]
