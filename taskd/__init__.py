@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from taskd.errors import TaskdError
     from taskd.schedules import cron, every, schedule
     from taskd.version import __version__ as __version__
-    from taskd.workflows import Workflow, chain, group, pipeline, stage
+    from taskd.workflows import Workflow, chain, group, pipeline, stage, workflow
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -44,6 +44,7 @@ else:
             "client.client": "Client",
             "client.default": "aclose_default configure",
             "client.tasks": "Task task",
+            "client.workflow_tasks": "workflow",
             "client.workflows": "Workflow chain group pipeline stage",
             "core.jobs.backoff": "Custom Exponential Fixed Linear",
             "core.jobs.job": "JobState NewJob",
@@ -104,4 +105,5 @@ __all__ = [
     "schedule",
     "stage",
     "task",
+    "workflow",
 ]

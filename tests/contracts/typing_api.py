@@ -24,12 +24,14 @@ from taskd import (
     ProcessContext,
     Task,
     TransactionContext,
+    Workflow,
     chain,
     every,
     pipeline,
     schedule,
     stage,
     task,
+    workflow,
 )
 from taskd.core.tasks.registry import Registry
 from taskd.worker.attempt_context import AttemptContext
@@ -250,6 +252,17 @@ def takes_any_task(any_task: Task[..., Any]) -> str:
 takes_any_task(plain)
 takes_any_task(in_a_thread)
 takes_any_task(in_batches)
+
+
+@workflow(queue="q")
+def flow_of(names: list[str]) -> Workflow:
+    return chain(*(plain.job(name) for name in names))
+
+
+async def starts_by_name() -> None:
+    await flow_of.enqueue(names=["ada"])
+    await flow_of.enqueue(names="ada")  # refused
+    schedule("weekly", flow_of.job(["ada"]), every("1h"))
 
 
 async def grows(ctx: Context) -> None:
