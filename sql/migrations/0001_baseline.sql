@@ -646,13 +646,28 @@ CREATE TABLE taskd.unblocking (
 CREATE INDEX unblocking_at ON taskd.unblocking (at);
 CREATE INDEX unblocking_of ON taskd.unblocking (parent_id);
 
--- Numbers of jobs by name of the workflow, part and state. In a pipeline, a part is a stage. The members of a group, such as
+-- Return the position of a stage in the plan of a pipeline, from 1; NULL if the plan has no such stage.
+-- Called by: start_at_stage(), restart_run(), retry(), workflow_jobs_to_retry, find_runs, the schema.
+CREATE FUNCTION taskd.stage_place(stages jsonb, stage text) RETURNS integer
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT n::integer FROM jsonb_array_elements(stages) WITH ORDINALITY AS s (plan, n) WHERE plan ->> 'name' = stage
+$$;
+
+-- Numbers of jobs by name of the workflow, part and state. In a pipeline, a part is a stage, and a job counts as long as its run has
+-- not gone back to this stage or an earlier one: so each run counts once for each stage. The members of a group, such as
 -- `send[17]`, are one part, which is named by the text before the bracket.
 CREATE VIEW taskd.workflow_parts AS
     SELECT workflow.name::text AS workflow, split_part(coalesce(job.node, ''), '[', 1) AS part, job.queue, job.task,
            job.state, count(*) AS jobs
     FROM taskd.workflow AS workflow
     JOIN taskd.jobs AS job ON job.workflow_id = workflow.id
+    WHERE workflow.stages IS NULL OR NOT EXISTS (
+        SELECT FROM taskd.jobs AS later
+        WHERE later.workflow_id = workflow.id AND later.id > job.id
+          AND taskd.stage_place(workflow.stages, later.node) <= taskd.stage_place(workflow.stages, job.node)
+    )
     GROUP BY 1, 2, 3, 4, 5;
 
 -- ====================================================================================================
@@ -3248,7 +3263,7 @@ $$;
 -- Return the next stage of a pipeline: {"stage": its plan, "args": {...}}, or {"fault": why it cannot start}, or NULL if the
 -- run ends. `next` is the choice of the handler: {"stage": name, "args": {...}}, {"stop": true}, or NULL. `unstored`: why the
 -- result of the handler was not stored, or NULL.
--- Called by: ack_outcomes, complete_job.
+-- Called by: restart_run(), ack_outcomes, complete_job.
 CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb, unstored text) RETURNS jsonb
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3321,10 +3336,8 @@ SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
 DECLARE
-    due timestamptz := now();
     parent record;
     stage jsonb;
-    new_id bigint;
 BEGIN
     IF step ? 'fault' THEN
         RAISE EXCEPTION '%', step ->> 'fault' USING ERRCODE = 'invalid_parameter_value';
@@ -3349,24 +3362,220 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
+    RETURN taskd.insert_stage(
+        parent.workflow_id, stage, step -> 'args', parent_id, parent.metadata, parent.schedule, parent.tick
+    );
+END
+$$;
+
+-- Enqueue the job of a stage of a run; return its id. `parent_id`: the job whose result it gets, or NULL.
+-- Called by: enqueue_next_stage(), start_at_stage(), restart_run().
+CREATE FUNCTION taskd.insert_stage(
+    workflow_id bigint, stage jsonb, args jsonb, parent_id bigint, metadata jsonb, schedule text, tick timestamptz
+) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    due timestamptz := now();
+    new_id bigint;
+BEGIN
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
         limit_name, limit_key, metadata, schedule, tick
     )
-    SELECT stage ->> 'queue', stage ->> 'task', step -> 'args', (stage ->> 'priority')::smallint,
+    SELECT stage ->> 'queue', stage ->> 'task', args, coalesce((stage ->> 'priority')::smallint, 100),
            taskd.state_when_due(t.limit_name, due), due,
            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
-           (stage ->> 'args_version')::smallint, parent.workflow_id, stage ->> 'name', t.limit_name,
+           (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL
-                THEN taskd.limit_key(taskd.limit_values(step -> 'args', t.limit_by, t.limit_defaults, t.redact)) END,
-           parent.metadata, parent.schedule, parent.tick
+                THEN taskd.limit_key(taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact)) END,
+           metadata, schedule, tick
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO new_id;
-    INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
-    VALUES (parent_id, new_id, parent.workflow_id, 'cancel', true);
+    IF parent_id IS NOT NULL THEN
+        INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
+        VALUES (parent_id, new_id, workflow_id, 'cancel', true);
+    END IF;
     PERFORM taskd.notify_workers(stage ->> 'queue');
     RETURN new_id;
 END
+$$;
+
+-- Return why a stage cannot start with these arguments, or NULL. Their types are checked if the task is published with the version
+-- of the arguments that the plan has.
+-- Called by: start_at_stage(), restart_run().
+CREATE FUNCTION taskd.stage_fault(stage jsonb, args jsonb) RETURNS text
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE
+        WHEN jsonb_typeof(args) IS DISTINCT FROM 'object'
+            THEN format('the arguments of the stage "%s" must be a JSON object', stage ->> 'name')
+        WHEN octet_length(args::text) > 262144
+            THEN format('the arguments of the stage "%s" take %s bytes; the limit is 262144', stage ->> 'name', octet_length(args::text))
+        ELSE coalesce(
+            (SELECT format('the stage "%s" needs the argument "%s"', stage ->> 'name', r)
+             FROM jsonb_array_elements_text(stage -> 'required') AS r WHERE NOT args ? r LIMIT 1),
+            (SELECT format('the stage "%s" has no argument "%s"; it takes %s', stage ->> 'name', k,
+                           coalesce((SELECT string_agg(a, ', ' ORDER BY a) FROM jsonb_array_elements_text(stage -> 'accepted') AS a),
+                                    'no arguments'))
+             FROM jsonb_object_keys(args) AS k WHERE NOT stage -> 'accepted' ? k LIMIT 1),
+            (SELECT format('an argument of the stage "%s" has a wrong type', stage ->> 'name')
+             FROM taskd.task AS t
+             WHERE t.name = stage ->> 'task' AND t.args_version = coalesce((stage ->> 'args_version')::smallint, 1)
+               AND NOT args @@ t.fits)
+        )
+    END
+$$;
+
+-- Start a run of a published pipeline at a stage, with the arguments of this stage; return the id of its job.
+--
+--     SELECT taskd.start_at_stage('ingest', 'parse', '{"doc": "text"}');
+--
+-- Called by: SQL clients, start_at_stage.
+CREATE FUNCTION taskd.start_at_stage(pipeline text, stage text, args jsonb DEFAULT '{}', metadata jsonb DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    stages jsonb := (SELECT t.stages FROM taskd.task AS t WHERE t.name = pipeline AND t.kind = 'pipeline');
+    place integer := taskd.stage_place(stages, stage);
+    run_id bigint;
+    fault text;
+BEGIN
+    IF stages IS NULL THEN
+        RAISE EXCEPTION 'no worker has published a pipeline named "%"', pipeline
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Start a worker whose app declares the pipeline.';
+    END IF;
+    IF place IS NULL THEN
+        RAISE EXCEPTION 'the pipeline "%" has no stage "%"', pipeline, stage
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It has the stages ' || taskd.stage_names(stages);
+    END IF;
+    fault := taskd.stage_fault(stages -> (place - 1), args);
+    IF fault IS NOT NULL THEN
+        RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO taskd.workflow AS w (name, kind, stages) VALUES (pipeline, 'pipeline', stages) RETURNING w.id INTO run_id;
+    RETURN taskd.insert_stage(run_id, stages -> (place - 1), args, NULL, metadata, NULL, NULL);
+END
+$$;
+
+-- Return the names of stages, as in a sentence.
+-- Called by: start_at_stage(), restart_run().
+CREATE FUNCTION taskd.stage_names(stages jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$ SELECT string_agg(plan ->> 'name', ', ' ORDER BY n) FROM jsonb_array_elements(stages) WITH ORDINALITY AS s (plan, n) $$;
+
+-- Start a run of a pipeline again; see restart_runs(). The last job of the run is locked first, and then the workflow, as in a retry.
+-- Called by: restart_runs().
+CREATE FUNCTION taskd.restart_run(
+    run_id bigint, stage text, args jsonb, OUT outcome text, OUT job_id bigint, OUT detail text
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    run taskd.workflow;
+    last record;
+    place integer;
+    target jsonb;
+    parent record;
+BEGIN
+    outcome := 'refused';
+    SELECT * INTO run FROM taskd.workflow AS w WHERE w.id = run_id;
+    IF run.stages IS NULL THEN
+        detail := CASE WHEN run.id IS NULL THEN 'there is no such workflow' ELSE 'it is no run of a pipeline: taskd workflows retry' END;
+        RETURN;
+    END IF;
+    IF stage IS NOT NULL AND taskd.stage_place(run.stages, stage) IS NULL THEN
+        detail := format('it has no stage "%s"; its stages are %s', stage, taskd.stage_names(run.stages));
+        RETURN;
+    END IF;
+    SELECT j.id, j.node, j.state, j.metadata, j.schedule, j.tick INTO last
+    FROM taskd.jobs AS j
+    WHERE j.workflow_id = run_id AND taskd.stage_place(run.stages, j.node) IS NOT NULL
+    ORDER BY j.id DESC
+    LIMIT 1;
+    PERFORM FROM taskd.job_history AS h WHERE h.id = last.id FOR UPDATE;
+    SELECT * INTO run FROM taskd.workflow AS w WHERE w.id = run_id FOR UPDATE;
+    IF NOT FOUND OR last.id IS NULL THEN
+        detail := 'none of its jobs is kept any more';
+        RETURN;
+    END IF;
+    IF EXISTS (
+        SELECT FROM taskd.jobs AS j
+        WHERE j.workflow_id = run_id AND (j.id > last.id OR j.state IN ('blocked', 'scheduled', 'queued', 'running'))
+          AND taskd.stage_place(run.stages, j.node) IS NOT NULL
+    ) THEN
+        detail := 'it has not ended: cancel it first';
+        RETURN;
+    END IF;
+    -- A run that was stopped after a stage was done goes on with the next one.
+    place := coalesce(
+        taskd.stage_place(run.stages, stage),
+        least(taskd.stage_place(run.stages, last.node) + (last.state = 'done' AND run.stopped_at IS NOT NULL)::integer,
+              jsonb_array_length(run.stages))
+    );
+    target := run.stages -> (place - 1);
+    IF args IS NULL AND last.state <> 'done' AND last.node = target ->> 'name' THEN
+        job_id := (SELECT r.job_id FROM taskd.retry(ARRAY[last.id]) AS r);
+        outcome := CASE WHEN job_id IS NULL THEN 'refused' ELSE 'started' END;
+        detail := CASE WHEN job_id IS NULL THEN format('its last job, %s, cannot be retried', last.id) END;
+        RETURN;
+    END IF;
+    SELECT j.id, j.node, j.result, j.reason INTO parent
+    FROM taskd.jobs AS j
+    WHERE j.workflow_id = run_id AND j.state = 'done' AND taskd.stage_place(run.stages, j.node) = place - 1
+    ORDER BY j.id DESC
+    LIMIT 1;
+    IF args IS NULL THEN
+        SELECT j.args INTO args
+        FROM taskd.jobs AS j WHERE j.workflow_id = run_id AND j.node = target ->> 'name' ORDER BY j.id DESC LIMIT 1;
+        IF NOT FOUND AND parent.id IS NOT NULL THEN
+            SELECT s.step -> 'args', s.step ->> 'fault' INTO args, detail
+            FROM taskd.next_stage(run_id, parent.node, parent.result, NULL, parent.reason) AS s (step);
+        END IF;
+        IF args IS NULL THEN
+            detail := coalesce(detail, format('the stage "%s" has no arguments in this run: pass them', target ->> 'name'));
+            RETURN;
+        END IF;
+    ELSE
+        detail := taskd.stage_fault(target, args);
+        IF detail IS NOT NULL THEN
+            RETURN;
+        END IF;
+    END IF;
+    job_id := taskd.insert_stage(run_id, target, args, parent.id, last.metadata, last.schedule, last.tick);
+    UPDATE taskd.workflow AS w SET stopped_at = NULL WHERE w.id = run_id AND w.stopped_at IS NOT NULL;
+    outcome := 'started';
+END
+$$;
+
+-- Start stopped and finished runs of pipelines again. Return for each what happened: `started`, with the id of the job; or
+-- `refused`, with the reason.
+--
+--     SELECT * FROM taskd.restart_runs(ARRAY[7, 8], stage => 'parse');
+--
+-- Without a stage, a run continues at the stage at which it has ended. A failed or cancelled job of that stage is retried.
+-- Otherwise, a new job gets the arguments `args`, or those of the last job of the stage in this run, or, as usual, the result of
+-- the stage before. A run with a live job is refused. The function runs with the owner's rights, because no role inserts jobs.
+-- Called by: SQL clients, restart_runs.
+CREATE FUNCTION taskd.restart_runs(ids bigint[], stage text DEFAULT NULL, args jsonb DEFAULT NULL)
+RETURNS TABLE (workflow_id bigint, outcome text, job_id bigint, detail text)
+LANGUAGE sql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT run.id, done.outcome, done.job_id, done.detail
+    FROM (SELECT DISTINCT id FROM unnest(ids) AS id ORDER BY id) AS run
+    CROSS JOIN LATERAL taskd.restart_run(run.id, stage, args) AS done
 $$;
 
 -- Start a run of a published pipeline, and return the id of the job of its first stage. The options replace those of the first
@@ -4785,7 +4994,7 @@ $$;
 -- The jobs that were cancelled because of a retried job are retried with it. A job that is retried together with a parent,
 -- or while that parent is live, waits for the parent again. A job is not retried if one of its parents has failed and is not
 -- retried. The function runs with the owner's rights, because no other user is allowed to move jobs out of the history.
--- Called by: SQL clients, retry_jobs.
+-- Called by: SQL clients, restart_run(), retry_jobs.
 CREATE FUNCTION taskd.retry(
     ids bigint[],
     run_at timestamptz DEFAULT NULL,
@@ -4845,6 +5054,21 @@ BEGIN
                   )
                 ORDER BY past.id
                 FOR UPDATE
+            );
+            -- A run of a pipeline that was started again has gone on without its earlier jobs.
+            retried := ARRAY(
+                WITH past AS MATERIALIZED (
+                    SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
+                )
+                SELECT past.id
+                FROM past
+                LEFT JOIN LATERAL (
+                    SELECT w.id, w.stages FROM taskd.workflow AS w WHERE w.id = past.workflow_id AND w.stages IS NOT NULL OFFSET 0
+                ) AS run ON true
+                WHERE run.id IS NULL OR NOT EXISTS (
+                    SELECT FROM taskd.jobs AS later
+                    WHERE later.workflow_id = run.id AND later.id > past.id AND taskd.stage_place(run.stages, later.node) IS NOT NULL
+                )
             );
             -- First by id: otherwise PostgreSQL 16 read whole workflows, before the history was analysed.
             parents := ARRAY(

@@ -134,14 +134,55 @@ UPDATE taskd.workflow SET stopped_at = coalesce(stopped_at, clock_timestamp()) W
 SELECT id FROM taskd.job WHERE workflow_id = $1 AND cancel_reason IS NULL ORDER BY id;
 
 -- The jobs that must be retried so that a workflow continues: the failed and cancelled ones. Callbacks that run only after a
--- failure are left out if they were cancelled because nothing failed.
+-- failure are left out if they were cancelled because nothing failed. Of a run of a pipeline that was started again, only the last
+-- job counts.
 
 -- name: workflow_jobs_to_retry(id bigint)
 -- roles: observer, admin
-SELECT id
-FROM taskd.job_history
-WHERE workflow_id = $1 AND state IN ('failed', 'cancelled') AND reason IS DISTINCT FROM 'nothing failed'
-ORDER BY id;
+SELECT past.id
+FROM taskd.job_history AS past
+WHERE past.workflow_id = $1 AND past.state IN ('failed', 'cancelled') AND past.reason IS DISTINCT FROM 'nothing failed'
+  AND NOT EXISTS (
+      SELECT FROM taskd.workflow AS run JOIN taskd.jobs AS later ON later.workflow_id = run.id AND later.id > past.id
+      WHERE run.id = $1 AND run.stages IS NOT NULL AND taskd.stage_place(run.stages, later.node) IS NOT NULL
+  )
+ORDER BY past.id;
+
+-- See taskd.restart_runs().
+
+-- name: restart_runs(ids bigint[], stage text, args text)
+-- roles: admin
+-- moves: - -> queued, - -> blocked, failed -> queued, cancelled -> queued, failed -> blocked, cancelled -> blocked
+SELECT workflow_id, outcome, job_id, detail FROM taskd.restart_runs($1::bigint[], $2, $3::text::jsonb);
+
+-- See taskd.start_at_stage().
+
+-- name: start_at_stage(pipeline text, stage text, args text, metadata text)
+-- roles: producer, admin
+-- moves: - -> queued, - -> blocked
+SELECT taskd.start_at_stage($1, $2, $3::text::jsonb, $4::text::jsonb) AS id,
+       (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us;
+
+-- Runs of pipelines that have ended, with an id after `after_id`, by name, by the state of the last job and its stage, and by the
+-- time since their start. Runs whose jobs are no longer kept are left out.
+
+-- name: find_runs(name text, states text[], stage text, older_than_s double precision, since_s double precision, after_id bigint, batch bigint)
+-- roles: observer, admin
+SELECT run.id
+FROM taskd.workflow AS run
+CROSS JOIN LATERAL (
+    SELECT job.node, job.state
+    FROM taskd.jobs AS job
+    WHERE job.workflow_id = run.id AND taskd.stage_place(run.stages, job.node) IS NOT NULL
+    ORDER BY job.id DESC
+    LIMIT 1
+) AS last
+WHERE run.stages IS NOT NULL AND run.id > $6 AND ($1::text IS NULL OR run.name = $1) AND last.state = ANY ($2::text[])
+  AND ($3::text IS NULL OR last.node = $3)
+  AND ($4::double precision IS NULL OR run.created_at < clock_timestamp() - make_interval(secs => $4))
+  AND ($5::double precision IS NULL OR run.created_at >= clock_timestamp() - make_interval(secs => $5))
+ORDER BY run.id
+LIMIT $7;
 
 -- The first `batch` jobs that a blocked job waits for. `parents` is the number of all jobs that the blocked job waits for.
 

@@ -1,4 +1,4 @@
-"""`taskd workflows`: list, show, cancel and retry workflows and pipelines."""
+"""`taskd workflows`: list, show, cancel, retry and start workflows and pipelines."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from taskd.cli.shared.output import (
     text_of,
 )
 from taskd.cli.shared.session import REASON, Session, json_option, pass_session
+from taskd.cli.workflow_runs import set_, start
 from taskd.core.workflows.tree import Line, Part, lines, state_counts, state_of, with_stages
 from taskd.errors import WorkflowNotFound
 
@@ -52,7 +53,7 @@ STATS_COLUMNS = {
 
 @click.group()
 def workflows() -> None:
-    """List, show, count, cancel and retry workflows and pipelines."""
+    """List, show, count, cancel, retry and start workflows and pipelines."""
 
 
 @workflows.command("list")
@@ -199,7 +200,11 @@ def retry(session: Session, workflow_id: int, as_json: bool) -> None:
 @json_option
 @pass_session
 def stats(session: Session, name: str, as_json: bool) -> None:
-    """Count the jobs of all workflows of one name, by stage or part."""
+    """Count the jobs of all workflows of one name, by stage or part.
+
+    Each run of a pipeline counts once for each stage that it has reached. If it has gone back to a
+    stage, its earlier jobs of this and of later stages do not count.
+    """
     from taskd.store import workflows as store
 
     rows = session.run(lambda lane: store.stats(lane, name, PARTS_MAX))
@@ -208,6 +213,10 @@ def stats(session: Session, name: str, as_json: bool) -> None:
             f"no workflow is named {name!r}, or no job of these workflows is kept any more"
         )
     print_rows(rows, STATS_COLUMNS, as_json=as_json)
+
+
+workflows.add_command(set_)
+workflows.add_command(start)
 
 
 def _unknown(workflow_id: int) -> str:

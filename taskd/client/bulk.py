@@ -14,6 +14,8 @@ from taskd.store.jobs import changes, jobs
 
 BATCH_JOBS = 1000
 SAMPLE_JOBS = 10
+# Each run locks its last job and its workflow until the commit.
+BATCH_RUNS = 200
 
 # Acts on the jobs with these ids, in this order. Returns the ids of the jobs on which it acted. It
 # does not act on jobs that have changed since they were found.
@@ -99,6 +101,36 @@ async def cancel_workflow(
         for at in range(0, len(left), BATCH_JOBS):
             moved |= await jobs.cancel(on, left[at : at + BATCH_JOBS], reason)
     return moved
+
+
+async def restart_runs(
+    on: Fetches,
+    ids: Sequence[int],
+    stage: str | None = None,
+    args: str | None = None,
+) -> dict[int, workflows.Restarted]:
+    """Start stopped and finished runs of pipelines again, in batches; return what happened.
+
+    Args:
+        stage, args: as for workflows.restart() of the store.
+    """
+    done: dict[int, workflows.Restarted] = {}
+    for at in range(0, len(ids), BATCH_RUNS):
+        done |= await workflows.restart(on, ids[at : at + BATCH_RUNS], stage, args)
+    return done
+
+
+async def find_runs(on: Fetches, chosen: workflows.RunFilter, limit: int | None) -> list[int]:
+    """Return the ids of the matching runs of pipelines: `limit` at most, or with None, all."""
+    found: list[int] = []
+    most = sys.maxsize if limit is None else limit
+    while len(found) < most:
+        page = min(BATCH_JOBS, most - len(found))
+        ids = await workflows.find_runs(on, chosen, found[-1] if found else 0, page)
+        found += ids
+        if len(ids) < page:
+            break
+    return found
 
 
 async def retry_workflow(

@@ -13,9 +13,10 @@ from taskd.client.control import ClientControl
 from taskd.client.enqueueing import enqueue_job, enqueue_jobs
 from taskd.client.options import JobOptions, given
 from taskd.core.jobs.arguments import encode_args
-from taskd.core.jobs.job import JobState, NewJob
+from taskd.core.jobs.job import JobState, NewJob, check_payload
 from taskd.core.jobs.unique import RESULT_TIMEOUT_S, Enqueued
 from taskd.errors import JobCancelled, JobFailed, ResultNotStored
+from taskd.store import workflows as stored_workflows
 from taskd.store.connections.callers_connection import fetches, fetches_sync, finished
 from taskd.store.jobs.results import JobKey
 
@@ -114,6 +115,30 @@ class Client(ClientControl):
         """
         job = NewJob(task, encode_args(task, args or {}), **given(options))
         return await self.enqueue(job, conn=conn)
+
+    async def start_at_stage(
+        self,
+        pipeline: str,
+        stage: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        conn: object = None,
+    ) -> Enqueued:
+        """Start a run of a published pipeline at one of its stages; return the id of its job.
+
+        Args:
+            args: the arguments of this stage by name.
+            conn: the caller's connection, as enqueue() takes it.
+
+        Raises:
+            InvalidJob: no worker has published the pipeline, it has no such stage (the message
+                lists the stages), or the arguments do not fit the stage.
+            InvalidArgs: the arguments have no JSON form.
+            As enqueue().
+        """
+        text = check_payload(f"the stage {stage}", encode_args(f"the stage {stage}", args or {}))
+        on = await self._on(conn)
+        return self._mine([await stored_workflows.start_at_stage(on, pipeline, stage, text)])[0]
 
     def enqueue_sync(self, job: NewJob, *, conn: object = None) -> Enqueued:
         """Enqueue like enqueue(), without an event loop; `conn` is a blocking connection.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from taskd.client import job_changes
 from taskd.client.connecting.connections import ClientConnections
 from taskd.client.schedules import Schedules
+from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.failure import clean_reason
 from taskd.core.jobs.job import FINISHED_BADLY, LIVE, WAITING, JobState, check_queue
 from taskd.core.jobs.job_changes import Change, ChangeOutcome, Changes
@@ -22,6 +23,7 @@ from taskd.store.jobs import limits as stored_limits
 
 if TYPE_CHECKING:
     from taskd.client.bulk import Chosen
+    from taskd.store.workflows import Restarted
 
 
 class ClientControl(ClientConnections):
@@ -52,6 +54,34 @@ class ClientControl(ClientConnections):
             states = bulk.states_of(selected)
             ended |= await stored_jobs.cancel(pool, ids, clean_reason(reason), states)
         return ended
+
+    async def restart_runs(
+        self,
+        ids: Iterable[int],
+        stage: str | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> dict[int, Restarted]:
+        """Start stopped and finished runs of pipelines again; return by id what happened to each.
+
+        Args:
+            ids: ids of the runs, as `Started.id` and `taskd workflows list` have them.
+            stage: the name of the stage with which the runs go on. With None, each run goes on with
+                the stage at which it has ended; a failed or cancelled job of this stage is retried.
+            args: the arguments of the stage. With None, they are those of the last job of the stage
+                in the run, or, if there is none, the result of the stage before.
+
+        Returns:
+            For each run, its new or retried job, or why it was refused: it is live, it is no run of
+            a pipeline, it has no such stage (the refusal lists the stages), or it has no arguments
+            for the stage.
+
+        Raises:
+            InvalidArgs: the arguments have no JSON form.
+        """
+        from taskd.client import bulk
+
+        text = None if args is None else encode_args(f"the stage {stage}", args)
+        return await bulk.restart_runs(await self._pool(), list(ids), stage, text)
 
     async def retry(
         self,

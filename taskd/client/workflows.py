@@ -296,7 +296,7 @@ class Pipeline(Startable):
         self.name = check_name(name)
         self.stages = tuple(made for made, _ in stages)
         check_stages(name, self.stages, [_returns(task) for _, task in stages])
-        self._first = stages[0][1]
+        self._tasks = [task for _, task in stages]
         self.queue = self.stages[0].queue
 
     def job(self, *args: Any, **kwargs: Any) -> NewJob:
@@ -311,11 +311,11 @@ class Pipeline(Startable):
         Raises:
             InvalidArgs: the arguments do not fit the task of the first stage.
         """
-        return NewJob(self.name, self._first.encode(*args, **kwargs))
+        return NewJob(self.name, self._tasks[0].encode(*args, **kwargs))
 
     def plan(self) -> PipelinePlan:
         """Return what workers publish about the pipeline."""
-        first, task = self.stages[0], self._first
+        first, task = self.stages[0], self._tasks[0]
         return PipelinePlan(
             self.name,
             task,
@@ -326,32 +326,51 @@ class Pipeline(Startable):
         )
 
     async def start(
-        self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        stage: str | None = None,
+        conn: object = None,
+        client: Client | None = None,
+        **kwargs: Any,
     ) -> Started:
-        """Start a run: enqueue the job of the first stage with these arguments.
+        """Start a run: enqueue the job of the first stage, or of another one, with these arguments.
 
         The stages are stored with the run, so a later deploy does not change this run.
 
         Args:
-            args, kwargs: the arguments of the first stage's handler.
+            args, kwargs: the arguments of the stage's handler.
+            stage: the name of the stage with which the run starts; by default the first one.
             conn: the caller's connection, as `Client.enqueue` takes it.
             client: replaces the default client.
 
         Raises:
-            InvalidArgs: the arguments do not fit the task of the first stage.
+            InvalidArgs: the arguments do not fit the task of the stage.
+            InvalidWorkflow: the pipeline has no such stage.
             As Client.enqueue().
         """
-        return await self._write(self._run(args, kwargs), client, conn)
+        return await self._write(self._run(stage, args, kwargs), client, conn)
 
     def start_sync(
-        self, *args: Any, conn: object = None, client: Client | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        stage: str | None = None,
+        conn: object = None,
+        client: Client | None = None,
+        **kwargs: Any,
     ) -> Started:
         """Start like start(), for code without an event loop; `conn` is a blocking connection."""
-        return self._write_sync(self._run(args, kwargs), client, conn)
+        return self._write_sync(self._run(stage, args, kwargs), client, conn)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        first = self.stages[0]
-        text = self._first.encode(*args, **kwargs)
+    def _run(self, stage: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        names = [each.name for each in self.stages]
+        if stage is not None and stage not in names:
+            raise InvalidWorkflow(
+                f"pipeline {self.name}: it has no stage {stage!r}; its stages are "
+                f"{', '.join(names)}"
+            )
+        place = 0 if stage is None else names.index(stage)
+        first, task = self.stages[place], self._tasks[place]
+        text = task.encode(*args, **kwargs)
         job = NewJob(
             first.task,
             text,
@@ -361,7 +380,7 @@ class Pipeline(Startable):
             timeout_s=first.timeout_s,
             checked=True,
             args_version=first.args_version,
-            limit=self._first.limit_of(text),
+            limit=task.limit_of(text),
         )
         node = Node(first.name, job)
         return Plan(self.name, "pipeline", [node], stages=self._stages_text())

@@ -162,6 +162,69 @@ async def stop(on: Fetches, workflow_id: int) -> bool:
     return bool(await on.fetch("stop_workflow", workflow_id))
 
 
+class Restarted(NamedTuple):
+    """What restart() did with a run of a pipeline.
+
+    Attributes:
+        job_id: the job with which the run goes on; None if the run was refused.
+        refusal: why the run was not started again, or None.
+    """
+
+    job_id: int | None
+    refusal: str | None
+
+
+async def restart(
+    on: Fetches, ids: Sequence[int], stage: str | None, args: str | None
+) -> dict[int, Restarted]:
+    """Start stopped and finished runs of pipelines again; return by id what happened.
+
+    Args:
+        stage: where the runs start; None: each at the stage at which it has ended.
+        args: the arguments of the stage as JSON text; None: those that it had in each run, or the
+            result of the stage before.
+    """
+    rows = await on.fetch("restart_runs", list(ids), stage, args)
+    return {row[0]: Restarted(row[2], row[3]) for row in rows}
+
+
+async def start_at_stage(
+    on: Fetches, pipeline: str, stage: str, args: str, metadata: str | None = None
+) -> Enqueued:
+    """Start a run of a published pipeline at a stage; return the id of its job.
+
+    Raises:
+        ValueRefused: there is no such pipeline or stage, or the arguments do not fit the stage.
+    """
+    row = (await on.fetch("start_at_stage", pipeline, stage, args, metadata))[0]
+    return Enqueued.at(row[0], row[1])
+
+
+class RunFilter(NamedTuple):
+    """Which ended runs of pipelines are meant.
+
+    Attributes:
+        name: the name of the pipeline.
+        states: the state of the last job: done, failed or cancelled.
+        stage: the stage of the last job.
+        older_than_s, since_s: bounds of the time since the start of the run.
+    """
+
+    name: str | None = None
+    states: Sequence[str] = ("done", "failed", "cancelled")
+    stage: str | None = None
+    older_than_s: float | None = None
+    since_s: float | None = None
+
+
+async def find_runs(on: Fetches, chosen: RunFilter, after_id: int, limit: int) -> list[int]:
+    """Return the ids of at most `limit` ended runs of pipelines, after an id, sorted."""
+    name, states, *rest = chosen
+    return [
+        row[0] for row in await on.fetch("find_runs", name, list(states), *rest, after_id, limit)
+    ]
+
+
 async def jobs_to_cancel(on: Fetches, workflow_id: int) -> list[int]:
     """Return the ids of a workflow's live jobs, without jobs that were already asked to stop."""
     return [row[0] for row in await on.fetch("workflow_jobs_to_cancel", workflow_id)]

@@ -115,6 +115,7 @@ CALLS = (
     *("admit_jobs", "claim_limited_jobs", "count_depths", "fire_schedule", "parent_results"),
     *(
         "unblock_dependants",
+        "add_to_workflow",
         "prune_workflows",
         "prune_keys",
         "prune_default_partition",

@@ -17,6 +17,7 @@ NO_RESULT = {
     "web": "serves pages; its log is JSON off a terminal",
     "demo": "a show for people",
     "enqueue": "--json gives the arguments; what it prints is the id alone",
+    "workflows start": "what it prints is the id alone",
     "metrics alerts": "prints YAML, for Prometheus",
     "metrics dashboard": "prints JSON as it is, for Grafana",
     "db shell": "psql itself",
