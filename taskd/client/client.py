@@ -16,7 +16,6 @@ from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.job import JobState, NewJob, check_payload
 from taskd.core.jobs.unique import RESULT_TIMEOUT_S, Enqueued
 from taskd.errors import JobCancelled, JobFailed, ResultNotStored
-from taskd.store import workflows as stored_workflows
 from taskd.store.connections.callers_connection import fetches, fetches_sync, finished
 from taskd.store.jobs.results import JobKey
 
@@ -136,9 +135,11 @@ class Client(ClientControl):
             InvalidArgs: the arguments have no JSON form.
             As enqueue().
         """
+        from taskd.store import workflows
+
         text = check_payload(f"the stage {stage}", encode_args(f"the stage {stage}", args or {}))
         on = await self._on(conn)
-        return self._mine([await stored_workflows.start_at_stage(on, pipeline, stage, text)])[0]
+        return self._mine([await workflows.start_at_stage(on, pipeline, stage, text)])[0]
 
     def enqueue_sync(self, job: NewJob, *, conn: object = None) -> Enqueued:
         """Enqueue like enqueue(), without an event loop; `conn` is a blocking connection.

@@ -36,6 +36,12 @@ OF_WORKERS: dict[str, tuple[Any, ...]] = {
     # The tick, and the next one.
     "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE, None),
     "parent_results": (9_500_000, 100_000),
+    # Two jobs, for which the two wait that wait for the running one.
+    "add_to_workflow": (
+        *(2_000_003, crowd.ME, 1, "flow", ["t"] * 2, ["q"] * 2, ["{}"] * 2, [100] * 2),
+        *([[]] * 10),
+        *(["a", "b"], [2], [1], [None], ["cancel"]),
+    ),
     "prune_workflows": (),
     "unblock_dependants": (10,),
     "prune_keys": (10,),
