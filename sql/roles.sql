@@ -213,9 +213,13 @@ GRANT EXECUTE ON FUNCTION
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
     taskd.next_interval_tick(timestamptz, double precision, timestamptz),
     taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean, jsonb),
-    taskd.query_args(text, timestamptz)
+    taskd.query_args(text, timestamptz, text[], text[])
     TO taskd_worker, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb) TO taskd_worker;
+GRANT EXECUTE ON FUNCTION
+    taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb, text[], timestamp[], text[])
+    TO taskd_worker;
+GRANT SELECT, INSERT, UPDATE ON taskd.schedule_zone TO taskd_worker;
+GRANT SELECT ON taskd.schedule_zone TO taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
 GRANT SELECT, UPDATE (
     next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason, withdrawn_at

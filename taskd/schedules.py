@@ -17,6 +17,7 @@ from taskd.config import parse_duration_s
 from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import (
     CATCH_UP_MAX_DEFAULT,
+    PER_ROW,
     CatchUp,
     Cron,
     Every,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # the import loads the driver, which declarations do not need
     from taskd.client.workflows import Pipeline
 
 __all__ = [
+    "PER_ROW",
     "CatchUp",
     "Cron",
     "Every",
@@ -71,7 +73,9 @@ def cron(expression: str, timezone: str = "UTC") -> Cron:
 
     Args:
         expression: five fields, such as `0 3 * * MON-FRI`.
-        timezone: the time zone of the expression, by its name in the time zone database.
+        timezone: the time zone of the expression, by its name in the time zone database. With
+            PER_ROW (`per row`), each row of the schedule's query names its own time zone, in the
+            column `job.timezone`.
 
     Raises:
         InvalidSchedule: the expression cannot be parsed or never has a tick, or the time zone does
@@ -101,7 +105,9 @@ def schedule(
             `pipeline.job(...)`. With a query, give the task or the pipeline itself; the columns of
             the query are the arguments.
         when: every(...) or cron(...).
-        query: a SELECT; a tick enqueues one job per row.
+        query: a SELECT; a tick enqueues one job per row. The columns `job.timezone`, `job.run_at`
+            and `job.deadline` are not arguments of the job: they hold the row's time zone, and the
+            due time and the deadline of its job.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, fire only the newest missed ticks, at most this many.
         overlap: what a tick does while a job of the schedule is live, or a later stage of its run:

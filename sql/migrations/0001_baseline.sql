@@ -553,6 +553,7 @@ CREATE TABLE taskd.schedule (
     -- Its ticks: multiples of the period after `starts_at`, or the times of the cron expression in its time zone.
     every_s double precision CONSTRAINT every_is_1_s_to_10_years CHECK (every_s BETWEEN 1 AND 315360000),
     cron text CONSTRAINT cron_is_bounded CHECK (octet_length(cron) <= 200 AND cron !~ E'[\\u0001-\\u001f\\u007f-\\u009f]'),
+    -- `per row`: each row of the query names its own time zone. Then `next_at` is the next tick of any zone.
     timezone text NOT NULL DEFAULT 'UTC'
         CONSTRAINT timezone_is_bounded CHECK (octet_length(timezone) <= 100 AND timezone !~ E'[\\u0001-\\u001f\\u007f-\\u009f]'),
     starts_at taskd.moment NOT NULL DEFAULT now(),
@@ -597,6 +598,17 @@ CREATE TABLE taskd.schedule (
 -- is after the pause.
 CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), next_at NULLS FIRST)
     WHERE NOT stopped;
+
+-- The last tick of each time zone of a schedule with a time zone per row, and its local time. The transaction that enqueues the
+-- jobs of a tick writes it, so that no zone has a second tick for a local time, even if workers have different rules of time
+-- zones, or if the clock is set back.
+CREATE TABLE taskd.schedule_zone (
+    schedule taskd.schedule_name NOT NULL REFERENCES taskd.schedule ON DELETE CASCADE,
+    timezone text NOT NULL,
+    last_tick timestamptz NOT NULL,
+    last_local timestamp NOT NULL,
+    PRIMARY KEY (schedule, timezone)
+);
 
 -- ====================================================================================================
 -- Workflows
@@ -3747,6 +3759,63 @@ AS $$
     )::double precision)
 $$;
 
+-- Return the moment at which the clocks of a time zone show a local time. If a clock change repeats the local time, the first
+-- moment; if it skips the local time, the moment of the change.
+-- Called by: moment_after().
+CREATE FUNCTION taskd.local_moment(local_time timestamp, timezone text) RETURNS timestamptz
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    usual timestamptz := local_time AT TIME ZONE timezone;
+    day_before timestamptz := usual - interval '1 day';
+    -- With the offset of the day before, which applies until a clock change.
+    early timestamptz := (local_time - ((day_before AT TIME ZONE timezone) - (day_before AT TIME ZONE 'UTC'))) AT TIME ZONE 'UTC';
+BEGIN
+    IF early AT TIME ZONE timezone = local_time THEN
+        RETURN early;
+    ELSIF usual AT TIME ZONE timezone = local_time THEN
+        RETURN usual;
+    END IF;
+    RETURN (
+        SELECT min(minute)
+        FROM generate_series(date_trunc('minute', early) - interval '1 day', early, interval '1 min') AS minute
+        WHERE minute AT TIME ZONE timezone > local_time
+    );
+END
+$$;
+
+-- Return the time that a column of a schedule's query means: a time of day is the first such local time from the tick on, and a
+-- timestamp without an offset is a local time.
+-- Called by: make_scheduled_jobs().
+CREATE FUNCTION taskd.moment_after(tick timestamptz, value text, timezone text, col text) RETURNS timestamptz
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    local_tick timestamp;
+    found timestamptz;
+BEGIN
+    IF value IS NULL THEN
+        RETURN NULL;
+    END IF;
+    local_tick := tick AT TIME ZONE timezone;
+    IF value ~ E'^\\d{1,2}:' THEN
+        found := taskd.local_moment(local_tick::date + value::time, timezone);
+        RETURN CASE WHEN found >= tick THEN found ELSE taskd.local_moment(local_tick::date + 1 + value::time, timezone) END;
+    ELSIF value ~ E'^\\d+-\\d+-\\d+T[0-9:.]+(Z|[+-][0-9:]+)$' THEN
+        RETURN value::timestamptz;
+    END IF;
+    RETURN taskd.local_moment(value::timestamp, timezone);
+EXCEPTION WHEN data_exception THEN
+    -- PostgreSQL's message quotes the value, and observers read the errors of schedules.
+    RAISE EXCEPTION 'a row of the query has a "%" that is neither a time of day, such as 08:00, nor a timestamp, or a "job.timezone" that '
+        'does not exist', col USING ERRCODE = 'raise_exception';
+END
+$$;
+
 -- Create or change a schedule; return `created`, `changed`, `unchanged` or `taken`.
 --
 --     SELECT taskd.set_schedule('tidy', 'tidy_up', every => '5 min');
@@ -3813,15 +3882,19 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": cron has five fields, minute, hour, day, month and weekday, not "%"', name, cron
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF timezone = 'per row' AND (cron IS NULL OR query IS NULL OR overlap <> 'allow') THEN
+        RAISE EXCEPTION 'schedule "%": a time zone per row needs cron, a query with the column "job.timezone", and overlap => ''allow''', name
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     -- If a worker passes the next tick, it has checked the time zone.
-    IF cron IS NOT NULL AND next_at IS NULL
+    IF cron IS NOT NULL AND next_at IS NULL AND timezone <> 'per row'
        AND NOT EXISTS (SELECT FROM pg_timezone_names AS z WHERE z.name = timezone)
     THEN
         RAISE EXCEPTION 'schedule "%": there is no time zone "%"', name, timezone
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Names look like Europe/Berlin. List them: SELECT name FROM pg_timezone_names;';
     END IF;
     IF query IS NOT NULL AND NOT has_function_privilege(
-        session_user, 'taskd.fire_schedule(text, bigint, timestamptz, timestamptz[], timestamptz, jsonb)', 'EXECUTE'
+        session_user, 'taskd.fire_schedule'::regproc, 'EXECUTE'
     ) THEN
         RAISE EXCEPTION 'schedule "%": a query runs as the user who sets it, and % may not fire schedules', name, session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'Set it as the user that your workers log in as.';
@@ -3923,6 +3996,7 @@ $$;
 -- owner's rights, because workers are not allowed to insert jobs. Workers do not choose the arguments: these are in the
 -- schedule, or come from its query, which runs as the user who has set it. Unless at_once, jitter delays `run_at`. The delay
 -- is computed from the name of the schedule, the tick and the position of the job, so that a repetition gives the same time.
+-- Columns of the query that are named `job.` are options of the job instead of arguments; at_once ignores `job.run_at`.
 -- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.make_scheduled_jobs(
     schedule text, tick timestamptz, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL, OUT outcome text, OUT ids bigint[]
@@ -3940,6 +4014,7 @@ DECLARE
     is_pipeline boolean;
     wrong_args jsonb;
     live bigint[];
+    options CONSTANT text[] := ARRAY['job.timezone', 'job.run_at', 'job.deadline'];
 BEGIN
     SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
     IF (argses IS NULL) <> (def.query IS NULL) OR def.query_user <> session_user OR tick > moment
@@ -3965,8 +4040,8 @@ BEGIN
     is_pipeline := coalesce(known.kind = 'pipeline' AND known.stages IS NOT NULL, false);
     -- Arguments of an older schema version are converted, and checked, by the worker.
     IF argses IS NOT NULL AND known.args_version = coalesce(def.args_version, 1) THEN
-        SELECT def.args || a INTO wrong_args FROM unnest(argses) AS a
-        WHERE NOT taskd.args_are_valid(def.args || a, known.accepted, known.fits)
+        SELECT def.args || (a - options) INTO wrong_args FROM unnest(argses) AS a
+        WHERE NOT taskd.args_are_valid(def.args || (a - options), known.accepted, known.fits)
         LIMIT 1;
         IF FOUND THEN
             PERFORM taskd.raise_invalid_job(def.task, def.queue, wrong_args, known.required, known.accepted);
@@ -3976,13 +4051,17 @@ BEGIN
     PERFORM taskd.check_queue_room(q.name, q.max_depth, greatest(cardinality(argses), 1))
     FROM taskd.queue AS q
     WHERE q.name = def.queue AND q.max_depth IS NOT NULL AND argses IS DISTINCT FROM '{}'
-      AND (at_once OR coalesce(def.jitter_s, 0) = 0);
+      AND (at_once OR coalesce(def.jitter_s, 0) = 0 AND NOT coalesce(argses[1] ? 'job.run_at', false));
     WITH wanted AS (
-        SELECT def.args || a.args AS args, a.n,
-               tick + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
+        SELECT def.args || (a.args - options) AS args, a.n,
+               coalesce(taskd.moment_after(tick, a.args ->> 'job.deadline', z.timezone, 'job.deadline'),
+                        tick + make_interval(secs => def.deadline_s)) AS deadline,
+               coalesce(CASE WHEN NOT at_once THEN taskd.moment_after(tick, a.args ->> 'job.run_at', z.timezone, 'job.run_at') END,
+                        tick) + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
                    hashtextextended(format('%s %s %s', schedule, extract(epoch FROM tick), a.n), 0) & 4503599627370495
                ) / 4503599627370496.0) AS due
         FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) WITH ORDINALITY AS a (args, n)
+        CROSS JOIN LATERAL (SELECT coalesce(a.args ->> 'job.timezone', def.timezone) AS timezone) AS z
     ), inserted AS (
         INSERT INTO taskd.job AS j (
             queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
@@ -3990,7 +4069,7 @@ BEGIN
         )
         SELECT def.queue, def.task, args, def.priority,
                CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
-               def.max_attempts, def.timeout_s, tick + make_interval(secs => def.deadline_s), schedule, tick,
+               def.max_attempts, def.timeout_s, deadline, schedule, tick,
                def.args_version, known.limit_name,
                CASE WHEN known.limit_name IS NOT NULL
                     THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact)) END, metadata
@@ -4000,8 +4079,7 @@ BEGIN
         RETURNING j.id
     ), started AS (
         SELECT taskd.start_run(
-                   def.task, args, def.queue, def.priority, due, def.max_attempts, def.timeout_s,
-                   tick + make_interval(secs => def.deadline_s), metadata, schedule, tick
+                   def.task, args, def.queue, def.priority, due, def.max_attempts, def.timeout_s, deadline, metadata, schedule, tick
                ) AS id
         FROM wanted
         WHERE is_pipeline
@@ -4017,29 +4095,42 @@ $$;
 
 -- Return the rows of a schedule's query as JSON objects. The query runs with the caller's rights inside a SELECT, so it
 -- writes nothing, unless it calls a function that writes. It must name tables with their schema, and can use $1 for the
--- tick.
+-- tick. `zones`: return only the rows whose `job.timezone` is one of these; PostgreSQL pushes this condition into the query, so an
+-- index on the time zone applies. `known`: return also how many rows have none of these time zones.
 --
 -- Observers read the error of a tick, and PostgreSQL quotes values in its errors ('invalid input syntax for type integer: "..."').
 -- So the query is parsed before a row is read: such an error can quote only the query. Of any other error, only the SQLSTATE is
 -- kept, unless the error says nothing about a value: an outage, a limit, a missing right, or a RAISE of the user.
 -- Called by: fire_schedule(), run_schedule().
-CREATE FUNCTION taskd.query_args(query text, tick timestamptz) RETURNS jsonb[]
+CREATE FUNCTION taskd.query_args(
+    query text, tick timestamptz, zones text[] DEFAULT NULL, known text[] DEFAULT NULL, OUT argses jsonb[], OUT without_zone bigint
+)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    rows CONSTANT text := E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found LIMIT %s) AS one';
+    rows CONSTANT text := E'SELECT array_agg(to_jsonb(one.*)) FROM (SELECT * FROM (\n%s\n) AS found %s LIMIT %s) AS one';
+    of_zones CONSTANT text := CASE WHEN zones IS NOT NULL THEN 'WHERE found."job.timezone"::text = ANY ($2)' ELSE '' END;
     parsed boolean := false;
-    argses jsonb[];
+    wrong text;
 BEGIN
-    EXECUTE format(rows, query, 0) USING tick;
+    EXECUTE format(rows, query, of_zones, 0) USING tick, zones;
     parsed := true;
-    EXECUTE format(rows, query, 100001) INTO argses USING tick;
+    EXECUTE format(rows, query, of_zones, 100001) INTO argses USING tick, zones;
     IF cardinality(argses) > 100000 THEN
         RAISE EXCEPTION 'the query returns more than 100000 rows: restrict it, or split it into several schedules'
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
-    RETURN coalesce(argses, '{}');
+    SELECT name INTO wrong FROM jsonb_object_keys(argses[1] - ARRAY['job.timezone', 'job.run_at', 'job.deadline']) AS name
+    WHERE name LIKE 'job.%' LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'the query has a column "%"; the options of a job are "job.timezone", "job.run_at" and "job.deadline"', wrong;
+    END IF;
+    argses := coalesce(argses, '{}');
+    IF known IS NOT NULL THEN
+        EXECUTE format(E'SELECT count(*) FROM (\n%s\n) AS found WHERE (found."job.timezone"::text = ANY ($2)) IS NOT TRUE', query)
+        INTO without_zone USING tick, known;
+    END IF;
 EXCEPTION WHEN OTHERS THEN
     IF NOT parsed AND SQLSTATE IN ('42601', '42P01', '42703', '42883') THEN
         RAISE EXCEPTION 'the query is not a valid SELECT here: %', SQLERRM
@@ -4103,6 +4194,8 @@ BEGIN
         FROM ahead
         WHERE s.name = ahead.name
         RETURNING s.name
+    ), forgotten AS (
+        DELETE FROM taskd.schedule_zone AS z USING ahead WHERE z.schedule = ahead.name AND z.last_tick > moment
     )
     SELECT array_agg(moved.name::text ORDER BY moved.name) INTO schedules FROM moved;
 END
@@ -4113,28 +4206,34 @@ $$;
 -- or NULL if another worker is firing the schedule or has fired it, or if the schedule was changed or paused meanwhile. The
 -- query runs with the caller's rights, so the statement that locks the row and reads the query also checks whose query it is.
 --
+-- With a time zone per row, `zones` and `locals` contain the time zone and the local time of each tick. A zone that has had a
+-- tick for this local time, or for a later one, is left out. (The local times of cron with `*` or `*/n` as minute or hour can
+-- repeat at a clock change; there, the tick itself has to be later.) `known`: all time zones, to count the rows without one.
+--
 -- If an error occurs, none of the jobs are written, the error is stored in the schedule, and the next tick is set. But an
 -- error that a retry can fix (a deadlock, a full disk, a lock) is raised, and the tick remains due.
 -- Called by: fire_schedule.
 CREATE FUNCTION taskd.fire_schedule(
     schedule text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz,
-    metadata jsonb DEFAULT NULL, OUT outcome text, OUT jobs bigint, OUT error text
+    metadata jsonb DEFAULT NULL, zones text[] DEFAULT NULL, locals timestamp[] DEFAULT NULL, known text[] DEFAULT NULL,
+    OUT outcome text, OUT jobs bigint, OUT error text
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_variable
 DECLARE
-    query text;
+    def taskd.schedule;
+    rows record;
     made record;
-    one timestamptz;
+    one record;
 BEGIN
-    SELECT s.query INTO query
+    SELECT s.* INTO def
     FROM taskd.schedule AS s
     WHERE s.name = schedule AND s.revision = revision AND s.next_at IS NOT DISTINCT FROM next_at
       AND NOT s.stopped
       AND following > coalesce(s.paused_until, '-infinity')   -- not computed before the pause began
-      AND coalesce(s.query_user = session_user, true)
+      AND coalesce(s.query_user = session_user, true) AND (zones IS NOT NULL OR s.timezone <> 'per row' OR ticks = '{}')
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
@@ -4142,13 +4241,39 @@ BEGIN
     outcome := 'moved';
     jobs := 0;
     BEGIN
-        FOREACH one IN ARRAY ticks LOOP
-            SELECT * INTO made
-            FROM taskd.make_scheduled_jobs(
-                schedule, one, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, one) END, false, metadata
-            );
+        FOR one IN
+            SELECT t.tick, array_agg(t.zone) AS zones, array_agg(t.local) AS locals
+            FROM unnest(ticks, zones, locals) AS t (tick, zone, local)
+            GROUP BY t.tick
+            ORDER BY t.tick
+        LOOP
+            IF zones IS NOT NULL THEN
+                WITH taken AS (
+                    INSERT INTO taskd.schedule_zone AS z (schedule, timezone, last_tick, last_local)
+                    SELECT schedule, u.zone, one.tick, u.local
+                    FROM unnest(one.zones, one.locals) AS u (zone, local)
+                    ORDER BY u.zone
+                    ON CONFLICT ON CONSTRAINT schedule_zone_pkey DO UPDATE
+                    SET last_tick = excluded.last_tick, last_local = excluded.last_local
+                    WHERE z.last_tick < excluded.last_tick
+                      AND (z.last_local < excluded.last_local OR def.cron ~ E'^\\s*(\\*|\\S+\\s+\\*)')
+                    RETURNING z.timezone
+                )
+                SELECT array_agg(taken.timezone) INTO one.zones FROM taken;
+                CONTINUE WHEN one.zones IS NULL;
+            END IF;
+            SELECT NULL::jsonb[] AS argses, NULL::bigint AS without_zone INTO rows;
+            IF def.query IS NOT NULL THEN
+                SELECT * INTO rows
+                FROM taskd.query_args(def.query, one.tick, CASE WHEN zones IS NOT NULL THEN one.zones END, known);
+            END IF;
+            SELECT * INTO made FROM taskd.make_scheduled_jobs(schedule, one.tick, rows.argses, false, metadata);
             outcome := made.outcome;
             jobs := jobs + coalesce(cardinality(made.ids), 0);
+            IF rows.without_zone > 0 THEN
+                error := format('%s rows of the query have a "job.timezone" that is NULL or does not exist, and get no jobs; the names of '
+                                'time zones are in pg_timezone_names', rows.without_zone);
+            END IF;
         END LOOP;
     EXCEPTION WHEN query_canceled OR OTHERS THEN
         -- A full queue (53400) is not retried: a query with more rows than the depth limit of the queue would never succeed.
@@ -4159,13 +4284,16 @@ BEGIN
         jobs := 0;
         error := left(CASE WHEN SQLSTATE = '57014' THEN 'it took longer than the time limit of a tick: ' ELSE '' END || SQLERRM, 500);
     END;
+    -- With a time zone per row, an error stays until the ticks of a day have passed: the tick that counts rows without a zone.
     UPDATE taskd.schedule AS s
     SET next_at = following,
         last_tick = coalesce(ticks[cardinality(ticks)], s.last_tick),
         skipped = s.skipped + CASE WHEN outcome = 'skipped' THEN 1 ELSE 0 END,
         skipped_tick = CASE WHEN outcome = 'skipped' THEN ticks[cardinality(ticks)] ELSE s.skipped_tick END,
-        last_error = CASE outcome WHEN 'failed' THEN error WHEN 'moved' THEN s.last_error END,
-        last_error_at = CASE outcome WHEN 'failed' THEN clock_timestamp() WHEN 'moved' THEN s.last_error_at END
+        last_error = CASE WHEN error IS NOT NULL THEN error
+                          WHEN outcome = 'moved' OR zones IS NOT NULL AND known IS NULL THEN s.last_error END,
+        last_error_at = CASE WHEN error IS NOT NULL THEN clock_timestamp()
+                             WHEN outcome = 'moved' OR zones IS NOT NULL AND known IS NULL THEN s.last_error_at END
     WHERE s.name = schedule;
 END
 $$;
@@ -4180,9 +4308,11 @@ AS $$
 DECLARE
     query text;
     query_user name;
+    zones text[];
     tick timestamptz := clock_timestamp();
 BEGIN
-    SELECT s.query, s.query_user INTO query, query_user FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
+    SELECT s.query, s.query_user, CASE WHEN s.timezone = 'per row' THEN ARRAY(SELECT z.name FROM pg_timezone_names AS z) END
+    INTO query, query_user, zones FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -4192,7 +4322,7 @@ BEGIN
     END IF;
     SELECT m.outcome, m.ids INTO outcome, ids
     FROM taskd.make_scheduled_jobs(
-        schedule, tick, CASE WHEN query IS NOT NULL THEN taskd.query_args(query, tick) END, true
+        schedule, tick, CASE WHEN query IS NOT NULL THEN (taskd.query_args(query, tick, zones)).argses END, true
     ) AS m;
 END
 $$;

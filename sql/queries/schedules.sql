@@ -123,10 +123,11 @@ FROM (SELECT clock_timestamp() AS now) AS clock, (
 WHERE schedule.next_at IS NULL OR schedule.next_at <= clock.now
 ORDER BY schedule.next_at NULLS FIRST;
 
--- name: fire_schedule(name text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz, metadata text)
+-- name: fire_schedule(name text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz, metadata text, zones text[], locals timestamp[], known text[])
 -- roles: worker
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
-SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz[], $5, $6::text::jsonb);
+SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz[], $5, $6::text::jsonb,
+                                                      $7::text[], $8::timestamp[], $9::text[]);
 
 -- Pause a schedule whose next tick cannot be computed, because an SQL client has created it with an invalid cron expression;
 -- store the error.

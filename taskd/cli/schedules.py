@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Collection, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -66,6 +66,11 @@ def _withdrawn(row: Row) -> str:
     )
 
 
+def _zones(tick: Row) -> str:
+    zones = tick["zones"]
+    return f"{zones[0]} and {len(zones) - 1} more" if zones else tick["timezone"]
+
+
 COLUMNS = {
     "SCHEDULE": text_of("name"),
     "TASK": text_of("task"),
@@ -81,7 +86,7 @@ COLUMNS = {
 NEXT_COLUMNS = {
     "SCHEDULE": text_of("schedule"),
     "TICK": text_of("local"),
-    "ZONE": text_of("timezone"),
+    "ZONE": _zones,
     "IN": span_of("in_s"),
 }
 
@@ -137,10 +142,10 @@ def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) 
     _check_exist(names, {row["name"] for row in rows})
     selected = [row for row in rows if not names or row["name"] in names]
     coming = [
-        _tick(row, tick)
+        _tick(row, tick, zones)
         for row in selected
         if not row["stopped"]
-        for tick in itertools.islice(_ticks(row), number)
+        for tick, zones in itertools.islice(_ticks(row), number)
     ]
     print_rows(coming, NEXT_COLUMNS, as_json=as_json)
     for row in selected:
@@ -150,23 +155,28 @@ def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) 
             session.echo(f"{row['name']} is paused: it has no ticks until you resume it")
 
 
-def _ticks(row: Row) -> Iterator[datetime]:
+def _ticks(row: Row) -> Iterator[tuple[datetime, list[str] | None]]:
+    """Yield the next ticks, with their zones if each row of the query has a time zone."""
     from taskd.store.schedules import rhythm
 
     when = rhythm(row["every_s"], row["cron"], row["timezone"], row["starts_at"])
     existing = row["next_at"]
     # Without next_at, no worker has computed the next tick yet, for example after a resume.
     begin = existing or max(row["now"], row["paused_until"] or row["now"])
-    return itertools.chain([existing] if existing else [], when.ticks(begin))
+    if isinstance(when, Cron) and when.per_row:
+        return iter(when.ticks_of_zones(begin - timedelta(seconds=1) if existing else begin))
+    ticks = itertools.chain([existing] if existing else [], when.ticks(begin))
+    return ((tick, None) for tick in ticks)
 
 
-def _tick(row: Row, tick: datetime) -> dict[str, Any]:
-    local = tick.astimezone(ZoneInfo(row["timezone"]))
+def _tick(row: Row, tick: datetime, zones: list[str] | None) -> dict[str, Any]:
+    local = tick.astimezone(UTC if zones else ZoneInfo(row["timezone"]))
     return {
         "schedule": row["name"],
         "tick": tick.astimezone(UTC).isoformat(),
         "local": local.isoformat(sep=" ", timespec="seconds"),
         "timezone": row["timezone"],
+        "zones": zones,
         "in_s": (tick - row["now"]).total_seconds(),
     }
 
@@ -181,7 +191,12 @@ def _tick(row: Row, tick: datetime) -> dict[str, Any]:
 @click.option(
     "--cron", metavar="EXPRESSION", help="Five cron fields: 'minute hour day month weekday'."
 )
-@click.option("--timezone", metavar="ZONE", help="With --cron: the time zone.  [default: UTC]")
+@click.option(
+    "--timezone",
+    metavar="ZONE",
+    help="With --cron: the time zone, or 'per row': the "
+    "column job.timezone of the query names it.  [default: UTC]",
+)
 @click.option(
     "--query",
     metavar="SQL",

@@ -6,16 +6,23 @@ Cron follows the wall clock of a time zone, as Debian's cron does. If a clock ch
 of a tick, the tick comes right after the gap. If a clock change repeats the time, the tick comes
 only at the first occurrence. But rules that repeat every hour or more often (`*` or `*/n` as minute
 or hour) follow elapsed time.
+
+A cron schedule can also follow the wall clocks of many time zones, PER_ROW: each row of its query
+names its own zone. Such a schedule has a tick for each time at which a zone of the world has one.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import lru_cache
-from zoneinfo import ZoneInfo
+from functools import cache, lru_cache
+from operator import itemgetter
+from typing import NamedTuple
+from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
@@ -35,6 +42,12 @@ CATCH_UP_MAX_LIMIT = 1000
 # a few seconds at most.
 MISSED_AFTER_S = 60.0
 
+# The number of ticks that are read forward from the first one that is due.
+FEW_TICKS = 100
+# As the time zone of a cron expression: the query of the schedule returns a zone for each row.
+PER_ROW = "per row"
+# Zones of the time zone database whose rules depend on the host, or that are no place.
+_NO_ZONES = frozenset({"localtime", "Factory"})
 # A cron expression is refused if it has no tick after this time.
 _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -102,7 +115,8 @@ class Cron:
 
     Attributes:
         expression: minute, hour, day of the month, month, day of the week.
-        timezone: a name of the time zone database, such as Europe/Berlin.
+        timezone: a name of the time zone database, such as Europe/Berlin; or PER_ROW: the zone that
+            each row of the schedule's query names.
 
     Raises:
         InvalidSchedule: the expression cannot be parsed or never has a tick, or the time zone does
@@ -113,7 +127,8 @@ class Cron:
     timezone: str = "UTC"
 
     def __post_init__(self) -> None:
-        _zone(self.timezone)
+        if not self.per_row:
+            _zone(self.timezone)
         text = self.expression
         if not isinstance(text, str) or len(text.split()) != 5 or len(text) > CRON_BYTES_MAX:
             raise InvalidSchedule(
@@ -121,31 +136,71 @@ class Cron:
                 "'0 3 * * *'; for seconds use every(...)"
             )
         try:
-            comes = next(self.ticks(_NEW_YEAR), None)
+            comes = next(_cron_ticks(text, "UTC", _NEW_YEAR), None)
         except CronSimError as error:
             raise InvalidSchedule(f"cron {text!r}: {str(error).lower()}") from None
         if comes is None:
             raise InvalidSchedule(f"cron {text!r}: this expression never matches a day")
 
+    @property
+    def per_row(self) -> bool:
+        """Whether each row of the schedule's query names its own time zone."""
+        return self.timezone == PER_ROW
+
     def ticks(self, after: datetime) -> Iterator[datetime]:
-        """Yield the ticks after a moment, in UTC, for the fifty years that cronsim searches."""
-        zone = _zone(self.timezone)
-        last = after.astimezone(UTC)
-        # cronsim computes wall clock times. If a clock change sets the clock back, some wall clock
-        # times occur twice. If it sets the clock forward, several of them are the same moment.
-        for tick in CronSim(self.expression, after.astimezone(zone)):
-            moment = tick.astimezone(UTC)
-            if moment > last:
-                last = moment
-                yield moment
+        """Yield the ticks after a moment, in UTC, for the fifty years that cronsim searches.
+
+        With a time zone per row, yield each time at which at least one zone has a tick.
+        """
+        if not self.per_row:
+            return _cron_ticks(self.expression, self.timezone, after)
+        return (tick for tick, _ in self.ticks_of_zones(after))
+
+    def ticks_of_zones(self, after: datetime) -> Iterator[tuple[datetime, list[str]]]:
+        """Yield the ticks of all time zones after a moment, each with the zones that have it."""
+
+        def ticks_of(zone: str) -> Iterator[tuple[datetime, str]]:
+            return ((tick, zone) for tick in _cron_ticks(self.expression, zone, after))
+
+        merged = heapq.merge(*map(ticks_of, zones()))
+        for tick, group in itertools.groupby(merged, itemgetter(0)):
+            yield tick, [zone for _, zone in group]
+
+
+def _cron_ticks(expression: str, timezone: str, after: datetime) -> Iterator[datetime]:
+    """Yield the ticks of a cron expression in one time zone after a moment, in UTC."""
+    zone = _zone(timezone)
+    last = after.astimezone(UTC)
+    # cronsim computes wall clock times. If a clock change sets the clock back, some wall clock
+    # times occur twice. If it sets the clock forward, several of them are the same moment.
+    for tick in CronSim(expression, after.astimezone(zone)):
+        moment = tick.astimezone(UTC)
+        if moment > last:
+            last = moment
+            yield moment
 
 
 When = Every | Cron
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)  # the time zone database has about 600 names
 def _known_zone(name: str) -> ZoneInfo:
     return ZoneInfo(name)
+
+
+@cache
+def zones() -> tuple[str, ...]:
+    """Return the names of all time zones, sorted.
+
+    Raises:
+        InvalidSchedule: this host has no time zone database.
+    """
+    found = available_timezones() - _NO_ZONES
+    if not found:
+        raise InvalidSchedule(
+            "this host has no time zones: install the package tzdata of the system, or of PyPI"
+        )
+    return tuple(sorted(found))
 
 
 def _zone(name: str) -> ZoneInfo:
@@ -168,7 +223,9 @@ class Schedule:
         when: every(...) or cron(...).
         query: a SELECT of at most 100,000 rows. A tick enqueues a job for each row, with the
             columns as additional arguments. The query must name tables with their schema, and can
-            use `$1` for the time of the tick.
+            use `$1` for the time of the tick. Columns named `job.timezone`, `job.run_at` and
+            `job.deadline` are not arguments: they hold the time zone of the row, and the due time
+            and the deadline of its job.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, only the newest missed ticks are fired, at most this many; 1 to
             1000.
@@ -210,6 +267,19 @@ class Schedule:
                 f"{prefix}: query: give a SELECT of 1 to {QUERY_BYTES_MAX:,} bytes"
             )
         self._check_choices(prefix)
+        if isinstance(self.when, Cron) and self.when.per_row:
+            self._check_per_row(prefix)
+
+    def _check_per_row(self, prefix: str) -> None:
+        if self.query is None:
+            raise InvalidSchedule(
+                f"{prefix}: a time zone per row needs a query with the column job.timezone"
+            )
+        if self.overlap != Overlap.ALLOW:
+            raise InvalidSchedule(
+                f"{prefix}: overlap {self.overlap!s} would let the jobs of one time zone delay "
+                "those of others: with a time zone per row, use overlap='allow'"
+            )
 
     def _check_choices(self, prefix: str) -> None:
         for name, kind in (("catch_up", CatchUp), ("overlap", Overlap)):
@@ -260,6 +330,14 @@ def _check_seconds(name: str, value: object, low: float, high: float) -> None:
         raise InvalidSchedule(f"{name} {quoted(value)} is not {low:g} to {high:g} seconds")
 
 
+class ZoneTick(NamedTuple):
+    """A tick in one time zone, and the time on the wall clock of the zone."""
+
+    tick: datetime
+    timezone: str
+    local: datetime
+
+
 @dataclass(frozen=True, slots=True)
 class Due:
     """The ticks of a schedule that must be fired now, and its next tick.
@@ -268,11 +346,13 @@ class Due:
         ticks: ticks to fire, in order.
         next_at: the first tick that is not due yet.
         missed: whether `catch_up` or `catch_up_max` has excluded due ticks from `ticks`.
+        zone_ticks: with a time zone per row, the time zones of `ticks`; otherwise empty.
     """
 
     ticks: tuple[datetime, ...]
     next_at: datetime
     missed: bool = False
+    zone_ticks: tuple[ZoneTick, ...] = ()
 
 
 def due(
@@ -289,11 +369,69 @@ def due(
     """
     if next_at is None or next_at > now:
         return Due((), _following(when, next_at, now))
+    if isinstance(when, Cron) and when.per_row:
+        return _due_in_zones(when.expression, next_at, now, catch_up, catch_up_max)
     most = catch_up_max if catch_up == CatchUp.ALL else 1
     ticks, left_out = _latest(when, next_at, now, most)
+    return _caught_up(ticks, left_out, _following(when, next_at, now), now, catch_up)
+
+
+def _caught_up(
+    ticks: tuple[datetime, ...], left_out: bool, next_at: datetime, now: datetime, catch_up: CatchUp
+) -> Due:
     if catch_up == CatchUp.NONE and now - ticks[-1] > timedelta(seconds=MISSED_AFTER_S):
-        ticks, left_out = (), True
-    return Due(ticks, _following(when, next_at, now), left_out)
+        return Due((), next_at, missed=True)
+    return Due(ticks, next_at, left_out)
+
+
+def _due_in_zones(
+    expression: str, next_at: datetime, now: datetime, catch_up: CatchUp, catch_up_max: int
+) -> Due:
+    """Return the due ticks of all time zones, and the next tick of any of them.
+
+    `catch_up` applies to the ticks of each zone.
+    """
+    found, coming, missed = [], [], False
+    for zone in zones():
+        one = _due_in_zone(expression, zone, next_at, now, catch_up, catch_up_max)
+        if one is not None:
+            found += [_in_zone(tick, zone) for tick in one.ticks]
+            coming.append(one.next_at)
+            missed = missed or one.missed
+    if not coming:
+        raise InvalidSchedule(f"cron {expression!r}: this expression has no further tick")
+    ticks = tuple(sorted({each.tick for each in found}))
+    return Due(ticks, min(coming), missed, tuple(sorted(found)))
+
+
+def _due_in_zone(
+    expression: str,
+    zone: str,
+    next_at: datetime,
+    now: datetime,
+    catch_up: CatchUp,
+    catch_up_max: int,
+) -> Due | None:
+    """Return the due ticks of one time zone; None if it has no further tick.
+
+    Most zones have no tick or one, so this reads forward first: that is faster than due().
+    """
+    ticks: list[datetime] = []
+    most = catch_up_max if catch_up == CatchUp.ALL else 1
+    for tick in _cron_ticks(expression, zone, next_at - timedelta(seconds=1)):
+        if tick > now:
+            kept = tuple(ticks[-most:])
+            if not kept:
+                return Due((), tick)
+            return _caught_up(kept, len(ticks) > most, tick, now, catch_up)
+        if len(ticks) == FEW_TICKS:
+            return due(Cron(expression, zone), ticks[0], now, catch_up, catch_up_max)
+        ticks.append(tick)
+    return None
+
+
+def _in_zone(tick: datetime, zone: str) -> ZoneTick:
+    return ZoneTick(tick, zone, tick.astimezone(_zone(zone)).replace(tzinfo=None))
 
 
 def first(when: When, now: datetime) -> datetime | None:

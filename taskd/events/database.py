@@ -197,6 +197,11 @@ def schedule_failed(schedule: str, tick: datetime, error: str | None) -> None:
     emit("schedule.failed", "error", schedule=schedule, tick=tick.isoformat(), error=error)
 
 
+def schedule_rows_left_out(schedule: str, tick: datetime, error: str) -> None:
+    """A tick was fired, but some rows of the schedule's query got no jobs; `error` says why."""
+    emit("schedule.rows_left_out", "error", schedule=schedule, tick=tick.isoformat(), error=error)
+
+
 def schedule_delayed(schedule: str, tick: datetime | None, error: str) -> None:
     """A tick is delayed: a lock is held, or PostgreSQL refuses the tick. The worker retries it.
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from taskd.core.schedule import Cron, Every, Schedule, When, first
+from taskd.core.schedule import Cron, Due, Every, Schedule, When, first
+from taskd.core.schedule import zones as all_zones
 from taskd.errors import AppError, ScheduleNotFound
 from taskd.store.connections.statements import Fetches
 
@@ -65,6 +66,8 @@ class Fired(NamedTuple):
             `error`; `moved`: there were no ticks to fire; None: nothing was done, because another
             worker fires or has fired the ticks, or because the schedule was changed or paused.
         jobs: number of enqueued jobs.
+        error: why the ticks failed; or, although they were fired, why rows of the query got no
+            jobs.
     """
 
     outcome: str | None
@@ -193,17 +196,23 @@ async def due(on: Fetches, batch: int, *, with_query: bool) -> list[DueSchedule]
 async def fire(
     on: Fetches,
     read: DueSchedule,
-    ticks: Sequence[datetime],
-    next_at: datetime,
+    found: Due,
     metadata: str | None = None,
 ) -> Fired:
-    """Enqueue the jobs of these ticks and set the next tick, unless another worker has done so.
+    """Enqueue the jobs of the due ticks and set the next tick, unless another worker has done so.
 
     Raises:
         StoreUnavailable: PostgreSQL cannot be reached or is busy; the ticks stay due.
     """
-    args = (read.name, read.revision, read.next_at, list(ticks), next_at, metadata)
-    return Fired(*(await on.fetch("fire_schedule", *args))[0])
+    ticks, zones, locals_, known = list(found.ticks), None, None, None
+    if found.zone_ticks:
+        ticks = [each.tick for each in found.zone_ticks]
+        zones = [each.timezone for each in found.zone_ticks]
+        locals_ = [each.local for each in found.zone_ticks]
+        # Once a day is often enough to look for rows whose time zone does not exist.
+        known = list(all_zones()) if "UTC" in zones else None
+    args = (read.name, read.revision, read.next_at, ticks, found.next_at, metadata)
+    return Fired(*(await on.fetch("fire_schedule", *args, zones, locals_, known))[0])
 
 
 async def pause_invalid(on: Fetches, read: DueSchedule, error: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskd.core.schedule import Cron, Every
+from taskd.core.schedule import Cron, Due, Every
 from taskd.errors import AppError
 from taskd.store import schedules, workers
 from taskd.store.connections.database import Lane
@@ -52,7 +52,7 @@ async def test_a_tick_that_was_read_before_the_withdrawal_is_not_fired(
     [read] = await schedules.due(lane, 10, with_query=False)
     await register(lane, 1, "shop")
     await schedules.settle(lane, 1)
-    fired = await schedules.fire(lane, read, [tick], datetime.now(UTC) + timedelta(hours=1))
+    fired = await schedules.fire(lane, read, Due((tick,), datetime.now(UTC) + timedelta(hours=1)))
     assert fired.outcome is None
     assert await made(sql) == []
 

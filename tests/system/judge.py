@@ -29,7 +29,8 @@ that was added twice, by an attempt that had ended, or for which nothing waits |
 as `crashed` |
 | I16 | a job that stayed parked for a minute while a worker lived that could run it |
 | I17 | a schedule that was withdrawn, or stayed so, although a worker declares it; one that fired
-while it was withdrawn, fired a tick twice, or stayed active although no worker declares it |
+while it was withdrawn, fired a tick twice, or a local time of a row twice, or stayed active
+although no worker declares it |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such
 handlers calls `check(records=False)`, which leaves out the checks that need records.

@@ -743,6 +743,17 @@ CREATE VIEW judge.breach AS
     FROM taskd.jobs AS job JOIN taskd.schedule AS its ON its.name = job.schedule AND its.query IS NULL
     GROUP BY job.schedule, job.tick HAVING count(DISTINCT coalesce(job.workflow_id, -job.id)) > 1
     UNION ALL
+    -- With a time zone per row: the jobs have their zone as the argument `zone`, and equal rows have equal arguments. With a fixed
+    -- minute and hour there is one job per local day, and otherwise one per local minute.
+    SELECT 'I17', 'local time twice', max(job.id),
+           format('schedule %s made %s jobs with the arguments %s for the local time %s', job.schedule, count(*), job.args, job.local), false
+    FROM (
+        SELECT past.id, past.schedule, past.args,
+               date_trunc(CASE WHEN its.cron ~ '^\d+ \d+ ' THEN 'day' ELSE 'minute' END, past.tick AT TIME ZONE (past.args ->> 'zone')) AS local
+        FROM taskd.jobs AS past JOIN taskd.schedule AS its ON its.name = past.schedule AND its.timezone = 'per row'
+    ) AS job
+    GROUP BY job.schedule, job.args, job.local HAVING count(*) > 1
+    UNION ALL
     -- Workers settle the schedules of their app every few seconds, and within a minute even if they were cut off meanwhile.
     SELECT 'I17', 'left withdrawn', NULL,
            format('schedule %s was withdrawn from %s to %s, while worker %s declared it', past.schedule, past.at, past.until, w.id), false

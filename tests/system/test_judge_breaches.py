@@ -185,6 +185,21 @@ async def tick_fired_twice(stage: Scene) -> None:
         )
 
 
+async def local_day_fired_twice(stage: Scene) -> None:
+    """Two ticks, 25 hours apart, on the day on which Berlin sets its clocks back."""
+    await scheduled(stage, declared=True)
+    await stage.sql(
+        "UPDATE taskd.schedule SET every_s = NULL, cron = '1 0 * * *', timezone = 'per row', "
+        "query = 'SELECT 1', query_user = session_user"
+    )
+    for tick in ("2025-10-25 22:01Z", "2025-10-26 22:59Z"):
+        await stage.sql(
+            "SELECT outcome FROM taskd.make_scheduled_jobs('nightly', $1::text::timestamptz, "
+            'ARRAY[jsonb \'{"zone": "Europe/Berlin"}\'], true)',
+            tick,
+        )
+
+
 async def run_without_a_claim(stage: Scene) -> None:
     await stage.enqueue()
     job = await stage.a.claim()
@@ -449,6 +464,7 @@ BREACHES = [
     (schedule_left_active, "I17", "left active"),
     (withdrawn_schedule_fired, "I17", "fired"),
     (tick_fired_twice, "I17", "tick twice"),
+    (local_day_fired_twice, "I17", "local time twice"),
 ]
 
 

@@ -32,6 +32,16 @@ async def tick() -> None: ...
 for name in ("both", "only" + os.environ["VERSION"]):
     schedule(name, tick, every(1), catch_up="all")
 """
+ZONED = """
+from taskd import task
+from taskd.schedules import PER_ROW, cron, schedule
+
+@task
+async def nightly(account: int, zone: str) -> None: ...
+
+schedule("nightly", nightly, cron("1 0 * * *", PER_ROW), catch_up="all",
+         query='SELECT id AS account, zone, zone AS "job.timezone" FROM public.account')
+"""
 SECONDS = 4
 WORKERS = 3
 
@@ -65,6 +75,42 @@ async def test_each_tick_makes_one_job_while_workers_are_killed(
             each.kill()
             await each.wait()
     assert await fired_once(sql) == {f"s{n}" for n in range(5)}
+
+
+async def test_each_account_has_one_job_per_local_day_while_workers_are_killed_and_clocks_jump(
+    home: Path, dsn: str, sql: Any
+) -> None:
+    (home / "ticking.py").write_text(ZONED)
+    await sql.execute(
+        "CREATE TABLE public.account AS SELECT n AS id, zones[1 + n % 4] AS zone "
+        "FROM generate_series(1, 200) AS n, (SELECT ARRAY['Europe/Berlin', 'Asia/Kolkata', "
+        "'America/New_York', 'Pacific/Auckland'] AS zones) AS z"
+    )
+    workers = [await start(home, dsn) for _ in range(WORKERS)]
+    try:
+        await until(sql, "SELECT count(*) = 1 FROM taskd.schedule")
+        for n in range(SECONDS):
+            # The ticks of the last days are due again, as after a clock was set back.
+            await sql.execute(
+                "UPDATE taskd.schedule SET next_at = clock_timestamp() - $1 * interval '12 h'", n
+            )
+            await asyncio.sleep(random.uniform(0.2, 1.0))
+            victim = n % WORKERS
+            workers[victim].kill()
+            await workers[victim].wait()
+            workers[victim] = await start(home, dsn)
+        await until(sql, "SELECT bool_and(next_at > now()) FROM taskd.schedule")
+        await until(sql, "SELECT count(*) = 0 FROM taskd.job")
+    finally:
+        for each in workers:
+            each.kill()
+            await each.wait()
+    days = await sql.fetch(
+        "SELECT args, (tick AT TIME ZONE (args ->> 'zone'))::date AS day, count(*) AS n "
+        "FROM taskd.jobs GROUP BY 1, 2"
+    )
+    assert {each["n"] for each in days} == {1}
+    assert len({each["args"] for each in days}) == 200, "no account is left out"
 
 
 async def until(sql: Any, true: str) -> None:

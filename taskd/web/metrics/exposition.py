@@ -47,7 +47,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # the first increase.
 OUTCOMES_FROM_START = ("retried", "failed")
 EVENTS_FROM_START = (
-    *("schedule.failed", "schedule.stalled", "schedules.withdrawn"),
+    *("schedule.failed", "schedule.rows_left_out", "schedule.stalled", "schedules.withdrawn"),
     *("workers.declared_dead", "loop.blocked"),
 )
 SOURCES = ("notify", "idle_poll", "time")

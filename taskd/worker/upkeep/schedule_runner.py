@@ -7,12 +7,13 @@ own clock.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from taskd import events
-from taskd.core.schedule import CatchUp
+from taskd.core.schedule import CatchUp, Cron
 from taskd.core.schedule import due as due_ticks
 from taskd.errors import InvalidSchedule, TaskdError
 from taskd.store import schedules
@@ -132,13 +133,16 @@ async def fire(lane: Lane, read: DueSchedule) -> bool:
     """
     try:
         when = read.when()
-        found = due_ticks(when, read.next_at, read.now, CatchUp(read.catch_up), read.catch_up_max)
+        args = (when, read.next_at, read.now, CatchUp(read.catch_up), read.catch_up_max)
+        # The ticks of 600 zones would block the event loop for a tenth of a second.
+        per_row = isinstance(when, Cron) and when.per_row
+        found = await asyncio.to_thread(due_ticks, *args) if per_row else due_ticks(*args)
     except InvalidSchedule as error:
         if await schedules.pause_invalid(lane, read, str(error)):
             events.schedule_stalled(read.name, str(error))
         return True
     firing = Firing(read.name if found.ticks else None)
-    fired = await schedules.fire(lane, read, found.ticks, found.next_at, firing.metadata)
+    fired = await schedules.fire(lane, read, found, firing.metadata)
     if fired.outcome is None:
         return False
     if found.missed:
@@ -147,6 +151,8 @@ async def fire(lane: Lane, read: DueSchedule) -> bool:
         late_s = (read.now - found.ticks[-1]).total_seconds()
         firing.end(fired.jobs)
         events.schedule_fired(read.name, found.ticks[-1], fired.jobs, late_s)
+        if fired.error is not None:
+            events.schedule_rows_left_out(read.name, found.ticks[-1], fired.error)
     elif fired.outcome == "skipped":
         events.schedule_skipped(read.name, found.ticks[-1])
     elif fired.outcome == "failed":

@@ -7,7 +7,7 @@ import os
 import time
 
 from taskd import Context, task
-from taskd.schedules import every, schedule
+from taskd.schedules import PER_ROW, cron, every, schedule
 from tests.system.chaos_app import LEDGER, SOON, block, books, has_done, recorder
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "NEWER_SCHEDULE",
     "SCHEDULE",
     "TRANSFERS",
+    "ZONED_SCHEDULE",
     "blocks_loop",
     "books",
     "stubborn",
@@ -24,6 +25,11 @@ __all__ = [
 
 SCHEDULE = "nemesis"
 NEWER_SCHEDULE = "nemesis newer"
+ZONED_SCHEDULE = "nemesis zoned"
+ZONES = """
+SELECT zone, zone AS "job.timezone"
+FROM unnest(ARRAY['Europe/Berlin', 'Asia/Kolkata', 'America/New_York']) AS zone
+"""
 TRANSFERS = """
 CREATE TABLE judge.transfer (job bigint NOT NULL, account smallint NOT NULL, amount bigint NOT NULL)
 """
@@ -75,7 +81,15 @@ async def tick(ctx: Context) -> None:
     recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
 
 
+@task(queue="fast", backoff=SOON)
+async def zoned(ctx: Context, zone: str) -> None:
+    """One for each local minute of a zone."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
 schedule(SCHEDULE, tick, every(1), catch_up="all", catch_up_max=1000)
+schedule(ZONED_SCHEDULE, zoned, cron("* * * * *", PER_ROW), query=ZONES, catch_up="all")
 if not os.environ.get("NEMESIS_OLD_CODE"):
     task(queue="fast", backoff=SOON)(newer)
     schedule(NEWER_SCHEDULE, tick, every(1))
