@@ -212,7 +212,8 @@ GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
     taskd.next_interval_tick(timestamptz, double precision, timestamptz),
-    taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean, jsonb),
+    taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean, jsonb, bigint[]),
+    taskd.apply_overlap(text, timestamptz, boolean),
     taskd.query_args(text, timestamptz, text[], text[])
     TO taskd_worker, taskd_admin;
 GRANT EXECUTE ON FUNCTION
@@ -222,12 +223,13 @@ GRANT SELECT, INSERT, UPDATE ON taskd.schedule_zone TO taskd_worker;
 GRANT SELECT ON taskd.schedule_zone TO taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
 GRANT SELECT, UPDATE (
-    next_at, last_tick, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until, pause_reason, withdrawn_at
+    next_at, last_tick, last_run, waits_since, check_at, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until,
+    pause_reason, withdrawn_at
 ) ON taskd.schedule TO taskd_worker, taskd_admin;
 GRANT DELETE ON taskd.schedule TO taskd_admin;
 GRANT SELECT (
-    name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, task, queue, query_user,
-    jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
+    name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, last_run, waits_since, check_at, task,
+    queue, query_user, jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
     paused_until, pause_reason, withdrawn_at, stopped
 ) ON taskd.schedule TO taskd_observer;
 

@@ -53,7 +53,8 @@ def every(period: float | str | timedelta, starts_at: datetime | None = None) ->
     Args:
         period: seconds, or a text such as `30s`, `5m`, `2h`; from 1 s to ten years.
         starts_at: the first tick, with a time zone; by default one period after the schedule is
-            made.
+            made. If it is in the past, the schedule begins with the next tick, or, with the
+            catch-up `all`, with the missed ones.
 
     Raises:
         InvalidSchedule: the period is not valid, or `starts_at` has no time zone.
@@ -109,10 +110,12 @@ def schedule(
             and `job.deadline` are not arguments of the job: they hold the row's time zone, and the
             due time and the deadline of its job.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
-        catch_up_max: with `all`, fire only the newest missed ticks, at most this many.
+        catch_up_max: with `all`, and with the overlap `wait`, fire only the newest missed ticks, at
+            most this many.
         overlap: what a tick does while a job of the schedule is live, or a later stage of its run:
-            `allow` (enqueue another job), `skip` (enqueue no job) or `cancel` (cancel the live job
-            and enqueue another job).
+            `allow` (enqueue another job), `skip` (enqueue no job), `wait` (enqueue another job when
+            the live one has ended) or `cancel` (cancel the live job, and enqueue another job when
+            it has ended).
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after its tick. If no attempt has started by
             then, the job expires.

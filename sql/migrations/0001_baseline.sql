@@ -559,6 +559,10 @@ CREATE TABLE taskd.schedule (
     starts_at taskd.moment NOT NULL DEFAULT now(),
     next_at taskd.moment,                   -- its next tick; NULL: a worker has to compute it
     last_tick timestamptz,
+    last_run timestamptz,                   -- when it last fired: a tick, or by hand
+    -- Since when its next tick has been due and waits for the end of live jobs, and when a worker checks that again.
+    waits_since timestamptz,
+    check_at taskd.moment,
     -- The jobs that it enqueues. With a query, there is one job for each row of the result, whose columns are arguments in
     -- addition to `args`. Only workers that log in as the user who has set the query fire the schedule, so the query runs
     -- with that user's rights.
@@ -576,8 +580,9 @@ CREATE TABLE taskd.schedule (
     -- Which missed ticks are fired later: none, the last one, or all, up to a number.
     catch_up text NOT NULL DEFAULT 'last' CONSTRAINT catch_up_is_known CHECK (catch_up IN ('none', 'last', 'all')),
     catch_up_max integer NOT NULL DEFAULT 100 CONSTRAINT catch_up_is_bounded CHECK (catch_up_max BETWEEN 1 AND 1000),
-    -- What a tick does while a job of this schedule is live: enqueue another job, enqueue none, or cancel the live job first.
-    overlap text NOT NULL DEFAULT 'allow' CONSTRAINT overlap_is_known CHECK (overlap IN ('allow', 'skip', 'cancel')),
+    -- What a tick does while a job of this schedule is live: enqueue another job, enqueue none, wait for the end of the live job, or
+    -- cancel the live job and wait for its end.
+    overlap text NOT NULL DEFAULT 'allow' CONSTRAINT overlap_is_known CHECK (overlap IN ('allow', 'skip', 'wait', 'cancel')),
     skipped bigint NOT NULL DEFAULT 0,      -- number of ticks that `overlap` has skipped
     skipped_tick timestamptz,               -- the last of these
     last_error text,                        -- of its last tick; NULL if that succeeded
@@ -589,14 +594,14 @@ CREATE TABLE taskd.schedule (
         GENERATED ALWAYS AS (withdrawn_at IS NOT NULL OR paused_at IS NOT NULL AND paused_until IS NULL) STORED,
     CONSTRAINT only_apps_withdraw_schedules CHECK (withdrawn_at IS NULL OR app IS NOT NULL),
     CONSTRAINT schedule_has_one_rhythm CHECK ((every_s IS NULL) <> (cron IS NULL)),
-    CONSTRAINT schedule_catches_up_one_by_one CHECK (catch_up <> 'all' OR overlap = 'allow'),
+    CONSTRAINT schedule_catches_up_one_by_one CHECK (catch_up <> 'all' OR overlap IN ('allow', 'wait')),
     CONSTRAINT schedule_query_has_a_user CHECK ((query IS NULL) = (query_user IS NULL))
 );
 
 -- Schedules in the order of their next ticks, separately for schedules without a query ('') and for the queries of each
 -- user. A schedule without a next tick is due at once. Schedules with a pause that has an end are included: their next tick
--- is after the pause.
-CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), next_at NULLS FIRST)
+-- is after the pause. A tick that waits comes up when it is checked again, so that it does not delay others.
+CREATE INDEX schedule_due ON taskd.schedule (coalesce(query_user, ''), coalesce(check_at, next_at) NULLS FIRST)
     WHERE NOT stopped;
 
 -- The last tick of each time zone of a schedule with a time zone per row, and its local time. The transaction that enqueues the
@@ -3204,7 +3209,7 @@ $$;
 -- on_failed says what happens when one of them fails or is cancelled: `cancel`, `wait`, `continue` or `only`. The job
 -- joins the workflow of the first of its parents that has one. The parents are locked until the caller commits, and
 -- cannot end earlier.
--- Called by: SQL clients.
+-- Called by: SQL clients, make_scheduled_jobs().
 CREATE FUNCTION taskd.enqueue_after(
     task text,
     args jsonb DEFAULT '{}',
@@ -3822,7 +3827,7 @@ $$;
 --     SELECT taskd.set_schedule('nightly', 'report', '{"of": "sales"}', cron => '0 3 * * *', timezone => 'Europe/Berlin');
 --
 -- If the period or cron expression stays the same, the next tick does not change. A pause stays, and so does `starts_at` if
--- it is not given. A declaration in the code of an app changes neither a schedule that an operator has changed, nor a
+-- it is not given. With catch_up 'all', a `starts_at` in the past makes the ticks since then due that have not been fired. A declaration in the code of an app changes neither a schedule that an operator has changed, nor a
 -- different schedule of the same name that belongs to another app or to no app (`taken`). A schedule that its app has withdrawn
 -- can be taken over: by another app that declares it, or by a call without an app. A client that can evaluate cron expressions
 -- passes the next tick; otherwise a worker computes it.
@@ -3866,6 +3871,7 @@ DECLARE
     set_args_version smallint;
     wanted jsonb;
     old taskd.schedule;
+    starts_given timestamptz := starts_at;
     after timestamptz;
     same boolean;
     before text;
@@ -3930,7 +3936,9 @@ BEGIN
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
         ) VALUES (
             name, app, period_s, cron, timezone, coalesce(starts_at, now()),
-            CASE WHEN cron IS NULL THEN taskd.next_interval_tick(coalesce(starts_at, now()), period_s, now()) ELSE next_at END,
+            CASE WHEN cron IS NOT NULL THEN next_at
+                 WHEN catch_up = 'all' AND starts_at <= now() THEN starts_at
+                 ELSE taskd.next_interval_tick(coalesce(starts_at, now()), period_s, now()) END,
             task, queue, args, set_args_version, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
         )
@@ -3963,7 +3971,8 @@ BEGIN
         AND coalesce(starts_at, old.starts_at) = old.starts_at;
     starts_at := coalesce(starts_at, CASE WHEN same THEN old.starts_at END, now());
     before := md5(ROW(old.*)::text);
-    after := greatest(now(), old.paused_until);
+    after := greatest(CASE WHEN catch_up = 'all' AND starts_given <= now()
+                           THEN coalesce(old.last_tick, starts_given - interval '1 us') ELSE now() END, old.paused_until);
     UPDATE taskd.schedule AS s
     SET app = CASE WHEN s.withdrawn_at IS NULL THEN s.app ELSE app END,
         withdrawn_at = CASE WHEN app IS NOT NULL THEN s.withdrawn_at END,
@@ -3971,7 +3980,7 @@ BEGIN
         every_s = period_s, cron = cron, timezone = timezone, starts_at = starts_at,
         next_at = CASE WHEN same AND NOT (app IS NULL AND s.withdrawn_at IS NOT NULL) THEN s.next_at
                        WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, period_s, after)
-                       WHEN next_at > after THEN next_at END,
+                       WHEN next_at > greatest(now(), old.paused_until) THEN next_at END,
         revision = s.revision
             + (NOT same OR (s.query, s.query_user)
                IS DISTINCT FROM (query, CASE WHEN query IS NOT NULL THEN session_user END))::integer,
@@ -3991,16 +4000,69 @@ BEGIN
 END
 $$;
 
--- Enqueue the jobs of one tick, or start the runs: one, or one for each element of `argses`, the rows of the schedule's query. Return `fired`
--- and their ids, or `skipped` if the schedule's overlap is `skip` and one of its jobs is live. The function runs with the
+-- Raise an error if this login is not allowed to fire this tick.
+-- Called by: apply_overlap(), make_scheduled_jobs().
+CREATE FUNCTION taskd.check_tick(def taskd.schedule, tick timestamptz, at_once boolean) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF def.query_user <> session_user OR tick > clock_timestamp()
+       OR (at_once OR def.stopped OR tick < def.next_at) AND NOT taskd.may_enqueue()
+    THEN
+        RAISE EXCEPTION 'the schedule "%" makes no such jobs', def.name USING ERRCODE = 'insufficient_privilege';
+    END IF;
+END
+$$;
+
+-- Apply the overlap of a schedule before one of its ticks: `cancel` cancels its live jobs. Return NULL if the jobs of the tick can
+-- be enqueued; otherwise `skipped`, or `waits` if the tick has to wait for the end of live jobs. The function runs with the
+-- owner's rights, because workers are not allowed to cancel jobs.
+-- Called by: fire_schedule(), run_schedule().
+CREATE FUNCTION taskd.apply_overlap(schedule text, tick timestamptz, at_once boolean) RETURNS text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    def taskd.schedule;
+    live bigint[];
+BEGIN
+    SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
+    PERFORM taskd.check_tick(def, tick, at_once);
+    IF def.overlap = 'allow' THEN
+        RETURN NULL;
+    ELSIF def.overlap = 'cancel' THEN
+        LOOP
+            -- A stage that ends meanwhile begins the next one, unless its run is stopped.
+            live := ARRAY(
+                SELECT j.id FROM taskd.job AS j
+                WHERE j.schedule = schedule AND (j.state <> 'running' OR j.cancel_reason IS NULL) AND j.id <> ALL (coalesce(live, '{}'))
+            );
+            EXIT WHEN live = '{}';
+            PERFORM taskd.cancel(live, 'its schedule made another one');
+            UPDATE taskd.workflow AS w SET stopped_at = coalesce(w.stopped_at, clock_timestamp())
+            WHERE w.stages IS NOT NULL AND w.id IN (SELECT j.workflow_id FROM taskd.jobs AS j WHERE j.id = ANY (live));
+        END LOOP;
+    END IF;
+    RETURN CASE WHEN NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.schedule = schedule) THEN NULL
+                WHEN def.overlap = 'skip' THEN 'skipped'
+                ELSE 'waits' END;
+END
+$$;
+
+-- Enqueue the jobs of one tick, or start the runs: one, or one for each element of `argses`, the rows of the schedule's query.
+-- Return the ids. `after`: the jobs wait for the end of these jobs. The function runs with the
 -- owner's rights, because workers are not allowed to insert jobs. Workers do not choose the arguments: these are in the
 -- schedule, or come from its query, which runs as the user who has set it. Unless at_once, jitter delays `run_at`. The delay
 -- is computed from the name of the schedule, the tick and the position of the job, so that a repetition gives the same time.
 -- Columns of the query that are named `job.` are options of the job instead of arguments; at_once ignores `job.run_at`.
 -- Called by: fire_schedule(), run_schedule().
 CREATE FUNCTION taskd.make_scheduled_jobs(
-    schedule text, tick timestamptz, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL, OUT outcome text, OUT ids bigint[]
-)
+    schedule text, tick timestamptz, argses jsonb[], at_once boolean, metadata jsonb DEFAULT NULL, after bigint[] DEFAULT '{}'
+) RETURNS bigint[]
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -4013,28 +4075,13 @@ DECLARE
     known taskd.task;
     is_pipeline boolean;
     wrong_args jsonb;
-    live bigint[];
     options CONSTANT text[] := ARRAY['job.timezone', 'job.run_at', 'job.deadline'];
+    ids bigint[];
 BEGIN
     SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
-    IF (argses IS NULL) <> (def.query IS NULL) OR def.query_user <> session_user OR tick > moment
-       OR (at_once OR def.stopped OR tick < def.next_at) AND NOT taskd.may_enqueue()
-    THEN
+    PERFORM taskd.check_tick(def, tick, at_once);
+    IF (argses IS NULL) <> (def.query IS NULL) THEN
         RAISE EXCEPTION 'the schedule "%" makes no such jobs', schedule USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    IF def.overlap = 'skip' AND EXISTS (SELECT FROM taskd.job AS j WHERE j.schedule = schedule) THEN
-        outcome := 'skipped';
-        RETURN;
-    END IF;
-    IF def.overlap = 'cancel' THEN
-        LOOP
-            -- A stage that ends meanwhile begins the next one, unless its run is stopped.
-            live := ARRAY(SELECT j.id FROM taskd.job AS j WHERE j.schedule = schedule AND j.id <> ALL (coalesce(live, '{}')));
-            EXIT WHEN live = '{}';
-            PERFORM taskd.cancel(live, 'its schedule made another one');
-            UPDATE taskd.workflow AS w SET stopped_at = coalesce(w.stopped_at, clock_timestamp())
-            WHERE w.stages IS NOT NULL AND w.id IN (SELECT j.workflow_id FROM taskd.jobs AS j WHERE j.id = ANY (live));
-        END LOOP;
     END IF;
     SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
     is_pipeline := coalesce(known.kind = 'pipeline' AND known.stages IS NOT NULL, false);
@@ -4052,6 +4099,17 @@ BEGIN
     FROM taskd.queue AS q
     WHERE q.name = def.queue AND q.max_depth IS NOT NULL AND argses IS DISTINCT FROM '{}'
       AND (at_once OR coalesce(def.jitter_s, 0) = 0 AND NOT coalesce(argses[1] ? 'job.run_at', false));
+    IF after <> '{}' THEN
+        ids := ARRAY(
+            SELECT taskd.enqueue_after(
+                def.task, def.args || (a - options), after, 'continue', def.queue, def.priority, NULL, NULL, def.max_attempts,
+                def.timeout_s, coalesce(taskd.moment_after(tick, a ->> 'job.deadline', coalesce(a ->> 'job.timezone', def.timezone), 'job.deadline'),
+                                        tick + make_interval(secs => def.deadline_s)), NULL, NULL, metadata)
+            FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) AS a
+        );
+        UPDATE taskd.job AS j SET schedule = schedule, tick = tick, args_version = def.args_version WHERE j.id = ANY (ids);
+        RETURN ids;
+    END IF;
     WITH wanted AS (
         SELECT def.args || (a.args - options) AS args, a.n,
                coalesce(taskd.moment_after(tick, a.args ->> 'job.deadline', z.timezone, 'job.deadline'),
@@ -4086,10 +4144,11 @@ BEGIN
     ), made AS (
         SELECT id FROM inserted UNION ALL SELECT id FROM started
     )
-    SELECT 'fired', coalesce(array_agg(id ORDER BY id), '{}') INTO outcome, ids FROM made;
+    SELECT coalesce(array_agg(id ORDER BY id), '{}') INTO ids FROM made;
     IF ids <> '{}' THEN
         PERFORM taskd.notify_workers(def.queue);
     END IF;
+    RETURN ids;
 END
 $$;
 
@@ -4180,6 +4239,9 @@ BEGIN
     UPDATE taskd.queue AS q
     SET depth_at = NULL
     WHERE q.name IN (SELECT d.name FROM taskd.queue AS d WHERE d.depth_at > moment ORDER BY d.name FOR UPDATE SKIP LOCKED);
+    UPDATE taskd.schedule AS s
+    SET check_at = moment
+    WHERE s.name IN (SELECT w.name FROM taskd.schedule AS w WHERE w.check_at > moment + interval '10 s' ORDER BY w.name FOR UPDATE SKIP LOCKED);
     WITH ahead AS MATERIALIZED (
         SELECT s.name FROM taskd.schedule AS s
         WHERE s.last_tick > later AND s.next_at > s.last_tick
@@ -4202,7 +4264,8 @@ END
 $$;
 
 -- Fire a schedule: if its next tick still has the value that the caller has read, enqueue the jobs of these ticks and set
--- the next tick. Return `fired` and the number of jobs; `skipped`; `failed` and the error; `moved` if there were no ticks;
+-- the next tick. Return `fired` and the number of jobs; `skipped`; `waits` if the first tick waits for the end of live jobs and
+-- remains the next tick; `failed` and the error; `moved` if there were no ticks;
 -- or NULL if another worker is firing the schedule or has fired it, or if the schedule was changed or paused meanwhile. The
 -- query runs with the caller's rights, so the statement that locks the row and reads the query also checks whose query it is.
 --
@@ -4224,8 +4287,10 @@ AS $$
 #variable_conflict use_variable
 DECLARE
     def taskd.schedule;
+    moment timestamptz := clock_timestamp();
+    held text;
+    last timestamptz;
     rows record;
-    made record;
     one record;
 BEGIN
     SELECT s.* INTO def
@@ -4247,6 +4312,14 @@ BEGIN
             GROUP BY t.tick
             ORDER BY t.tick
         LOOP
+            held := CASE WHEN def.overlap <> 'allow' THEN taskd.apply_overlap(schedule, one.tick, false) END;
+            outcome := CASE WHEN outcome = 'fired' THEN outcome ELSE coalesce(held, outcome) END;
+            IF held = 'waits' THEN
+                following := one.tick;
+                EXIT;
+            END IF;
+            last := one.tick;
+            CONTINUE WHEN held = 'skipped';
             IF zones IS NOT NULL THEN
                 WITH taken AS (
                     INSERT INTO taskd.schedule_zone AS z (schedule, timezone, last_tick, last_local)
@@ -4267,9 +4340,8 @@ BEGIN
                 SELECT * INTO rows
                 FROM taskd.query_args(def.query, one.tick, CASE WHEN zones IS NOT NULL THEN one.zones END, known);
             END IF;
-            SELECT * INTO made FROM taskd.make_scheduled_jobs(schedule, one.tick, rows.argses, false, metadata);
-            outcome := made.outcome;
-            jobs := jobs + coalesce(cardinality(made.ids), 0);
+            jobs := jobs + cardinality(taskd.make_scheduled_jobs(schedule, one.tick, rows.argses, false, metadata));
+            outcome := 'fired';
             IF rows.without_zone > 0 THEN
                 error := format('%s rows of the query have a "job.timezone" that is NULL or does not exist, and get no jobs; the names of '
                                 'time zones are in pg_timezone_names', rows.without_zone);
@@ -4282,23 +4354,34 @@ BEGIN
         END IF;
         outcome := 'failed';
         jobs := 0;
+        held := NULL;
+        -- With `wait`, each tick is fired on its own, so that later ones are not lost with it.
+        last := CASE WHEN def.overlap = 'wait' THEN one.tick ELSE ticks[cardinality(ticks)] END;
+        following := coalesce((SELECT min(t.tick) FROM unnest(ticks) AS t (tick) WHERE t.tick > last), following);
         error := left(CASE WHEN SQLSTATE = '57014' THEN 'it took longer than the time limit of a tick: ' ELSE '' END || SQLERRM, 500);
     END;
     -- With a time zone per row, an error stays until the ticks of a day have passed: the tick that counts rows without a zone.
     UPDATE taskd.schedule AS s
     SET next_at = following,
-        last_tick = coalesce(ticks[cardinality(ticks)], s.last_tick),
+        last_tick = coalesce(last, s.last_tick),
+        last_run = CASE WHEN outcome = 'fired' THEN moment ELSE s.last_run END,
+        waits_since = CASE WHEN held = 'waits' THEN CASE WHEN outcome = 'waits' THEN coalesce(s.waits_since, moment) ELSE moment END END,
+        -- A second later; if the tick has waited for long, after a tenth of that, up to ten seconds.
+        check_at = CASE WHEN held = 'waits'
+                        THEN moment + least(interval '10 s', greatest(interval '1 s', (moment - s.waits_since) / 10)) END,
         skipped = s.skipped + CASE WHEN outcome = 'skipped' THEN 1 ELSE 0 END,
         skipped_tick = CASE WHEN outcome = 'skipped' THEN ticks[cardinality(ticks)] ELSE s.skipped_tick END,
         last_error = CASE WHEN error IS NOT NULL THEN error
-                          WHEN outcome = 'moved' OR zones IS NOT NULL AND known IS NULL THEN s.last_error END,
+                          WHEN outcome IN ('moved', 'waits') OR zones IS NOT NULL AND known IS NULL THEN s.last_error END,
         last_error_at = CASE WHEN error IS NOT NULL THEN clock_timestamp()
-                             WHEN outcome = 'moved' OR zones IS NOT NULL AND known IS NULL THEN s.last_error_at END
+                             WHEN outcome IN ('moved', 'waits') OR zones IS NOT NULL AND known IS NULL THEN s.last_error_at END
     WHERE s.name = schedule;
 END
 $$;
 
--- Enqueue the jobs of a schedule now, in addition to its ticks, even if it is paused. Its rule for overlaps applies.
+-- Enqueue the jobs of a schedule now, in addition to its ticks, even if it is paused. Its rule for overlaps applies: with `wait`
+-- and `cancel`, the jobs wait for the end of the live ones. The outcome is `waits`, and nothing is enqueued, if these are too many,
+-- or if they are runs of a pipeline.
 -- Called by: run_schedule.
 CREATE FUNCTION taskd.run_schedule(schedule text, OUT outcome text, OUT ids bigint[])
 LANGUAGE plpgsql
@@ -4308,11 +4391,16 @@ AS $$
 DECLARE
     query text;
     query_user name;
+    overlap text;
+    task text;
     zones text[];
+    argses jsonb[];
+    after bigint[] := '{}';
     tick timestamptz := clock_timestamp();
 BEGIN
-    SELECT s.query, s.query_user, CASE WHEN s.timezone = 'per row' THEN ARRAY(SELECT z.name FROM pg_timezone_names AS z) END
-    INTO query, query_user, zones FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
+    SELECT s.query, s.query_user, s.overlap, s.task,
+           CASE WHEN s.timezone = 'per row' THEN ARRAY(SELECT z.name FROM pg_timezone_names AS z) END
+    INTO query, query_user, overlap, task, zones FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -4320,10 +4408,25 @@ BEGIN
         RAISE EXCEPTION 'the query of the schedule "%" runs as % only, not as %', schedule, query_user, session_user
             USING ERRCODE = 'insufficient_privilege';
     END IF;
-    SELECT m.outcome, m.ids INTO outcome, ids
-    FROM taskd.make_scheduled_jobs(
-        schedule, tick, CASE WHEN query IS NOT NULL THEN (taskd.query_args(query, tick, zones)).argses END, true
-    ) AS m;
+    outcome := coalesce(CASE WHEN overlap <> 'allow' THEN taskd.apply_overlap(schedule, tick, true) END, 'fired');
+    IF outcome = 'skipped' THEN
+        UPDATE taskd.schedule AS s SET skipped = s.skipped + 1, skipped_tick = tick WHERE s.name = schedule;
+        RETURN;
+    END IF;
+    IF query IS NOT NULL THEN
+        argses := (taskd.query_args(query, tick, zones)).argses;
+    END IF;
+    IF outcome = 'waits' THEN
+        after := ARRAY(SELECT j.id FROM taskd.job AS j WHERE j.schedule = schedule);
+        IF cardinality(after)::bigint * greatest(cardinality(argses), 1) > 10000
+           OR EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND t.kind = 'pipeline')
+        THEN
+            RETURN;
+        END IF;
+        outcome := 'fired';
+    END IF;
+    ids := taskd.make_scheduled_jobs(schedule, tick, argses, true, NULL, after);
+    UPDATE taskd.schedule AS s SET last_run = tick, last_error = NULL, last_error_at = NULL WHERE s.name = schedule;
 END
 $$;
 
@@ -5014,7 +5117,7 @@ $$;
 -- The worker of a running job cancels its handler within seconds of the commit. Jobs of a workflow that need a cancelled job
 -- are cancelled with it. states: cancel only jobs that are in one of these states when they are locked. The jobs stay locked
 -- until the caller commits. The function runs with the owner's rights, because no other user is allowed to end jobs.
--- Called by: SQL clients, make_scheduled_jobs(), cancel_jobs.
+-- Called by: SQL clients, apply_overlap(), cancel_jobs.
 CREATE FUNCTION taskd.cancel(
     ids bigint[],
     reason text DEFAULT NULL,

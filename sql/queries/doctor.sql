@@ -565,7 +565,7 @@ ORDER BY jobs DESC, r.queue, r.task;
 -- name: doctor_schedules(batch bigint)
 -- roles: worker, observer, admin
 SELECT name::text, app, CASE WHEN withdrawn_at IS NULL AND (paused_at IS NULL OR paused_until < clock_timestamp())
-                             THEN date_part('epoch', clock_timestamp() - next_at) END AS late_s,
+                             THEN date_part('epoch', clock_timestamp() - coalesce(check_at, next_at)) END AS late_s,
        CASE WHEN withdrawn_at IS NULL AND (paused_at IS NULL OR paused_until < clock_timestamp()) THEN last_error END AS last_error,
        date_part('epoch', clock_timestamp() - last_error_at) AS error_s, query_user::text,
        date_part('epoch', clock_timestamp() - withdrawn_at) AS withdrawn_s,
@@ -582,7 +582,8 @@ CROSS JOIN LATERAL (
     ) AS ownerless
 ) AS owner
 WHERE withdrawn_at IS NOT NULL OR ownerless
-   OR CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp() THEN next_at < clock_timestamp() OR last_error IS NOT NULL
+   OR CASE WHEN paused_at IS NULL OR paused_until < clock_timestamp()
+           THEN coalesce(check_at, next_at) < clock_timestamp() OR last_error IS NOT NULL
            ELSE paused_until IS NULL END
 ORDER BY next_at
 LIMIT $1;

@@ -149,12 +149,12 @@ WITH RECURSIVE owner AS (
                WHERE owner.id IS NOT NULL AND NOT EXISTS (SELECT FROM living WHERE living.id = owner.id)
            ) AS orphans,
            due.job_s, due.suspect_s, due.gate_s, due.limited,
-           (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+           (SELECT coalesce(date_part('epoch', coalesce(check_at, next_at) - clock_timestamp()), 0) FROM taskd.schedule
             WHERE NOT stopped AND coalesce(query_user, '') = ''
-            ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
-           (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+            ORDER BY coalesce(check_at, next_at) NULLS FIRST LIMIT 1) AS tick_s,
+           (SELECT coalesce(date_part('epoch', coalesce(check_at, next_at) - clock_timestamp()), 0) FROM taskd.schedule
             WHERE NOT stopped AND coalesce(query_user, '') = session_user
-            ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s,
+            ORDER BY coalesce(check_at, next_at) NULLS FIRST LIMIT 1) AS query_tick_s,
            EXISTS (
                SELECT FROM taskd.job
                WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL

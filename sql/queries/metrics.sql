@@ -117,8 +117,13 @@ WITH RECURSIVE ahead AS (
     UNION ALL
     (SELECT 'schedule_late_seconds', name::text, NULL, greatest(0, date_part('epoch', clock_timestamp() - next_at))
      FROM taskd.schedule
-     WHERE (paused_at IS NULL OR paused_until <= clock_timestamp()) AND withdrawn_at IS NULL
+     WHERE (paused_at IS NULL OR paused_until <= clock_timestamp()) AND withdrawn_at IS NULL AND waits_since IS NULL
      ORDER BY next_at LIMIT $2)
+    UNION ALL
+    (SELECT 'schedule_waiting_seconds', name::text, NULL, date_part('epoch', clock_timestamp() - waits_since)
+     FROM taskd.schedule
+     WHERE NOT stopped AND waits_since IS NOT NULL AND next_at <= clock_timestamp()
+     ORDER BY waits_since LIMIT $2)
     UNION ALL
     SELECT 'workers', state, NULL, (SELECT count(*) FROM living WHERE living.state = each.state)
     FROM unnest(ARRAY['live', 'draining', 'silent']) AS each (state)

@@ -93,7 +93,7 @@ RETURNING name::text;
 -- name: resume_schedules(names text[])
 -- roles: worker, admin
 UPDATE taskd.schedule
-SET paused_at = NULL, paused_until = NULL, pause_reason = NULL,
+SET waits_since = NULL, check_at = NULL, paused_at = NULL, paused_until = NULL, pause_reason = NULL,
     next_at = CASE WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, every_s, clock_timestamp()) END
 WHERE name = ANY ($1::text[]) AND paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true)
 RETURNING name::text;
@@ -107,21 +107,23 @@ SELECT outcome, ids FROM taskd.run_schedule($1);
 -- tick is due, too, so that the worker computes the next tick. `now` is the time of the database, or the end of the
 -- schedule's pause if that is later. At most `batch` schedules are read, along schedule_due.
 
+-- `waits`: its tick waits for the end of live jobs, and is to be checked again.
+
 -- name: due_schedules(with_query boolean, batch bigint)
 -- roles: worker, admin
 SELECT schedule.name::text, schedule.revision, schedule.every_s, schedule.cron, schedule.timezone,
        schedule.starts_at::timestamptz, schedule.next_at::timestamptz, schedule.catch_up, schedule.catch_up_max,
-       greatest(clock.now, schedule.paused_until) AS now
+       greatest(clock.now, schedule.paused_until) AS now, schedule.overlap, schedule.waits_since IS NOT NULL AS waits
 FROM (SELECT clock_timestamp() AS now) AS clock, (
     SELECT *
     FROM taskd.schedule
     WHERE NOT stopped
       AND coalesce(query_user, '') = CASE WHEN $1 THEN session_user ELSE '' END
-    ORDER BY next_at NULLS FIRST
+    ORDER BY coalesce(check_at, next_at) NULLS FIRST
     LIMIT $2
 ) AS schedule
-WHERE schedule.next_at IS NULL OR schedule.next_at <= clock.now
-ORDER BY schedule.next_at NULLS FIRST;
+WHERE coalesce(coalesce(schedule.check_at, schedule.next_at) <= clock.now, true)
+ORDER BY coalesce(schedule.check_at, schedule.next_at) NULLS FIRST;
 
 -- name: fire_schedule(name text, revision bigint, next_at timestamptz, ticks timestamptz[], following timestamptz, metadata text, zones text[], locals timestamp[], known text[])
 -- roles: worker
@@ -145,12 +147,12 @@ RETURNING name::text;
 
 -- name: next_ticks()
 -- roles: worker, observer, admin
-SELECT (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+SELECT (SELECT coalesce(date_part('epoch', coalesce(check_at, next_at) - clock_timestamp()), 0) FROM taskd.schedule
         WHERE NOT stopped AND coalesce(query_user, '') = ''
-        ORDER BY next_at NULLS FIRST LIMIT 1) AS tick_s,
-       (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM taskd.schedule
+        ORDER BY coalesce(check_at, next_at) NULLS FIRST LIMIT 1) AS tick_s,
+       (SELECT coalesce(date_part('epoch', coalesce(check_at, next_at) - clock_timestamp()), 0) FROM taskd.schedule
         WHERE NOT stopped AND coalesce(query_user, '') = session_user
-        ORDER BY next_at NULLS FIRST LIMIT 1) AS query_tick_s;
+        ORDER BY coalesce(check_at, next_at) NULLS FIRST LIMIT 1) AS query_tick_s;
 
 -- Schedules. `delayed_by`: the error with which PostgreSQL has refused the present tick repeatedly, as a live worker has stored it
 -- (taskd/worker/services/failures.py).
@@ -158,7 +160,7 @@ SELECT (SELECT coalesce(date_part('epoch', next_at - clock_timestamp()), 0) FROM
 -- name: list_schedules(batch bigint)
 -- roles: worker, observer, admin
 SELECT name::text, app, task::text, queue::text, every_s, cron, timezone, starts_at::timestamptz, next_at::timestamptz,
-       date_part('epoch', next_at - clock_timestamp()) AS due_in_s, last_tick, catch_up, catch_up_max, overlap,
+       date_part('epoch', next_at - clock_timestamp()) AS due_in_s, last_tick, last_run, waits_since, catch_up, catch_up_max, overlap,
        jitter_s, deadline_s, query_user::text, skipped, skipped_tick, last_error, last_error_at,
        paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_at, paused_until,
        pause_reason, withdrawn_at, stopped, changed_at, created_at, clock_timestamp() AS now,

@@ -47,7 +47,8 @@ SELECT queue::text
 FROM taskd.schedule
 WHERE task = ANY ($1::text[]) AND NOT stopped
   AND (query_user IS NULL OR query_user = session_user)
-  AND (next_at IS NULL OR next_at <= clock_timestamp())
+  AND (next_at IS NULL OR next_at <= clock_timestamp()
+                          AND (waits_since IS NULL OR NOT EXISTS (SELECT FROM taskd.job WHERE job.schedule = schedule.name)))
 ORDER BY 1;
 
 -- Travel in time. The clock does not change; instead, times in the rows move into the past: due times and deadlines, ticks of
@@ -80,6 +81,9 @@ WITH moved AS (
     SET starts_at = starts_at - make_interval(secs => $1),
         next_at = next_at - make_interval(secs => $1),
         last_tick = last_tick - make_interval(secs => $1),
+        last_run = last_run - make_interval(secs => $1),
+        waits_since = waits_since - make_interval(secs => $1),
+        check_at = check_at - make_interval(secs => $1),
         withdrawn_at = withdrawn_at - make_interval(secs => $1),
         paused_at = paused_at - make_interval(secs => $1),
         paused_until = paused_until - make_interval(secs => $1)

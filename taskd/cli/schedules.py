@@ -52,7 +52,8 @@ def _next(row: Row) -> str:
     if row["withdrawn_at"]:
         return f"withdrawn since {moment(row['withdrawn_at'])}"
     if not row["paused"]:
-        return moment(row["next_at"])
+        waits = row["waits_since"] is not None and row["due_in_s"] <= 0
+        return moment(row["next_at"]) + (", waits for a live job" if waits else "")
     until = f"paused until {moment(row['paused_until'])}" if row["paused_until"] else "paused"
     return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
 
@@ -77,7 +78,7 @@ COLUMNS = {
     "QUEUE": text_of("queue"),
     "RHYTHM": _rhythm,
     "NEXT": _next,
-    "LAST": text_of("last_tick"),
+    "LAST": text_of("last_run"),
     "LIVE": text_of("live"),
     "SKIPPED": text_of("skipped"),
     "APP": text_of("app"),
@@ -372,18 +373,19 @@ def run(session: Session, name: str, as_json: bool) -> None:
     """Enqueue the jobs of a schedule now, in addition to its ticks, and print their ids.
 
     The command also works for paused schedules. If the overlap of the schedule is `skip`, no job is
-    enqueued while a job of the schedule is live; if the overlap is `cancel`, the live job is
-    cancelled first.
+    enqueued while a job of the schedule is live. If the overlap is `wait` or `cancel`, the new job
+    waits for the end of the live job, which `cancel` cancels.
     """
     from taskd.store import schedules as store
 
-    ids = session.run(lambda lane: store.run(lane, name))
+    ran = session.run(lambda lane: store.run(lane, name))
     if as_json:
-        print_json({"schedule": name, "outcome": "skipped" if ids is None else "fired", "ids": ids})
-    elif ids is None:
-        session.echo(f"skipped: a job of {name} is live")
+        print_json({"schedule": name, **ran._asdict()})
+    elif ran.ids is None:
+        later = "; run the schedule again when it has ended" if ran.outcome == "waits" else ""
+        session.echo(f"{ran.outcome}: a job of {name} is live{later}")
     else:
-        for job_id in ids:
+        for job_id in ran.ids:
             click.echo(job_id)
 
 

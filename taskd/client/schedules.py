@@ -73,15 +73,16 @@ class Schedules:
     async def run(self, name: str) -> list[int] | None:
         """Enqueue the jobs of a schedule now; return their ids.
 
-        The result is None, and nothing is enqueued, if the overlap of the schedule is `skip` and an
-        earlier job of the schedule is live.
+        If a job of the schedule is live and the overlap is `wait` or `cancel`, the new jobs wait
+        for its end. The result is None, and nothing is enqueued, if a job is live and the overlap
+        is `skip`, or if runs of a pipeline, or very many jobs, would have to end first.
 
         Raises:
             ScheduleNotFound: no schedule has this name.
             PermissionDenied: this user has no right to run schedules; or the schedule has a query,
                 which runs as another user.
         """
-        return await stored.run(await self._pool(), name)
+        return (await stored.run(await self._pool(), name)).ids
 
     async def list(self) -> list[dict[str, Any]]:
         """Return the schedules, sorted by name, each as a dict of its columns; at most 10,000."""

@@ -63,12 +63,13 @@ class CatchUp(StrEnum):
 class Overlap(StrEnum):
     """What a tick does while a job of the schedule is live.
 
-    The tick enqueues another job (`allow`), enqueues none (`skip`), or cancels the live job and
-    enqueues another one (`cancel`).
+    The tick enqueues another job (`allow`), enqueues none (`skip`), waits until the live job has
+    ended (`wait`), or cancels the live job and waits until it has ended (`cancel`).
     """
 
     ALLOW = "allow"
     SKIP = "skip"
+    WAIT = "wait"
     CANCEL = "cancel"
 
 
@@ -227,9 +228,11 @@ class Schedule:
             `job.deadline` are not arguments: they hold the time zone of the row, and the due time
             and the deadline of its job.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
-        catch_up_max: with `all`, only the newest missed ticks are fired, at most this many; 1 to
-            1000.
-        overlap: what a tick does while a job of the schedule is live: `allow`, `skip` or `cancel`.
+        catch_up_max: with `all`, and with the overlap `wait`, only the newest missed ticks are
+            fired, at most this many; 1 to 1000.
+        overlap: what a tick does while a job of the schedule is live: `allow`, `skip`, `wait` or
+            `cancel`. With `wait`, every tick is fired, one after the other, as with the catch-up
+            `all`.
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after the tick.
 
@@ -288,9 +291,10 @@ class Schedule:
                 raise InvalidSchedule(
                     f"{prefix}: {name} {quoted(getattr(self, name))} is not {choices}"
                 )
-        if self.catch_up == CatchUp.ALL and self.overlap != Overlap.ALLOW:
+        if self.catch_up == CatchUp.ALL and self.overlap not in (Overlap.ALLOW, Overlap.WAIT):
             raise InvalidSchedule(
-                f"{prefix}: catch_up='all' enqueues several jobs, which needs overlap='allow'"
+                f"{prefix}: catch_up='all' enqueues several jobs, which needs overlap='allow' or "
+                "overlap='wait'"
             )
         most = self.catch_up_max
         whole = isinstance(most, int) and not isinstance(most, bool)
@@ -432,6 +436,17 @@ def _due_in_zone(
 
 def _in_zone(tick: datetime, zone: str) -> ZoneTick:
     return ZoneTick(tick, zone, tick.astimezone(_zone(zone)).replace(tzinfo=None))
+
+
+def catch_up_of(catch_up: CatchUp, overlap: Overlap, *, waits: bool) -> CatchUp:
+    """Return which due ticks are fired.
+
+    Args:
+        waits: whether a tick waits for the end of a live job. It is late, but was not missed.
+    """
+    if overlap == Overlap.WAIT:
+        return CatchUp.ALL
+    return CatchUp.LAST if waits and catch_up == CatchUp.NONE else catch_up
 
 
 def first(when: When, now: datetime) -> datetime | None:

@@ -151,6 +151,11 @@ def schedule_skipped(schedule: str, tick: datetime) -> None:
     emit("schedule.skipped", "info", schedule=schedule, tick=tick.isoformat())
 
 
+def schedule_waits(schedule: str, tick: datetime) -> None:
+    """A tick waits for the end of a job of its schedule (overlap `wait` or `cancel`)."""
+    emit("schedule.waits", "info", schedule=schedule, tick=tick.isoformat())
+
+
 def schedules_withdrawn(schedules: Sequence[str], app: str) -> None:
     """No live worker of the app declares these schedules any more, so they have no ticks now."""
     emit("schedules.withdrawn", "warning", schedules=list(schedules), app=app)

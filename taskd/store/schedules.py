@@ -34,7 +34,7 @@ class DueSchedule(NamedTuple):
     """A schedule whose next tick is due, or not computed yet (`next_at` is None).
 
     Ticks are computed from `now`: the database's time, or the end of the schedule's pause if that
-    is later.
+    is later. `waits`: the next tick waits for the end of a live job.
     """
 
     name: str
@@ -47,6 +47,8 @@ class DueSchedule(NamedTuple):
     catch_up: str
     catch_up_max: int
     now: datetime
+    overlap: str
+    waits: bool
 
     def when(self) -> When:
         """Return the rule for its ticks.
@@ -62,9 +64,10 @@ class Fired(NamedTuple):
     """The result of fire().
 
     Attributes:
-        outcome: `fired`: the ticks were fired; `skipped`: an earlier job is live; `failed`: see
-            `error`; `moved`: there were no ticks to fire; None: nothing was done, because another
-            worker fires or has fired the ticks, or because the schedule was changed or paused.
+        outcome: `fired`: the ticks were fired; `skipped`: an earlier job is live; `waits`: an
+            earlier job is live, and the tick stays due; `failed`: see `error`; `moved`: there were
+            no ticks to fire; None: nothing was done, because another worker fires or has fired the
+            ticks, or because the schedule was changed or paused.
         jobs: number of enqueued jobs.
         error: why the ticks failed; or, although they were fired, why rows of the query got no
             jobs.
@@ -247,12 +250,22 @@ async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
     return sorted(row[0] for row in await on.fetch("resume_schedules", list(names)))
 
 
-async def run(on: Fetches, name: str) -> list[int] | None:
-    """Enqueue the jobs of a schedule now.
+class Ran(NamedTuple):
+    """The result of run().
 
-    Returns:
-        The ids of the jobs; None if nothing was enqueued, because the overlap of the schedule is
-        `skip` and one of its jobs is live.
+    Attributes:
+        outcome: `fired`; `skipped`: the overlap of the schedule is `skip`, and one of its jobs is
+            live; `waits`: the overlap is `wait` or `cancel`, and runs of its pipeline or too many
+            jobs are live.
+        ids: the enqueued jobs; None if nothing was enqueued.
+    """
+
+    outcome: str
+    ids: list[int] | None
+
+
+async def run(on: Fetches, name: str) -> Ran:
+    """Enqueue the jobs of a schedule now.
 
     Raises:
         ScheduleNotFound: no schedule has this name.
@@ -264,4 +277,4 @@ async def run(on: Fetches, name: str) -> list[int] | None:
         raise ScheduleNotFound(
             f"there is no schedule {name!r}. List schedules: taskd schedules list"
         )
-    return None if outcome == "skipped" else list(ids)
+    return Ran(outcome, list(ids) if ids is not None else None)

@@ -126,31 +126,6 @@ async def test_with_skip_a_live_job_keeps_the_tick_from_making_another(
     assert [each["state"] for each in await made(sql)] == ["done", "queued"]
 
 
-async def test_with_cancel_the_live_ones_end_before_the_new_one_is_made(
-    sql: Any, lane: Lane, me: int
-) -> None:
-    await make(lane, nightly(), nightly("other"))
-    for _ in range(2):
-        await late(sql, 1.0)
-        await late(sql, 1.0, "other")
-        await fire_due(lane)
-    [running] = await jobs.claim(lane, me, "q", 1)
-    running_of = await sql.fetchval("SELECT schedule FROM taskd.job WHERE id = $1", running.id)
-    await make(lane, nightly(running_of, overlap="cancel"))
-    await late(sql, 1.0, running_of)
-    assert await fire_due(lane) == 1
-    found = await made(sql, running_of)
-    assert [(each["state"], each["cancel_requested"]) for each in found] == [
-        ("running", True),
-        ("cancelled", False),
-        ("queued", False),
-    ]
-    assert found[1]["reason"] == "its schedule made another one"
-    assert (found[1]["args"], found[1]["tick"]) == ('{"a": 1}', found[1]["run_at"])
-    other = "other" if running_of == "s" else "s"
-    assert [each["state"] for each in await made(sql, other)] == ["queued", "queued"]
-
-
 # Jitter.
 
 

@@ -150,12 +150,12 @@ async def test_run_makes_the_jobs_now_and_leaves_the_ticks(sql: Any, lane: Lane)
     )
     before = await row(sql)
     await schedules.pause(lane, ["s"], None, None)
-    [job_id] = await schedules.run(lane, "s") or []
+    [job_id] = (await schedules.run(lane, "s")).ids or []
     [found] = await made(sql)
     assert (found["id"], found["state"], found["run_at"]) == (job_id, "queued", found["tick"])
     assert (await row(sql))["next_at"] == before["next_at"]
-    assert await schedules.run(lane, "s") is None
-    assert len(await schedules.run(lane, "f") or []) == 2
+    assert await schedules.run(lane, "s") == ("skipped", None)
+    assert len((await schedules.run(lane, "f")).ids or []) == 2
     with pytest.raises(ScheduleNotFound, match="'x'"):
         await schedules.run(lane, "x")
 

@@ -178,7 +178,7 @@ async def test_run_enqueues_the_jobs_of_all_zones_now(sql: Any, lane: Lane, acco
     await sql.execute("INSERT INTO public.account VALUES (50, 'Mars/Olympus')")
     query = ACCOUNTS.replace(" FROM", ", '02:30' AS \"job.run_at\" FROM")
     await make(lane, zoned(query))
-    assert len(await schedules.run(lane, "s") or []) == len(ZONES)
+    assert len((await schedules.run(lane, "s")).ids or []) == len(ZONES)
     assert {each["state"] for each in await made(sql)} == {"queued"}
 
 

@@ -30,7 +30,8 @@ as `crashed` |
 | I16 | a job that stayed parked for a minute while a worker lived that could run it |
 | I17 | a schedule that was withdrawn, or stayed so, although a worker declares it; one that fired
 while it was withdrawn, fired a tick twice, or a local time of a row twice, or stayed active
-although no worker declares it |
+although no worker declares it; whose overlap is `wait` or `cancel`, and of which jobs of two ticks
+ran at a time; whose overlap is `wait`, and that left out a tick |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such
 handlers calls `check(records=False)`, which leaves out the checks that need records.

@@ -743,6 +743,22 @@ CREATE VIEW judge.breach AS
     FROM taskd.jobs AS job JOIN taskd.schedule AS its ON its.name = job.schedule AND its.query IS NULL
     GROUP BY job.schedule, job.tick HAVING count(DISTINCT coalesce(job.workflow_id, -job.id)) > 1
     UNION ALL
+    -- Jobs of one tick may run at the same time. No test retries such a job by hand.
+    SELECT 'I17', 'overlap', later.id,
+           format('job %s of schedule %s started at %s, before job %s of an earlier tick had ended', later.id, its.name, claim.at, earlier.id), false
+    FROM taskd.schedule AS its
+    JOIN taskd.jobs AS earlier ON earlier.schedule = its.name
+    JOIN taskd.jobs AS later ON later.schedule = its.name AND later.tick > earlier.tick
+    JOIN judge.claim AS claim ON claim.job = later.id AND claim.n = 1
+    WHERE its.overlap IN ('wait', 'cancel') AND coalesce(earlier.finished_at, 'infinity') > claim.at
+      AND EXISTS (SELECT FROM judge.claim AS ran WHERE ran.job = earlier.id)
+    UNION ALL
+    SELECT 'I17', 'tick lost', NULL, format('schedule %s has ticks from %s to %s, but only %s', its.name, min(tick), max(tick), count(DISTINCT tick)), false
+    FROM taskd.schedule AS its JOIN taskd.jobs AS job ON job.schedule = its.name
+    WHERE its.overlap = 'wait' AND its.every_s IS NOT NULL AND its.query IS NULL
+    GROUP BY its.name, its.every_s
+    HAVING count(DISTINCT tick) < round(extract(epoch FROM max(tick) - min(tick)) / its.every_s) + 1
+    UNION ALL
     -- With a time zone per row: the jobs have their zone as the argument `zone`, and equal rows have equal arguments. With a fixed
     -- minute and hour there is one job per local day, and otherwise one per local minute.
     SELECT 'I17', 'local time twice', max(job.id),

@@ -180,9 +180,7 @@ async def withdrawn_schedule_fired(stage: Scene) -> None:
 async def tick_fired_twice(stage: Scene) -> None:
     await scheduled(stage, declared=True)
     for _ in range(2):
-        await stage.sql(
-            "SELECT outcome FROM taskd.make_scheduled_jobs('nightly', 'epoch', NULL, true)"
-        )
+        await stage.sql("SELECT taskd.make_scheduled_jobs('nightly', 'epoch', NULL, true)")
 
 
 async def local_day_fired_twice(stage: Scene) -> None:
@@ -194,10 +192,40 @@ async def local_day_fired_twice(stage: Scene) -> None:
     )
     for tick in ("2025-10-25 22:01Z", "2025-10-26 22:59Z"):
         await stage.sql(
-            "SELECT outcome FROM taskd.make_scheduled_jobs('nightly', $1::text::timestamptz, "
+            "SELECT taskd.make_scheduled_jobs('nightly', $1::text::timestamptz, "
             'ARRAY[jsonb \'{"zone": "Europe/Berlin"}\'], true)',
             tick,
         )
+
+
+async def two_ticks_at_a_time(stage: Scene) -> None:
+    doing = []
+    await scheduled(stage, declared=True)
+    await stage.sql("UPDATE taskd.schedule SET overlap = 'wait'")
+    for tick in ("2026-01-01 00:00:00Z", "2026-01-01 00:00:01Z"):
+        await stage.sql(
+            "INSERT INTO taskd.job (queue, task, schedule, tick) "
+            "VALUES ($1, $2, 'nightly', $3::text::timestamptz)",
+            QUEUE, TASK, tick,
+        )  # fmt: skip
+    for worker in (stage.a, stage.b):
+        [job] = await jobs.claim(worker.hand, worker.id, QUEUE, 1)
+        await worker.begins(job)
+        doing.append((worker, job))
+    for worker, job in doing:
+        await worker.finishes(job)
+
+
+async def waiting_tick_left_out(stage: Scene) -> None:
+    await scheduled(stage, declared=True)
+    await stage.sql("UPDATE taskd.schedule SET overlap = 'wait'")
+    for tick in ("2026-01-01 00:00:00Z", "2026-01-01 00:00:02Z"):
+        await stage.sql(
+            "INSERT INTO taskd.job (queue, task, schedule, tick) "
+            "VALUES ($1, $2, 'nightly', $3::text::timestamptz)",
+            QUEUE, TASK, tick,
+        )  # fmt: skip
+        await stage.a.does(await stage.a.claim())
 
 
 async def run_without_a_claim(stage: Scene) -> None:
@@ -465,6 +493,8 @@ BREACHES = [
     (withdrawn_schedule_fired, "I17", "fired"),
     (tick_fired_twice, "I17", "tick twice"),
     (local_day_fired_twice, "I17", "local time twice"),
+    (two_ticks_at_a_time, "I17", "overlap"),
+    (waiting_tick_left_out, "I17", "tick lost"),
 ]
 
 

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.system.judge import Judge
+
 ROOT = Path(__file__).parents[2]
 APP = """
 from taskd import task
@@ -41,6 +43,17 @@ async def nightly(account: int, zone: str) -> None: ...
 
 schedule("nightly", nightly, cron("1 0 * * *", PER_ROW), catch_up="all",
          query='SELECT id AS account, zone, zone AS "job.timezone" FROM public.account')
+"""
+WAITING = """
+import asyncio
+from taskd import every, schedule, task
+
+@task
+async def slow() -> None:
+    await asyncio.sleep(0.8)
+
+schedule("waits", slow, every(1), overlap="wait", catch_up_max=1000)
+schedule("cancels", slow, every(1), overlap="cancel")
 """
 SECONDS = 4
 WORKERS = 3
@@ -111,6 +124,32 @@ async def test_each_account_has_one_job_per_local_day_while_workers_are_killed_a
     )
     assert {each["n"] for each in days} == {1}
     assert len({each["args"] for each in days}) == 200, "no account is left out"
+
+
+async def test_waiting_ticks_run_one_at_a_time_and_none_is_lost_while_workers_are_killed(
+    home: Path, dsn: str, sql: Any
+) -> None:
+    (home / "ticking.py").write_text(WAITING)
+    judge = Judge(dsn)
+    await judge.install()
+    workers = [await start(home, dsn) for _ in range(WORKERS)]
+    try:
+        await until(sql, "SELECT count(DISTINCT schedule) = 2 FROM taskd.job_history")
+        for n in range(SECONDS):
+            await asyncio.sleep(random.uniform(0.5, 1.5))
+            victim = n % WORKERS
+            await judge.kill(workers[victim].pid)
+            await workers[victim].wait()
+            workers[victim] = await start(home, dsn)
+        ended = await sql.fetchval("SELECT count(*) FROM taskd.job_history")
+        await until(sql, f"SELECT count(*) > {ended + 4} FROM taskd.job_history")
+        await sql.execute("UPDATE taskd.schedule SET paused_at = now()")
+        await until(sql, "SELECT count(*) = 0 FROM taskd.job")
+    finally:
+        for each in workers:
+            each.kill()
+            await each.wait()
+    (await judge.check(records=False)).require()
 
 
 async def until(sql: Any, true: str) -> None:

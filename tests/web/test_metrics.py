@@ -368,6 +368,7 @@ async def test_every_metric_is_written_with_its_labels(desk: Desk, serve: Serve,
     labels = {
         "task_paused_seconds": "task",
         "schedule_late_seconds": "schedule",
+        "schedule_waiting_seconds": "schedule",
         "running_longest_seconds": "queue",
     }
     rest = write([], Reading(True, [Value(name, "x", None, 1.0) for name in labels], 0.1)).decode()

@@ -180,6 +180,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Late schedules",
             "s",
             (f"topk(10, {_max('taskd_schedule_late_seconds', 'schedule')})", "{{schedule}}"),
+            (
+                f"topk(10, {_max('taskd_schedule_waiting_seconds', 'schedule')})",
+                "{{schedule}} waits",
+            ),
         ),
         _panel(
             "Claimed and not started",

@@ -213,7 +213,13 @@ OF_DATABASE = (
         "taskd_schedule_late_seconds",
         "gauge",
         ("schedule",),
-        "Seconds since the next tick of the schedule became due.",
+        "Seconds since the next tick of the schedule became due, unless it waits for a job.",
+    ),
+    Metric(
+        "taskd_schedule_waiting_seconds",
+        "gauge",
+        ("schedule",),
+        "For how long the next tick has waited for the end of a job of its schedule; only if so.",
     ),
     Metric(
         "taskd_workers",

@@ -195,11 +195,13 @@ async def run_schedule(board: Dashboard, request: Request) -> Response:
     """Enqueue the jobs of a schedule now, in addition to its ticks."""
     session, form = await board.acting(request)
     name = one(form, "name")
-    ids = await schedules.run(board.on, name)
-    if ids is None:
-        done = "skipped, as one of its jobs is live"
-    else:
+    outcome, ids = await schedules.run(board.on, name)
+    if ids is not None:
         done = f"enqueued {count(len(ids), 'job')}: {', '.join(map(str, ids[:10]))}"
+    elif outcome == "waits":
+        done = "not run, as one of its jobs is live: run it again when that has ended"
+    else:
+        done = "skipped, as one of its jobs is live"
     return _schedule_done(board, session, name, "run", done, ids or [])
 
 

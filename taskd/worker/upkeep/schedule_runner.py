@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from taskd import events
-from taskd.core.schedule import CatchUp, Cron
+from taskd.core.schedule import CatchUp, Cron, Overlap, catch_up_of
 from taskd.core.schedule import due as due_ticks
 from taskd.errors import InvalidSchedule, TaskdError
 from taskd.store import schedules
@@ -129,11 +129,12 @@ async def fire(lane: Lane, read: DueSchedule) -> bool:
         read: the schedule, as due() has read it.
 
     Returns:
-        False if another worker has fired these ticks.
+        False if another worker has fired these ticks, or if they wait for a live job.
     """
     try:
         when = read.when()
-        args = (when, read.next_at, read.now, CatchUp(read.catch_up), read.catch_up_max)
+        rule = catch_up_of(CatchUp(read.catch_up), Overlap(read.overlap), waits=read.waits)
+        args = (when, read.next_at, read.now, rule, read.catch_up_max)
         # The ticks of 600 zones would block the event loop for a tenth of a second.
         per_row = isinstance(when, Cron) and when.per_row
         found = await asyncio.to_thread(due_ticks, *args) if per_row else due_ticks(*args)
@@ -148,13 +149,18 @@ async def fire(lane: Lane, read: DueSchedule) -> bool:
     if found.missed:
         events.schedule_missed(read.name, read.next_at, len(found.ticks))
     if fired.outcome == "fired":
-        late_s = (read.now - found.ticks[-1]).total_seconds()
+        # Of several ticks, `wait` fires the first, and the others when its job has ended.
+        tick = found.ticks[0 if read.overlap == Overlap.WAIT else -1]
         firing.end(fired.jobs)
-        events.schedule_fired(read.name, found.ticks[-1], fired.jobs, late_s)
+        events.schedule_fired(read.name, tick, fired.jobs, (read.now - tick).total_seconds())
         if fired.error is not None:
-            events.schedule_rows_left_out(read.name, found.ticks[-1], fired.error)
+            events.schedule_rows_left_out(read.name, tick, fired.error)
     elif fired.outcome == "skipped":
         events.schedule_skipped(read.name, found.ticks[-1])
+    elif fired.outcome == "waits":
+        if not read.waits:
+            events.schedule_waits(read.name, found.ticks[0])
+        return False
     elif fired.outcome == "failed":
         events.schedule_failed(read.name, found.ticks[-1], fired.error)
     return True

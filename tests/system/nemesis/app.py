@@ -11,10 +11,12 @@ from taskd.schedules import PER_ROW, cron, every, schedule
 from tests.system.chaos_app import LEDGER, SOON, block, books, has_done, recorder
 
 __all__ = [
+    "CANCELLING_SCHEDULE",
     "LEDGER",
     "NEWER_SCHEDULE",
     "SCHEDULE",
     "TRANSFERS",
+    "WAITING_SCHEDULE",
     "ZONED_SCHEDULE",
     "blocks_loop",
     "books",
@@ -26,6 +28,8 @@ __all__ = [
 SCHEDULE = "nemesis"
 NEWER_SCHEDULE = "nemesis newer"
 ZONED_SCHEDULE = "nemesis zoned"
+WAITING_SCHEDULE = "nemesis waiting"
+CANCELLING_SCHEDULE = "nemesis cancelling"
 ZONES = """
 SELECT zone, zone AS "job.timezone"
 FROM unnest(ARRAY['Europe/Berlin', 'Asia/Kolkata', 'America/New_York']) AS zone
@@ -88,6 +92,16 @@ async def zoned(ctx: Context, zone: str) -> None:
     recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
 
 
+@task(queue="fast", backoff=SOON)
+async def long_tick(ctx: Context) -> None:
+    """Takes longer than the time between two ticks."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    await asyncio.sleep(1.2)
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+schedule(WAITING_SCHEDULE, long_tick, every(1), overlap="wait", catch_up_max=1000)
+schedule(CANCELLING_SCHEDULE, long_tick, every(1), overlap="cancel")
 schedule(SCHEDULE, tick, every(1), catch_up="all", catch_up_max=1000)
 schedule(ZONED_SCHEDULE, zoned, cron("* * * * *", PER_ROW), query=ZONES, catch_up="all")
 if not os.environ.get("NEMESIS_OLD_CODE"):

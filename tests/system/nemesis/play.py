@@ -280,7 +280,10 @@ def _at(moment: float) -> datetime:
     return datetime.fromtimestamp(moment, UTC)
 
 
-SCHEDULES = (app.SCHEDULE, app.NEWER_SCHEDULE, app.ZONED_SCHEDULE)
+SCHEDULES = (
+    *(app.SCHEDULE, app.NEWER_SCHEDULE, app.ZONED_SCHEDULE),
+    *(app.WAITING_SCHEDULE, app.CANCELLING_SCHEDULE),
+)
 # Schedules of the last 90 s are never withdrawn.
 GROWN_UP = "UPDATE taskd.schedule SET created_at = created_at - interval '1 hour'"
 UP = """
