@@ -156,7 +156,7 @@ GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, t
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
 GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, isolated, errors)
     ON taskd.job TO taskd_worker;
-GRANT SELECT (id, worker_id, fence, state, started_at, errors), INSERT ON taskd.job_history TO taskd_worker;
+GRANT SELECT (id, worker_id, fence, state, started_at, errors, finished_at, reason, schedule, ends_by), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
       INSERT (name, app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
@@ -210,7 +210,7 @@ GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb, integer, boo
 -- cannot set a query.
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
-                       integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean),
+                       integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean, time, double precision),
     taskd.next_interval_tick(timestamptz, double precision, timestamptz),
     taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean, jsonb, bigint[]),
     taskd.apply_overlap(text, timestamptz, boolean),
@@ -229,25 +229,25 @@ GRANT SELECT, UPDATE (
 GRANT DELETE ON taskd.schedule TO taskd_admin;
 GRANT SELECT (
     name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, last_run, waits_since, check_at, task,
-    queue, query_user, jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
+    queue, query_user, ends_by, ends_by_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
     paused_until, pause_reason, withdrawn_at, stopped
 ) ON taskd.schedule TO taskd_observer;
 
 -- Observers see no arguments, results and unique keys, which can be personal data. They see the errors of attempts, so that
 -- they can see why jobs fail; handlers should therefore not put personal data into their exceptions.
 GRANT SELECT (
-    id, worker_id, enqueued_at, run_at, started_at, timeout_s, deadline, fence, state, gate, priority, attempt,
+    id, worker_id, enqueued_at, run_at, started_at, timeout_s, deadline, ends_by, fence, state, gate, priority, attempt,
     max_attempts, args_version, crashes, interrupts, parked, cancel_reason, queue, task, errors, workflow_id, node,
     waits_for, limit_name, limit_key, schedule, tick
 ) ON taskd.job TO taskd_observer;
 GRANT SELECT (
-    id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, deadline, fence, state, priority,
+    id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, deadline, ends_by, fence, state, priority,
     attempt, max_attempts, args_version, crashes, interrupts, queue, task, reason, errors, workflow_id, node, limit_name,
     limit_key, schedule, tick
 ) ON taskd.job_history TO taskd_observer;
 GRANT SELECT (
     id, queue, task, state, priority, run_at, attempt, max_attempts, timeout_s, worker_id, fence, crashes,
-    interrupts, cancel_requested, enqueued_at, started_at, finished_at, reason, errors, deadline, args_version,
+    interrupts, cancel_requested, enqueued_at, started_at, finished_at, reason, errors, deadline, ends_by, args_version,
     workflow_id, node, limit_name, limit_key, schedule, tick, updated_at
 ) ON taskd.jobs TO taskd_observer;
 -- They find jobs by filters. A filter that needs another column, such as the arguments, is refused.

@@ -96,6 +96,8 @@ def schedule(
     overlap: Overlap | str = Overlap.ALLOW,
     jitter_s: float | None = None,
     deadline_s: float | None = None,
+    ends_by: str | None = None,
+    ends_by_s: float | None = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> Schedule:
     """Declare a schedule of the app; the workers of the app publish it when they start.
@@ -106,9 +108,9 @@ def schedule(
             `pipeline.job(...)`. With a query, give the task or the pipeline itself; the columns of
             the query are the arguments.
         when: every(...) or cron(...).
-        query: a SELECT; a tick enqueues one job per row. The columns `job.timezone`, `job.run_at`
-            and `job.deadline` are not arguments of the job: they hold the row's time zone, and the
-            due time and the deadline of its job.
+        query: a SELECT; a tick enqueues one job per row. The columns `job.timezone`, `job.run_at`,
+            `job.deadline` and `job.ends_by` are not arguments of the job: they hold the row's time
+            zone, and the due time, the deadline and the end of its job.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, and with the overlap `wait`, fire only the newest missed ticks, at
             most this many.
@@ -119,6 +121,10 @@ def schedule(
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after its tick. If no attempt has started by
             then, the job expires.
+        ends_by: the time of day, such as `08:00`, by which the job should have ended, in the time
+            zone of the schedule or of the row: the first such time after the tick. A job that has
+            not ended by then runs on, but is reported as late.
+        ends_by_s: the same, in seconds after the tick.
         registry: where the schedule is declared.
 
     Raises:
@@ -129,6 +135,9 @@ def schedule(
     if not isinstance(job, NewJob) and hasattr(job, "job"):  # a task or a pipeline
         job = job.job() if query is None else NewJob(job.name, queue=job.queue)
     of: Any = job  # checked by Schedule
-    made = Schedule(name, of, when, query, catch_up, catch_up_max, overlap, jitter_s, deadline_s)
+    made = Schedule(
+        *(name, of, when, query, catch_up, catch_up_max, overlap, jitter_s),
+        *(deadline_s, ends_by, ends_by_s),
+    )
     registry.add_schedule(made)
     return made

@@ -95,6 +95,7 @@ CREATE TABLE taskd.job (
     started_at timestamptz,                 -- start of the current or last attempt
     timeout_s double precision,             -- NULL: the task's option applies
     deadline timestamptz,                   -- no attempt starts after it: the job expires
+    ends_by timestamptz,                    -- a job of a schedule that has not ended by then is late
     tick timestamptz,                       -- the tick of its schedule for which it was enqueued
     workflow_id bigint,
     fence bigint NOT NULL DEFAULT 0,        -- fencing token: grows at every claim and never shrinks
@@ -182,8 +183,8 @@ CREATE INDEX job_running ON taskd.job (worker_id) WHERE worker_id IS NOT NULL;
 CREATE UNIQUE INDEX job_holds_key
     ON taskd.job (task, (CASE WHEN key_scope = 'live' OR worker_id IS NULL THEN unique_key END)) WHERE unique_key IS NOT NULL;
 
--- The live jobs of schedules.
-CREATE INDEX job_schedule ON taskd.job (schedule) WHERE schedule IS NOT NULL;
+-- The live jobs of schedules, and which of them are late.
+CREATE INDEX job_schedule ON taskd.job (schedule, ends_by) WHERE schedule IS NOT NULL;
 
 -- Waiting jobs by their tags: their metadata without trace contexts, by which nobody searches. A claim does not enter this
 -- index: running jobs are few, and job_running finds them. Without fastupdate, no enqueue has to merge the entries of others.
@@ -247,6 +248,7 @@ CREATE TABLE taskd.job_history (
     expires_at timestamptz NOT NULL,
     timeout_s double precision,
     deadline timestamptz,
+    ends_by timestamptz,
     tick timestamptz,
     workflow_id bigint,
     fence bigint NOT NULL,
@@ -284,6 +286,9 @@ CREATE INDEX job_history_not_done ON taskd.job_history (finished_at) WHERE state
 CREATE INDEX job_history_finished ON taskd.job_history USING brin (finished_at);
 CREATE INDEX job_history_workflow ON taskd.job_history (workflow_id) WHERE workflow_id IS NOT NULL;
 CREATE INDEX job_history_schedule ON taskd.job_history (schedule) WHERE schedule IS NOT NULL;
+-- Jobs of schedules that ended late, or that expired.
+CREATE INDEX job_history_late ON taskd.job_history (schedule, finished_at)
+    WHERE schedule IS NOT NULL AND (finished_at > ends_by OR reason = 'expired');
 CREATE INDEX job_history_key ON taskd.job_history (unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX job_history_metadata ON taskd.job_history USING gin ((metadata - '{traceparent,tracestate}'::text[]) jsonb_path_ops)
     WITH (fastupdate = off) WHERE metadata IS NOT NULL;
@@ -309,14 +314,14 @@ CREATE VIEW taskd.jobs AS
            max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts,
            cancel_reason IS NOT NULL AS cancel_requested, enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
            args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version,
-           deadline::timestamptz, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata::jsonb,
+           deadline::timestamptz, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata::jsonb,
            greatest(enqueued_at, started_at, taskd.stored_time(errors #>> '{-1,ended}'))::timestamptz AS updated_at
     FROM taskd.job
     UNION ALL
     SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, timeout_s, worker_id,
            fence, crashes, interrupts, false, enqueued_at, started_at, finished_at, reason, args,
            errors, result, key_scope::text, unique_key, version,
-           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata, finished_at
+           deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata, finished_at
     FROM taskd.job_history;
 
 -- ====================================================================================================
@@ -577,6 +582,9 @@ CREATE TABLE taskd.schedule (
     timeout_s taskd.timeout_s,
     jitter_s double precision CONSTRAINT jitter_is_up_to_a_day CHECK (jitter_s BETWEEN 0 AND 86400),
     deadline_s double precision CONSTRAINT deadline_is_1_s_to_a_year CHECK (deadline_s BETWEEN 1 AND 31536000),
+    -- When its jobs have to have ended: a local time of day, or seconds after the tick.
+    ends_by time,
+    ends_by_s double precision CONSTRAINT ends_by_s_is_1_s_to_a_year CHECK (ends_by_s BETWEEN 1 AND 31536000),
     -- Which missed ticks are fired later: none, the last one, or all, up to a number.
     catch_up text NOT NULL DEFAULT 'last' CONSTRAINT catch_up_is_known CHECK (catch_up IN ('none', 'last', 'all')),
     catch_up_max integer NOT NULL DEFAULT 100 CONSTRAINT catch_up_is_bounded CHECK (catch_up_max BETWEEN 1 AND 1000),
@@ -595,6 +603,7 @@ CREATE TABLE taskd.schedule (
     CONSTRAINT only_apps_withdraw_schedules CHECK (withdrawn_at IS NULL OR app IS NOT NULL),
     CONSTRAINT schedule_has_one_rhythm CHECK ((every_s IS NULL) <> (cron IS NULL)),
     CONSTRAINT schedule_catches_up_one_by_one CHECK (catch_up <> 'all' OR overlap IN ('allow', 'wait')),
+    CONSTRAINT schedule_ends_by_one_rule CHECK (ends_by IS NULL OR ends_by_s IS NULL),
     CONSTRAINT schedule_query_has_a_user CHECK ((query IS NULL) = (query_user IS NULL))
 );
 
@@ -2580,14 +2589,14 @@ AS $$
             id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
             state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
             key_scope, unique_key, version,
-            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+            deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
         )
         SELECT ended.id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
                now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000), 86400)), ended.timeout_s,
                ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
                ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, cancel_blocked.reason, ended.errors,
                ended.key_scope, ended.unique_key, ended.version,
-               ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+               ended.deadline, ended.ends_by, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
                ended.limit_name, ended.limit_key, ended.metadata
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
@@ -3362,7 +3371,7 @@ BEGIN
     IF step IS NULL THEN
         RETURN NULL;
     END IF;
-    SELECT j.workflow_id, j.metadata, j.schedule, j.tick, w.login INTO parent
+    SELECT j.workflow_id, j.metadata, j.schedule, j.tick, j.ends_by, w.login INTO parent
     FROM taskd.job AS j LEFT JOIN taskd.worker AS w ON w.id = j.worker_id
     WHERE j.id = parent_id AND j.state = 'running';
     IF NOT (taskd.may_enqueue() OR coalesce(taskd.acts_as(parent.login), false))
@@ -3380,7 +3389,7 @@ BEGIN
         RETURN NULL;
     END IF;
     RETURN taskd.insert_stage(
-        parent.workflow_id, stage, step -> 'args', parent_id, parent.metadata, parent.schedule, parent.tick
+        parent.workflow_id, stage, step -> 'args', parent_id, parent.metadata, parent.schedule, parent.tick, parent.ends_by
     );
 END
 $$;
@@ -3388,7 +3397,8 @@ $$;
 -- Enqueue the job of a stage of a run; return its id. `parent_id`: the job whose result it gets, or NULL.
 -- Called by: enqueue_next_stage(), start_at_stage(), restart_run().
 CREATE FUNCTION taskd.insert_stage(
-    workflow_id bigint, stage jsonb, args jsonb, parent_id bigint, metadata jsonb, schedule text, tick timestamptz
+    workflow_id bigint, stage jsonb, args jsonb, parent_id bigint, metadata jsonb, schedule text, tick timestamptz,
+    ends_by timestamptz DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3400,7 +3410,7 @@ DECLARE
 BEGIN
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
-        limit_name, limit_key, metadata, schedule, tick
+        limit_name, limit_key, metadata, schedule, tick, ends_by
     )
     SELECT stage ->> 'queue', stage ->> 'task', args, coalesce((stage ->> 'priority')::smallint, 100),
            taskd.state_when_due(t.limit_name, due), due,
@@ -3408,7 +3418,7 @@ BEGIN
            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL
                 THEN taskd.limit_key(taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact)) END,
-           metadata, schedule, tick
+           metadata, schedule, tick, ends_by
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO new_id;
     IF parent_id IS NOT NULL THEN
@@ -3600,7 +3610,7 @@ $$;
 -- Called by: enqueue_one(), make_scheduled_jobs().
 CREATE FUNCTION taskd.start_run(
     pipeline text, args jsonb, queue text, priority integer, run_at timestamptz, max_attempts integer, timeout_s double precision,
-    deadline timestamptz, metadata jsonb, schedule text DEFAULT NULL, tick timestamptz DEFAULT NULL
+    deadline timestamptz, metadata jsonb, schedule text DEFAULT NULL, tick timestamptz DEFAULT NULL, ends_by timestamptz DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3619,6 +3629,9 @@ DECLARE
         '{}', '{}', '{}', '{}', metadatas => ARRAY[metadata::text], schedule => schedule, tick => tick
     ))[2];
 BEGIN
+    IF ends_by IS NOT NULL THEN
+        UPDATE taskd.job AS j SET ends_by = ends_by WHERE j.id = job_id;
+    END IF;
     RETURN job_id;
 END
 $$;
@@ -3857,7 +3870,9 @@ CREATE FUNCTION taskd.set_schedule(
     starts_at timestamptz DEFAULT NULL,
     next_at timestamptz DEFAULT NULL,
     app text DEFAULT NULL,
-    checked boolean DEFAULT false
+    checked boolean DEFAULT false,
+    ends_by time DEFAULT NULL,
+    ends_by_s double precision DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -3888,6 +3903,10 @@ BEGIN
         RAISE EXCEPTION 'schedule "%": cron has five fields, minute, hour, day, month and weekday, not "%"', name, cron
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    IF ends_by IS NOT NULL AND ends_by_s IS NOT NULL THEN
+        RAISE EXCEPTION 'schedule "%": pass either ends_by, a local time of day, or ends_by_s, the seconds after the tick', name
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     IF timezone = 'per row' AND (cron IS NULL OR query IS NULL OR overlap <> 'allow') THEN
         RAISE EXCEPTION 'schedule "%": a time zone per row needs cron, a query with the column "job.timezone", and overlap => ''allow''', name
             USING ERRCODE = 'invalid_parameter_value';
@@ -3916,7 +3935,7 @@ BEGIN
     wanted := jsonb_build_object(
         'every_s', period_s, 'cron', cron, 'timezone', timezone, 'task', task, 'queue', queue, 'args', args, 'query', query,
         'priority', priority, 'max_attempts', max_attempts, 'timeout_s', timeout_s, 'jitter_s', jitter_s,
-        'deadline_s', deadline_s, 'catch_up', catch_up, 'catch_up_max', catch_up_max, 'overlap', overlap
+        'deadline_s', deadline_s, 'ends_by', ends_by, 'ends_by_s', ends_by_s, 'catch_up', catch_up, 'catch_up_max', catch_up_max, 'overlap', overlap
     );
     -- An unchanged schedule is neither written nor locked: a starting worker would wait for the worker that fires the
     -- schedule, whose query can take a minute.
@@ -3933,14 +3952,14 @@ BEGIN
         PERFORM taskd.check_own_tasks(format('the schedule "%s"', name), ARRAY[task]);
         INSERT INTO taskd.schedule AS s (
             name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, args_version, query, query_user, priority,
-            max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
+            max_attempts, timeout_s, jitter_s, deadline_s, ends_by, ends_by_s, catch_up, catch_up_max, overlap
         ) VALUES (
             name, app, period_s, cron, timezone, coalesce(starts_at, now()),
             CASE WHEN cron IS NOT NULL THEN next_at
                  WHEN catch_up = 'all' AND starts_at <= now() THEN starts_at
                  ELSE taskd.next_interval_tick(coalesce(starts_at, now()), period_s, now()) END,
             task, queue, args, set_args_version, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
-            max_attempts, timeout_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap
+            max_attempts, timeout_s, jitter_s, deadline_s, ends_by, ends_by_s, catch_up, catch_up_max, overlap
         )
         ON CONFLICT ON CONSTRAINT schedule_pkey DO NOTHING;
         IF FOUND THEN
@@ -3986,7 +4005,8 @@ BEGIN
                IS DISTINCT FROM (query, CASE WHEN query IS NOT NULL THEN session_user END))::integer,
         task = task, queue = queue, args = args, args_version = set_args_version, query = query,
         query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
-        max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s,
+        max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s, ends_by = ends_by,
+        ends_by_s = ends_by_s,
         catch_up = catch_up, catch_up_max = catch_up_max, overlap = overlap
     WHERE s.name = name
     RETURNING s.* INTO old;
@@ -4075,7 +4095,7 @@ DECLARE
     known taskd.task;
     is_pipeline boolean;
     wrong_args jsonb;
-    options CONSTANT text[] := ARRAY['job.timezone', 'job.run_at', 'job.deadline'];
+    options CONSTANT text[] := ARRAY['job.timezone', 'job.run_at', 'job.deadline', 'job.ends_by'];
     ids bigint[];
 BEGIN
     SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
@@ -4107,13 +4127,21 @@ BEGIN
                                         tick + make_interval(secs => def.deadline_s)), NULL, NULL, metadata)
             FROM unnest(coalesce(argses, ARRAY['{}'::jsonb])) AS a
         );
-        UPDATE taskd.job AS j SET schedule = schedule, tick = tick, args_version = def.args_version WHERE j.id = ANY (ids);
+        UPDATE taskd.job AS j
+        SET schedule = schedule, tick = tick, args_version = def.args_version,
+            ends_by = coalesce(taskd.moment_after(tick, coalesce(new.a ->> 'job.ends_by', def.ends_by::text),
+                                                  coalesce(new.a ->> 'job.timezone', def.timezone), 'job.ends_by'),
+                               tick + make_interval(secs => def.ends_by_s))
+        FROM unnest(ids, coalesce(argses, ARRAY['{}'::jsonb])) AS new (id, a)
+        WHERE j.id = new.id;
         RETURN ids;
     END IF;
     WITH wanted AS (
         SELECT def.args || (a.args - options) AS args, a.n,
                coalesce(taskd.moment_after(tick, a.args ->> 'job.deadline', z.timezone, 'job.deadline'),
                         tick + make_interval(secs => def.deadline_s)) AS deadline,
+               coalesce(taskd.moment_after(tick, coalesce(a.args ->> 'job.ends_by', def.ends_by::text), z.timezone, 'job.ends_by'),
+                        tick + make_interval(secs => def.ends_by_s)) AS ends_by,
                coalesce(CASE WHEN NOT at_once THEN taskd.moment_after(tick, a.args ->> 'job.run_at', z.timezone, 'job.run_at') END,
                         tick) + make_interval(secs => CASE WHEN at_once THEN 0 ELSE coalesce(def.jitter_s, 0) END * (
                    hashtextextended(format('%s %s %s', schedule, extract(epoch FROM tick), a.n), 0) & 4503599627370495
@@ -4122,12 +4150,12 @@ BEGIN
         CROSS JOIN LATERAL (SELECT coalesce(a.args ->> 'job.timezone', def.timezone) AS timezone) AS z
     ), inserted AS (
         INSERT INTO taskd.job AS j (
-            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, schedule, tick,
+            queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, ends_by, schedule, tick,
             args_version, limit_name, limit_key, metadata
         )
         SELECT def.queue, def.task, args, def.priority,
                CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
-               def.max_attempts, def.timeout_s, deadline, schedule, tick,
+               def.max_attempts, def.timeout_s, deadline, ends_by, schedule, tick,
                def.args_version, known.limit_name,
                CASE WHEN known.limit_name IS NOT NULL
                     THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact)) END, metadata
@@ -4137,7 +4165,8 @@ BEGIN
         RETURNING j.id
     ), started AS (
         SELECT taskd.start_run(
-                   def.task, args, def.queue, def.priority, due, def.max_attempts, def.timeout_s, deadline, metadata, schedule, tick
+                   def.task, args, def.queue, def.priority, due, def.max_attempts, def.timeout_s, deadline, metadata, schedule, tick,
+                   ends_by
                ) AS id
         FROM wanted
         WHERE is_pipeline
@@ -4180,10 +4209,10 @@ BEGIN
         RAISE EXCEPTION 'the query returns more than 100000 rows: restrict it, or split it into several schedules'
             USING ERRCODE = 'program_limit_exceeded';
     END IF;
-    SELECT name INTO wrong FROM jsonb_object_keys(argses[1] - ARRAY['job.timezone', 'job.run_at', 'job.deadline']) AS name
+    SELECT name INTO wrong FROM jsonb_object_keys(argses[1] - ARRAY['job.timezone', 'job.run_at', 'job.deadline', 'job.ends_by']) AS name
     WHERE name LIKE 'job.%' LIMIT 1;
     IF FOUND THEN
-        RAISE EXCEPTION 'the query has a column "%"; the options of a job are "job.timezone", "job.run_at" and "job.deadline"', wrong;
+        RAISE EXCEPTION 'the query has a column "%"; the options of a job are "job.timezone", "job.run_at", "job.deadline" and "job.ends_by"', wrong;
     END IF;
     argses := coalesce(argses, '{}');
     IF known IS NOT NULL THEN
@@ -5146,7 +5175,7 @@ BEGIN
             id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
             state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
             key_scope, unique_key, version,
-            deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+            deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
         )
         SELECT ended.id, NULL, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
                now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
@@ -5154,7 +5183,7 @@ BEGIN
                ended.timeout_s, ended.fence, 'cancelled', ended.priority, ended.attempt, ended.max_attempts,
                ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, why, ended.errors,
                ended.key_scope, ended.unique_key, ended.version,
-               ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+               ended.deadline, ended.ends_by, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
                ended.limit_name, ended.limit_key, ended.metadata
         FROM ended
         LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
@@ -5368,7 +5397,7 @@ BEGIN
                 INSERT INTO taskd.job AS j (
                     id, enqueued_at, run_at, started_at, timeout_s, fence, state, waits_for, priority, attempt,
                     max_attempts, interrupts, queue, task, args, errors, key_scope, unique_key, version,
-                    args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+                    ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
                 ) OVERRIDING SYSTEM VALUE
                 SELECT past.id, past.enqueued_at, coalesce(due, clock_timestamp()), past.started_at, past.timeout_s, past.fence,
                        CASE WHEN waits.parents > 0 THEN 'blocked' ELSE taskd.state_when_due(past.limit_name, due) END,
@@ -5376,7 +5405,7 @@ BEGIN
                        CASE WHEN past.attempt >= coalesce(past.max_attempts, task.max_attempts, 20) THEN past.attempt + 1
                             ELSE past.max_attempts END,
                        0, past.queue, past.task, past.args, past.errors, past.key_scope, past.unique_key, past.version,
-                       past.args_version, past.schedule, past.tick,
+                       past.ends_by, past.args_version, past.schedule, past.tick,
                        -- While it was in the history, another job can have begun to wait for it.
                        coalesce(past.workflow_id,
                                 (SELECT d.workflow_id FROM taskd.dependency AS d WHERE d.parent_id = past.id LIMIT 1)),
@@ -5475,6 +5504,7 @@ DECLARE
         'workflow_id = ' || (filter ->> 'workflow')::bigint,
         'workflow_id = ANY (ARRAY(SELECT w.id FROM taskd.workflow AS w WHERE w.name = ' || quote_literal(filter ->> 'workflow_name') || '))');
     of_schedule CONSTANT text := 'schedule = ' || quote_literal(filter ->> 'schedule');
+    of_late CONSTANT text := 'schedule IS NOT NULL AND (finished_at > ends_by OR reason = ''expired'')';
     key CONSTANT text := quote_literal(filter ->> 'unique_key');
     tags CONSTANT jsonb := (filter -> 'metadata') - '{traceparent,tracestate}'::text[];
     tagged CONSTANT text := '(metadata - ''{traceparent,tracestate}''::text[]) @> ' || quote_literal(nullif(tags, '{}')) || '::jsonb';
@@ -5491,6 +5521,8 @@ BEGIN
              ELSE 'finished_at - started_at >= ' || quote_literal(running_for) END,
         '(state = ''scheduled'' AND attempt > 0) = ' || (filter ->> 'retrying')::boolean,
         of_worker, of_workflow, of_schedule,
+        CASE WHEN filter -> 'late' = 'true' AND live THEN 'schedule IS NOT NULL AND ends_by < ' || quote_literal(at)
+             WHEN filter -> 'late' = 'true' THEN of_late END,
         'unique_key = ' || key,
         'args::jsonb @> ' || quote_literal(filter -> 'args') || '::jsonb',
         'metadata @> ' || quote_literal(filter -> 'metadata') || '::jsonb',
@@ -5503,6 +5535,7 @@ BEGIN
         WHEN live AND (running_for IS NOT NULL OR filter -> 'states' = '["running"]') THEN 'worker_id IS NOT NULL'
         WHEN NOT live AND key IS NOT NULL THEN 'unique_key = ' || key
         WHEN of_workflow IS NOT NULL THEN of_workflow
+        WHEN NOT live AND filter -> 'late' = 'true' THEN concat_ws(' AND ', of_late, of_schedule)
         WHEN of_schedule IS NOT NULL THEN of_schedule
         -- The jobs that hold the key, and those of the task that no longer hold theirs.
         WHEN key IS NOT NULL AND filter ? 'task' THEN replace(

@@ -34,7 +34,7 @@ WITH keep AS MATERIALIZED (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT id, worker_id, enqueued_at, run_at, started_at, clock_timestamp(),
            coalesce(now() + make_interval(secs => CASE
@@ -43,7 +43,7 @@ WITH keep AS MATERIALIZED (
                     (SELECT now() + interval '604800 s')),
            timeout_s, fence, 'done', priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors,
            key_scope, unique_key, version,
-           deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+           deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     FROM ended
     WHERE coalesce(((SELECT seconds FROM keep) ->> queue)::integer, 604800) > 0 OR workflow_id IS NOT NULL
 ), more AS MATERIALIZED (
@@ -150,7 +150,7 @@ WITH held AS MATERIALIZED (
               job.attempt - held.refund::integer AS attempt,
               job.max_attempts, job.crashes, job.interrupts, job.queue, job.task, job.args,
               held.reason, held.errors, held.result, held.superseded, held.delay_s, job.key_scope, job.unique_key, job.version,
-              job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
+              job.deadline, job.ends_by, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
               job.limit_name, job.limit_key, job.metadata, job.follower, job.isolated, job.awaited
 ), ended AS MATERIALIZED (
     SELECT *, CASE WHEN follower IS NOT NULL THEN taskd.enqueue_follower(
@@ -166,7 +166,7 @@ WITH held AS MATERIALIZED (
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason,
         errors, result,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => keep.seconds), ended.timeout_s, ended.fence,
@@ -177,7 +177,7 @@ WITH held AS MATERIALIZED (
                 ELSE ended.reason END,
            ended.errors, ended.result::jsonb,
            ended.key_scope, ended.unique_key, ended.version,
-           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.deadline, ended.ends_by, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key, ended.metadata
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue
@@ -304,7 +304,7 @@ WITH held AS MATERIALIZED (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors, result,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => greatest(coalesce(queue.keep_done_s, 604800),
@@ -312,7 +312,7 @@ WITH held AS MATERIALIZED (
            ended.fence, 'done', ended.priority, ended.attempt, ended.max_attempts, ended.crashes,
            ended.interrupts, ended.queue, ended.task, ended.args, $6::text, ended.errors, $4::text::jsonb,
            ended.key_scope, ended.unique_key, ended.version,
-           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.deadline, ended.ends_by, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key, ended.metadata
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue

@@ -86,7 +86,7 @@ WITH due AS MATERIALIZED (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT ended.id, NULL, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
@@ -94,7 +94,7 @@ WITH due AS MATERIALIZED (
            ended.fence, 'failed', ended.priority, ended.attempt, ended.max_attempts,
            ended.crashes, ended.interrupts, ended.queue, ended.task, ended.args, 'expired', ended.errors,
            ended.key_scope, ended.unique_key, ended.version,
-           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.deadline, ended.ends_by, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key, ended.metadata
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue

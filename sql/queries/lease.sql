@@ -344,7 +344,7 @@ WITH RECURSIVE owner AS (
               job.interrupts + (held.state IN ('superseded', 'scheduled') AND NOT held.crashed)::integer AS interrupts,
               job.queue, job.task, job.args,
               held.reason, held.errors, job.key_scope, job.unique_key, job.version,
-              job.deadline, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
+              job.deadline, job.ends_by, job.args_version, job.schedule, job.tick, job.workflow_id, job.node,
               job.limit_name, job.limit_key, job.metadata, job.follower, job.awaited
 ), ended AS MATERIALIZED (
     SELECT *, CASE WHEN follower IS NOT NULL THEN taskd.enqueue_follower(
@@ -356,7 +356,7 @@ WITH RECURSIVE owner AS (
         id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT ended.id, ended.worker_id, ended.enqueued_at, ended.run_at, ended.started_at, clock_timestamp(),
            now() + make_interval(secs => greatest(coalesce(queue.keep_failed_s, 2592000),
@@ -368,7 +368,7 @@ WITH RECURSIVE owner AS (
                 ELSE ended.reason END,
            ended.errors,
            ended.key_scope, ended.unique_key, ended.version,
-           ended.deadline, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
+           ended.deadline, ended.ends_by, ended.args_version, ended.schedule, ended.tick, ended.workflow_id, ended.node,
            ended.limit_name, ended.limit_key, ended.metadata
     FROM ended
     LEFT JOIN taskd.queue AS queue ON queue.name = ended.queue

@@ -7,7 +7,8 @@
 -- `jobs_sampled_ratio` is the share of blocks that was read; if it is 1, all blocks were read, and the counts are exact. If
 -- the jobs of a small queue are in neighbouring blocks, and another queue is large, the scaled count of the small queue can
 -- be far off. The oldest due jobs are found along job_claim, with one probe per queue and priority, and along job_due. Of the
--- history, the `failed_max` failed and cancelled jobs that ended last are read, along job_history_not_done.
+-- history, the `failed_max` failed and cancelled jobs that ended last are read, along job_history_not_done, and
+-- the jobs of schedules that ended late or expired, along job_history_late.
 --
 -- `held_snapshot_seconds` is the age of the oldest transaction whose snapshot keeps vacuum from removing dead rows. A login that
 -- is no member of pg_monitor sees only snapshots of its own user, and prepared transactions.
@@ -119,6 +120,27 @@ WITH RECURSIVE ahead AS (
      FROM taskd.schedule
      WHERE (paused_at IS NULL OR paused_until <= clock_timestamp()) AND withdrawn_at IS NULL AND waits_since IS NULL
      ORDER BY next_at LIMIT $2)
+    UNION ALL
+    SELECT late.metric, named.name, NULL, late.jobs
+    FROM (SELECT name::text FROM taskd.schedule ORDER BY name LIMIT $2) AS named
+    CROSS JOIN LATERAL (
+        SELECT 'schedule_late_jobs' AS metric, count(*) AS jobs
+        FROM (SELECT FROM taskd.job WHERE job.schedule = named.name AND ends_by < clock_timestamp() LIMIT 10000) AS live
+        UNION ALL
+        SELECT past.metric, past.jobs
+        FROM (
+            SELECT count(*) FILTER (WHERE finished_at > ends_by) AS ended_late, count(*) FILTER (WHERE reason = 'expired') AS expired
+            FROM (
+                SELECT finished_at, ends_by, reason FROM taskd.job_history AS h
+                WHERE h.schedule = named.name AND h.schedule IS NOT NULL AND (finished_at > ends_by OR reason = 'expired')
+                  AND finished_at > clock_timestamp() - interval '1 hour'
+                LIMIT 10000
+            ) AS last
+        ) AS counted
+        CROSS JOIN LATERAL (
+            VALUES ('schedule_ended_late_jobs', counted.ended_late), ('schedule_expired_jobs', counted.expired)
+        ) AS past (metric, jobs)
+    ) AS late
     UNION ALL
     (SELECT 'schedule_waiting_seconds', name::text, NULL, date_part('epoch', clock_timestamp() - waits_since)
      FROM taskd.schedule

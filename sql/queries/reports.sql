@@ -24,19 +24,19 @@ WITH live AS MATERIALIZED (
     LIMIT 1
 ), found AS (
     SELECT id, queue::text, task::text, state::text, priority, attempt, max_attempts::smallint, enqueued_at,
-           run_at::timestamptz, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason, errors
+           run_at::timestamptz, started_at, NULL::timestamptz AS finished_at, ends_by, NULL::text AS reason, errors
     FROM taskd.job
     WHERE id = ANY (ARRAY(SELECT unnest(ids[1:$6]) FROM live))
     UNION ALL
     SELECT id, queue, task, state::text, priority, attempt, max_attempts, enqueued_at,
-           run_at, started_at, finished_at, reason, errors
+           run_at, started_at, finished_at, ends_by, reason, errors
     FROM taskd.job_history
     WHERE id = ANY (ARRAY(SELECT unnest(ids[1:$6]) FROM finished))
 )
 SELECT reach.at AS reach_at, reach.id AS reach_id,
        job.id, job.queue, job.task, job.state, job.priority, job.attempt,
        coalesce(job.max_attempts, published.max_attempts::smallint) AS max_attempts,
-       job.enqueued_at, job.run_at, job.started_at, job.finished_at,
+       job.enqueued_at, job.run_at, job.started_at, job.finished_at, job.ends_by,
        coalesce(job.finished_at, greatest(job.enqueued_at, job.started_at, taskd.stored_time(job.errors #>> '{-1,ended}'))) AS updated_at,
        job.reason, job.errors #>> '{-1,type}' AS error_type, job.errors #>> '{-1,message}' AS last_error,
        CASE WHEN job.finished_at IS NOT NULL THEN 'finished' WHEN job.state = 'running' THEN 'started' ELSE 'enqueued' END AS age_of,
@@ -63,7 +63,7 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        coalesce(job.max_attempts, published.max_attempts::smallint) AS max_attempts,
        coalesce(job.timeout_s, published.timeout_s::double precision) AS timeout_s, job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence,
        job.crashes, job.interrupts, job.cancel_requested, job.enqueued_at, job.started_at,
-       job.finished_at, job.updated_at, job.deadline, job.reason,
+       job.finished_at, job.updated_at, job.deadline, job.ends_by, job.reason,
        (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
        job.result::text AS result, job.unique_key, job.key_scope, job.version,
        (SELECT (live.follower ->> 'version')::bigint FROM taskd.job AS live WHERE live.id = $1) AS next_version,

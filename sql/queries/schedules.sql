@@ -20,7 +20,7 @@ SELECT clock_timestamp() AS now;
 SELECT d.name, taskd.set_schedule(
            d.name, d.task, d.args, make_interval(secs => d.every_s), d.cron, d.timezone, d.query, d.queue, d.priority,
            d.max_attempts, d.timeout_s, d.catch_up, d.catch_up_max, d.overlap, d.jitter_s, d.deadline_s, d.starts_at,
-           d.next_at, $1, d.checked
+           d.next_at, $1, d.checked, d.ends_by, d.ends_by_s
        ) AS outcome
 FROM (
     SELECT *
@@ -28,7 +28,7 @@ FROM (
         name text, task text, args jsonb, every_s double precision, cron text, timezone text, query text, queue text,
         priority integer, max_attempts integer, timeout_s double precision, catch_up text, catch_up_max integer,
         overlap text, jitter_s double precision, deadline_s double precision, starts_at timestamptz,
-        next_at timestamptz, checked boolean
+        next_at timestamptz, checked boolean, ends_by time, ends_by_s double precision
     )
     ORDER BY d.name
 ) AS d;
@@ -154,17 +154,25 @@ SELECT (SELECT coalesce(date_part('epoch', coalesce(check_at, next_at) - clock_t
         WHERE NOT stopped AND coalesce(query_user, '') = session_user
         ORDER BY coalesce(check_at, next_at) NULLS FIRST LIMIT 1) AS query_tick_s;
 
--- Schedules. `delayed_by`: the error with which PostgreSQL has refused the present tick repeatedly, as a live worker has stored it
+-- Schedules. `late`: live jobs after their `ends_by`; `ended_late`, `expired`: jobs of the last day. `delayed_by`: the error with which PostgreSQL has refused the present tick repeatedly, as a live worker has stored it
 -- (taskd/worker/services/failures.py).
 
 -- name: list_schedules(batch bigint)
 -- roles: worker, observer, admin
+WITH recently AS MATERIALIZED (
+    SELECT schedule, finished_at, ends_by, reason FROM taskd.job_history
+    WHERE schedule IS NOT NULL AND (finished_at > ends_by OR reason = 'expired')
+      AND finished_at > clock_timestamp() - interval '1 day'
+)
 SELECT name::text, app, task::text, queue::text, every_s, cron, timezone, starts_at::timestamptz, next_at::timestamptz,
        date_part('epoch', next_at - clock_timestamp()) AS due_in_s, last_tick, last_run, waits_since, catch_up, catch_up_max, overlap,
-       jitter_s, deadline_s, query_user::text, skipped, skipped_tick, last_error, last_error_at,
+       jitter_s, deadline_s, ends_by::text, ends_by_s, query_user::text, skipped, skipped_tick, last_error, last_error_at,
        paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_at, paused_until,
        pause_reason, withdrawn_at, stopped, changed_at, created_at, clock_timestamp() AS now,
        (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name) AS live,
+       (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name AND ends_by < clock_timestamp()) AS late,
+       (SELECT count(*) FILTER (WHERE finished_at > ends_by) FROM recently WHERE recently.schedule = schedule.name) AS ended_late,
+       (SELECT count(*) FILTER (WHERE reason = 'expired') FROM recently WHERE recently.schedule = schedule.name) AS expired,
        (SELECT f.error FROM taskd.worker AS w, jsonb_to_recordset(w.failures) AS f (service text, error text, since double precision)
         WHERE w.died_at IS NULL AND w.lease_until > clock_timestamp() AND f.service = 'schedule ' || schedule.name
           AND schedule.next_at <= clock_timestamp()

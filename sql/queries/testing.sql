@@ -63,6 +63,7 @@ WITH moved AS (
         enqueued_at = enqueued_at - make_interval(secs => $1),
         started_at = started_at - make_interval(secs => $1),
         deadline = deadline - make_interval(secs => $1),
+        ends_by = ends_by - make_interval(secs => $1),
         follower = follower || jsonb_build_object(
             'run_at', (follower ->> 'run_at')::timestamptz - make_interval(secs => $1),
             'deadline', (follower ->> 'deadline')::timestamptz - make_interval(secs => $1)

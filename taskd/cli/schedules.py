@@ -81,6 +81,8 @@ COLUMNS = {
     "LAST": text_of("last_run"),
     "LIVE": text_of("live"),
     "SKIPPED": text_of("skipped"),
+    "LATE": lambda row: str(row["late"] + row["ended_late"]),
+    "EXPIRED": text_of("expired"),
     "APP": text_of("app"),
     "LAST ERROR": text_of("last_error"),
 }
@@ -228,8 +230,8 @@ def _tick(row: Row, tick: datetime, zones: list[str] | None) -> dict[str, Any]:
     type=click.Choice([each.value for each in Overlap]),
     default="allow",
     show_default=True,
-    help="At a tick while a job of the schedule is live: enqueue another job, skip the tick, or "
-    "cancel the live job first.",
+    help="At a tick while a job of the schedule is live: enqueue another job, skip the tick, wait "
+    "until the live job has ended, or cancel the live job and wait until it has ended.",
 )
 @click.option(
     "--jitter",
@@ -242,6 +244,12 @@ def _tick(row: Row, tick: datetime, zones: list[str] | None) -> dict[str, Any]:
     "deadline_s",
     type=DURATION,
     help="Expire the job if it has not started within this time.",
+)
+@click.option(
+    "--ends-by",
+    metavar="HH:MM | DURATION",
+    help="By when the job should have ended, otherwise it is late: a time of day (08:00), or a "
+    "duration after the tick (5h).",
 )
 @json_option
 @pass_session
@@ -273,6 +281,9 @@ def set_(
         for key in ("queue", "priority", "max_attempts", "timeout_s")
         if (value := options.pop(key)) is not None
     }
+    if (ends_by := options.get("ends_by")) is not None and ":" not in ends_by:
+        options["ends_by"] = None
+        options["ends_by_s"] = DURATION.convert(ends_by, None, None)
     schedule = Schedule(
         name,
         NewJob(task, encode_args(task, arguments(pairs, args_json)), **of_job),
@@ -285,6 +296,11 @@ def set_(
         print_json(row | {"outcome": outcome})
         return
     session.echo(f"{outcome}: {name}, {_rhythm(row)}; next: {_next(row) or 'not computed yet'}")
+    if row["next_at"] is not None and row["next_at"] < row["now"] and row["waits_since"] is None:
+        session.echo(
+            f"its ticks since then were missed: workers fire the newest of them, at most "
+            f"{row['catch_up_max']}"
+        )
     if row["app"] is not None and outcome != "unchanged":
         session.echo(
             f"app {row['app']} declares this schedule in its code. Your change overrides the code "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -44,6 +45,7 @@ MISSED_AFTER_S = 60.0
 
 # The number of ticks that are read forward from the first one that is due.
 FEW_TICKS = 100
+_TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
 # As the time zone of a cron expression: the query of the schedule returns a zone for each row.
 PER_ROW = "per row"
 # Zones of the time zone database whose rules depend on the host, or that are no place.
@@ -224,9 +226,9 @@ class Schedule:
         when: every(...) or cron(...).
         query: a SELECT of at most 100,000 rows. A tick enqueues a job for each row, with the
             columns as additional arguments. The query must name tables with their schema, and can
-            use `$1` for the time of the tick. Columns named `job.timezone`, `job.run_at` and
-            `job.deadline` are not arguments: they hold the time zone of the row, and the due time
-            and the deadline of its job.
+            use `$1` for the time of the tick. Columns named `job.timezone`, `job.run_at`,
+            `job.deadline` and `job.ends_by` are not arguments: they hold the time zone of the row,
+            and the due time, the deadline and the end of its job.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, and with the overlap `wait`, only the newest missed ticks are
             fired, at most this many; 1 to 1000.
@@ -235,6 +237,9 @@ class Schedule:
             `all`.
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after the tick.
+        ends_by: the time of day, such as `08:00`, by which the job should have ended, in the time
+            zone of the schedule or of the row. A job that has not ended by then is late.
+        ends_by_s: the same, in seconds after the tick.
 
     Raises:
         InvalidSchedule: a value is outside its limits.
@@ -249,6 +254,8 @@ class Schedule:
     overlap: Overlap | str = Overlap.ALLOW
     jitter_s: float | None = None
     deadline_s: float | None = None
+    ends_by: str | None = None
+    ends_by_s: float | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -306,6 +313,16 @@ class Schedule:
             _check_seconds("jitter_s", self.jitter_s, 0.0, JITTER_S_MAX)
         if self.deadline_s is not None:
             _check_seconds("deadline_s", self.deadline_s, DEADLINE_S_MIN, DEADLINE_S_MAX)
+        if self.ends_by_s is not None:
+            _check_seconds("ends_by_s", self.ends_by_s, DEADLINE_S_MIN, DEADLINE_S_MAX)
+        if self.ends_by is not None:
+            if self.ends_by_s is not None:
+                raise InvalidSchedule(f"{prefix}: give either ends_by or ends_by_s")
+            if not isinstance(self.ends_by, str) or not _TIME_OF_DAY.fullmatch(self.ends_by):
+                raise InvalidSchedule(
+                    f"{prefix}: ends_by {quoted(self.ends_by)} is not a time of day, such as "
+                    "'08:00'; for a duration after the tick, give ends_by_s"
+                )
 
 
 def check_name(name: str) -> str:

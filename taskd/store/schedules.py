@@ -141,6 +141,8 @@ def definition(schedule: Schedule) -> Row:
         "overlap": str(schedule.overlap),
         "jitter_s": schedule.jitter_s,
         "deadline_s": schedule.deadline_s,
+        "ends_by": schedule.ends_by,
+        "ends_by_s": schedule.ends_by_s,
         "starts_at": period and period.starts_at,
         "checked": job.checked and schedule.query is None,
     }

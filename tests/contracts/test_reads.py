@@ -34,7 +34,17 @@ OF_WORKERS: dict[str, tuple[Any, ...]] = {
     "claim_limited_jobs": (crowd.ME, "limited", 10, 1, [], [], *ANY_JOB),
     "count_depths": (),
     # The tick, and the next one.
-    "fire_schedule": ("s1", 0, crowd.TICK, [crowd.TICK], crowd.TICK + MINUTE, None),
+    "fire_schedule": (
+        "s1",
+        0,
+        crowd.TICK,
+        [crowd.TICK],
+        crowd.TICK + MINUTE,
+        None,
+        None,
+        None,
+        None,
+    ),
     "parent_results": (9_500_000, 100_000),
     # Two jobs, for which the two wait that wait for the running one.
     "add_to_workflow": (

@@ -218,10 +218,12 @@ async def test_a_worker_makes_no_jobs_of_a_schedule_beside_its_ticks(
     sql: Any, victim: Lane, attacker: Any
 ) -> None:
     await make(victim, nightly(job=NewJob("pay", EVIL, queue="q")))
-    call = "SELECT outcome FROM taskd.make_scheduled_jobs('s', clock_timestamp(), $1, $2)"
+    call = "SELECT taskd.make_scheduled_jobs('s', clock_timestamp(), $1, $2)"
     for argses, at_once in ((None, True), (None, False), ([EVIL], False)):
         with pytest.raises(REFUSED, match="makes no such jobs"):
             await attacker.fetchval(call, argses, at_once)
+    with pytest.raises(REFUSED, match="makes no such jobs"):
+        await attacker.fetchval("SELECT taskd.apply_overlap('s', clock_timestamp(), false)")
     await late(sql, 1.0)
     await sql.execute("UPDATE taskd.schedule SET paused_at = now()")
     with pytest.raises(REFUSED, match="makes no such jobs"):

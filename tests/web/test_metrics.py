@@ -369,6 +369,9 @@ async def test_every_metric_is_written_with_its_labels(desk: Desk, serve: Serve,
         "task_paused_seconds": "task",
         "schedule_late_seconds": "schedule",
         "schedule_waiting_seconds": "schedule",
+        "schedule_late_jobs": "schedule",
+        "schedule_ended_late_jobs": "schedule",
+        "schedule_expired_jobs": "schedule",
         "running_longest_seconds": "queue",
     }
     rest = write([], Reading(True, [Value(name, "x", None, 1.0) for name in labels], 0.1)).decode()

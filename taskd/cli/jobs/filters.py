@@ -71,6 +71,11 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
         ),
         click.option("--workflow", metavar="NAME | ID", help="Jobs of this workflow or pipeline."),
         click.option("--schedule", help="Jobs that this schedule has enqueued."),
+        click.option(
+            "--late",
+            is_flag=True,
+            help="Jobs of schedules that have not ended by their ends_by, or have expired.",
+        ),
         click.option("--unique-key", metavar="KEY", help="Jobs with this unique key."),
     ]
 
@@ -119,8 +124,9 @@ def filter_of(options: dict[str, Any]) -> JobFilter:
     workflow = options.pop("workflow")
     given["workflow"] = int(workflow) if workflow and workflow.isdecimal() else workflow
     for name in (
-        "task", "queue", "states", "error", "older_than_s", "worker", "schedule", "unique_key"
-    ):  # fmt: skip
+        *("task", "queue", "states", "error", "older_than_s", "worker"),
+        *("schedule", "late", "unique_key"),
+    ):
         given[name] = options.pop(name)
     # Not all commands have these.
     for name in ("running_for_s", "retrying"):

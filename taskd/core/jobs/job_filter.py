@@ -56,6 +56,7 @@ class JobFilter:
         worker: the id of the worker that runs the job, or has run its last attempt.
         workflow: the id or the name of the workflow or pipeline of the job.
         schedule: the name of the schedule that has enqueued the job.
+        late: whether the job, of a schedule, has not ended by its `ends_by`, or has expired.
         unique_key: the unique key of the job. A key that is a JSON list or object is compared by
             value.
         metadata: values in the metadata of the job, such as tags, by name. A list matches if the
@@ -79,6 +80,7 @@ class JobFilter:
     worker: int | None = None
     workflow: int | str | None = None
     schedule: str | None = None
+    late: bool = False
     unique_key: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -92,12 +94,14 @@ class JobFilter:
         self._check_times()
         if self.worker is not None:
             check_int("worker", self.worker, 1, ID_MAX)
-        if isinstance(self.workflow, str):
-            _check_text("workflow", self.workflow)
-        elif self.workflow is not None:
-            check_int("workflow", self.workflow, 1, ID_MAX)
-        if not isinstance(self.retrying, bool | None):
-            raise InvalidJob(f"retrying {quoted(self.retrying)} is not True, False or None")
+        if self.workflow is not None:
+            _check_workflow(self.workflow)
+        for name, allowed in (("retrying", "True, False or None"), ("late", "True or False")):
+            if not isinstance(value := getattr(self, name), bool) and (value, name) != (
+                None,
+                "retrying",
+            ):
+                raise InvalidJob(f"{name} {quoted(value)} is not {allowed}")
         for name in ("args", "metadata"):
             _json(name, getattr(self, name))
 
@@ -155,7 +159,11 @@ class JobFilter:
             values["unique_key"] = normal_key(self.unique_key)
         if isinstance(self.workflow, str):
             values["workflow_name"] = values.pop("workflow")
-        given = {name: value for name, value in values.items() if value or value == 0.0}
+        given = {
+            name: value
+            for name, value in values.items()
+            if value or (value == 0.0 and value is not False)
+        }
         return _json("filter", given)
 
 
@@ -175,6 +183,13 @@ def _job_states(states: object) -> tuple[JobState, ...]:
     except (ValueError, TypeError):
         known = ", ".join(JobState)
         raise InvalidJob(f"states {quoted(states)}: a job has one of the states {known}") from None
+
+
+def _check_workflow(workflow: object) -> None:
+    if isinstance(workflow, str):
+        _check_text("workflow", workflow)
+    else:
+        check_int("workflow", workflow, 1, ID_MAX)
 
 
 def _check_text(name: str, value: object) -> None:

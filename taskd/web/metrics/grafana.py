@@ -186,6 +186,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         _panel(
+            "Late and expired jobs of schedules",
+            "short",
+            (_max("taskd_schedule_late_jobs", "schedule"), "{{schedule}} late"),
+            (_max("taskd_schedule_ended_late_jobs", "schedule"), "{{schedule}} ended late"),
+            (_max("taskd_schedule_expired_jobs", "schedule"), "{{schedule}} expired"),
+        ),
+        _panel(
             "Claimed and not started",
             "short",
             (_all("sum", "taskd_jobs_buffered", "queue", QUEUES), "{{queue}}"),

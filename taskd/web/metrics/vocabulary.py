@@ -216,6 +216,24 @@ OF_DATABASE = (
         "Seconds since the next tick of the schedule became due, unless it waits for a job.",
     ),
     Metric(
+        "taskd_schedule_late_jobs",
+        "gauge",
+        ("schedule",),
+        "Live jobs of the schedule that should have ended by now (`ends_by`); at most 10,000.",
+    ),
+    Metric(
+        "taskd_schedule_ended_late_jobs",
+        "gauge",
+        ("schedule",),
+        "Jobs of the schedule that ended in the last hour, later than their `ends_by`.",
+    ),
+    Metric(
+        "taskd_schedule_expired_jobs",
+        "gauge",
+        ("schedule",),
+        "Jobs of the schedule that expired in the last hour, as none started by its deadline.",
+    ),
+    Metric(
         "taskd_schedule_waiting_seconds",
         "gauge",
         ("schedule",),
