@@ -210,7 +210,7 @@ GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb, integer, boo
 -- cannot set a query.
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
-                       integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean, time, double precision),
+                       integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean, time, double precision, boolean, jsonb),
     taskd.next_interval_tick(timestamptz, double precision, timestamptz),
     taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean, jsonb, bigint[]),
     taskd.apply_overlap(text, timestamptz, boolean),

@@ -580,6 +580,8 @@ CREATE TABLE taskd.schedule (
     priority smallint NOT NULL DEFAULT 100,
     max_attempts taskd.attempts,
     timeout_s taskd.timeout_s,
+    no_key boolean NOT NULL DEFAULT false,  -- its jobs have no unique key, even if the task has a rule
+    unique_rule jsonb,                      -- the rule of their unique keys; NULL: that of the published task
     jitter_s double precision CONSTRAINT jitter_is_up_to_a_day CHECK (jitter_s BETWEEN 0 AND 86400),
     deadline_s double precision CONSTRAINT deadline_is_1_s_to_a_year CHECK (deadline_s BETWEEN 1 AND 31536000),
     -- When its jobs have to have ended: a local time of day, or seconds after the tick.
@@ -1260,7 +1262,7 @@ $$;
 
 -- Return the unique key that a task's rule gives a job with these arguments: the rule's own key, or the list of the
 -- arguments that the rule names. Of an argument that the task redacts, the key contains the hash.
--- Called by: enqueue_one(), change().
+-- Called by: enqueue_one(), make_scheduled_jobs(), change().
 CREATE FUNCTION taskd.unique_key_of(rule jsonb, args jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1276,7 +1278,7 @@ AS $$
 $$;
 
 -- Return the version that a task's rule gives a job with these arguments, or NULL.
--- Called by: enqueue_one(), change().
+-- Called by: enqueue_one(), make_scheduled_jobs(), change().
 CREATE FUNCTION taskd.version_of(rule jsonb, args jsonb) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1721,13 +1723,13 @@ BEGIN
         id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
         state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, reason, errors,
         key_scope, unique_key, version,
-        deadline, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
     )
     SELECT old.id, old.enqueued_at, old.run_at, old.started_at, clock_timestamp(), now() + make_interval(secs => keep.seconds),
            old.timeout_s, old.fence, 'cancelled', old.priority, old.attempt, old.max_attempts, old.crashes, old.interrupts,
            old.queue, old.task, old.args, taskd.superseded_by(by, version), old.errors,
            old.key_scope, old.unique_key, old.version,
-           old.deadline, old.args_version, old.schedule, old.tick, old.workflow_id, old.node, old.limit_name, old.limit_key,
+           old.deadline, old.ends_by, old.args_version, old.schedule, old.tick, old.workflow_id, old.node, old.limit_name, old.limit_key,
            old.metadata
     FROM (SELECT coalesce((SELECT q.keep_failed_s FROM taskd.queue AS q WHERE q.name = old.queue), 2592000) AS seconds) AS keep
     WHERE keep.seconds > 0;
@@ -1774,7 +1776,7 @@ $$;
 -- handler sees what the caller has written. Claims skip a locked holder, so workers are notified at the commit. The
 -- function runs with the owner's rights, because producers are not allowed to change rows.
 -- A key that is a JSON list or object is compared by value (see taskd.make_key()).
--- Called by: SQL clients, enqueue_one(), enqueue_unique_batch().
+-- Called by: SQL clients, enqueue_one(), enqueue_unique_batch(), make_scheduled_jobs().
 CREATE FUNCTION taskd.enqueue_unique(
     task text,
     args jsonb,
@@ -3872,7 +3874,9 @@ CREATE FUNCTION taskd.set_schedule(
     app text DEFAULT NULL,
     checked boolean DEFAULT false,
     ends_by time DEFAULT NULL,
-    ends_by_s double precision DEFAULT NULL
+    ends_by_s double precision DEFAULT NULL,
+    no_key boolean DEFAULT false,
+    unique_rule jsonb DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -3935,7 +3939,7 @@ BEGIN
     wanted := jsonb_build_object(
         'every_s', period_s, 'cron', cron, 'timezone', timezone, 'task', task, 'queue', queue, 'args', args, 'query', query,
         'priority', priority, 'max_attempts', max_attempts, 'timeout_s', timeout_s, 'jitter_s', jitter_s,
-        'deadline_s', deadline_s, 'ends_by', ends_by, 'ends_by_s', ends_by_s, 'catch_up', catch_up, 'catch_up_max', catch_up_max, 'overlap', overlap
+        'deadline_s', deadline_s, 'ends_by', ends_by, 'ends_by_s', ends_by_s, 'no_key', no_key, 'unique_rule', unique_rule, 'catch_up', catch_up, 'catch_up_max', catch_up_max, 'overlap', overlap
     );
     -- An unchanged schedule is neither written nor locked: a starting worker would wait for the worker that fires the
     -- schedule, whose query can take a minute.
@@ -3952,14 +3956,14 @@ BEGIN
         PERFORM taskd.check_own_tasks(format('the schedule "%s"', name), ARRAY[task]);
         INSERT INTO taskd.schedule AS s (
             name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, args_version, query, query_user, priority,
-            max_attempts, timeout_s, jitter_s, deadline_s, ends_by, ends_by_s, catch_up, catch_up_max, overlap
+            max_attempts, timeout_s, jitter_s, deadline_s, ends_by, ends_by_s, no_key, unique_rule, catch_up, catch_up_max, overlap
         ) VALUES (
             name, app, period_s, cron, timezone, coalesce(starts_at, now()),
             CASE WHEN cron IS NOT NULL THEN next_at
                  WHEN catch_up = 'all' AND starts_at <= now() THEN starts_at
                  ELSE taskd.next_interval_tick(coalesce(starts_at, now()), period_s, now()) END,
             task, queue, args, set_args_version, query, CASE WHEN query IS NOT NULL THEN session_user END, priority,
-            max_attempts, timeout_s, jitter_s, deadline_s, ends_by, ends_by_s, catch_up, catch_up_max, overlap
+            max_attempts, timeout_s, jitter_s, deadline_s, ends_by, ends_by_s, no_key, unique_rule, catch_up, catch_up_max, overlap
         )
         ON CONFLICT ON CONSTRAINT schedule_pkey DO NOTHING;
         IF FOUND THEN
@@ -4006,7 +4010,7 @@ BEGIN
         task = task, queue = queue, args = args, args_version = set_args_version, query = query,
         query_user = CASE WHEN query IS NOT NULL THEN session_user END, priority = priority,
         max_attempts = max_attempts, timeout_s = timeout_s, jitter_s = jitter_s, deadline_s = deadline_s, ends_by = ends_by,
-        ends_by_s = ends_by_s,
+        ends_by_s = ends_by_s, no_key = no_key, unique_rule = unique_rule,
         catch_up = catch_up, catch_up_max = catch_up_max, overlap = overlap
     WHERE s.name = name
     RETURNING s.* INTO old;
@@ -4074,7 +4078,8 @@ END
 $$;
 
 -- Enqueue the jobs of one tick, or start the runs: one, or one for each element of `argses`, the rows of the schedule's query.
--- Return the ids. `after`: the jobs wait for the end of these jobs. The function runs with the
+-- Return the ids of the new ones. If the task has a rule for unique keys, a row whose key is held makes no new job; the holder is
+-- treated as the rule says. `after`: the jobs wait for the end of these jobs. The function runs with the
 -- owner's rights, because workers are not allowed to insert jobs. Workers do not choose the arguments: these are in the
 -- schedule, or come from its query, which runs as the user who has set it. Unless at_once, jitter delays `run_at`. The delay
 -- is computed from the name of the schedule, the tick and the position of the job, so that a repetition gives the same time.
@@ -4096,7 +4101,9 @@ DECLARE
     is_pipeline boolean;
     wrong_args jsonb;
     options CONSTANT text[] := ARRAY['job.timezone', 'job.run_at', 'job.deadline', 'job.ends_by'];
+    rule jsonb;
     ids bigint[];
+    ends timestamptz[];
 BEGIN
     SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
     PERFORM taskd.check_tick(def, tick, at_once);
@@ -4136,7 +4143,10 @@ BEGIN
         WHERE j.id = new.id;
         RETURN ids;
     END IF;
-    WITH wanted AS (
+    IF NOT def.no_key AND NOT is_pipeline THEN
+        rule := coalesce(def.unique_rule || jsonb_build_object('redact', coalesce(known.redact, '{}')), known.unique_rule);
+    END IF;
+    WITH wanted AS MATERIALIZED (
         SELECT def.args || (a.args - options) AS args, a.n,
                coalesce(taskd.moment_after(tick, a.args ->> 'job.deadline', z.timezone, 'job.deadline'),
                         tick + make_interval(secs => def.deadline_s)) AS deadline,
@@ -4160,9 +4170,23 @@ BEGIN
                CASE WHEN known.limit_name IS NOT NULL
                     THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact)) END, metadata
         FROM wanted
-        WHERE NOT is_pipeline
+        WHERE NOT is_pipeline AND rule IS NULL
         ORDER BY n
         RETURNING j.id
+    ), keyed AS (
+        SELECT (taskd.enqueue_unique(
+                   def.task, args, taskd.unique_key_of(rule, args), queue => def.queue, priority => def.priority, run_at => due,
+                   max_attempts => def.max_attempts, timeout_s => def.timeout_s, key_scope => rule ->> 'scope',
+                   for_s => (rule ->> 'for_s')::double precision, on_conflict => rule ->> 'on_conflict',
+                   debounce_max_s => (rule ->> 'debounce_max_s')::double precision, version => taskd.version_of(rule, args),
+                   deadline => deadline, args_version => def.args_version, checked => true, limit_name => known.limit_name,
+                   limit_values => CASE WHEN known.limit_name IS NOT NULL
+                                        THEN taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact) END,
+                   metadata => metadata
+               )).job_id AS id, ends_by
+        FROM wanted
+        WHERE rule IS NOT NULL
+        ORDER BY n
     ), started AS (
         SELECT taskd.start_run(
                    def.task, args, def.queue, def.priority, due, def.max_attempts, def.timeout_s, deadline, metadata, schedule, tick,
@@ -4171,9 +4195,20 @@ BEGIN
         FROM wanted
         WHERE is_pipeline
     ), made AS (
-        SELECT id FROM inserted UNION ALL SELECT id FROM started
+        SELECT id, NULL::timestamptz AS ends_by FROM inserted UNION ALL SELECT id, NULL FROM started UNION ALL SELECT id, ends_by FROM keyed
     )
-    SELECT coalesce(array_agg(id ORDER BY id), '{}') INTO ids FROM made;
+    SELECT coalesce(array_agg(id ORDER BY id), '{}'), coalesce(array_agg(ends_by ORDER BY id), '{}') INTO ids, ends FROM made;
+    IF rule IS NOT NULL THEN
+        -- A job that held its key before was enqueued by another transaction.
+        WITH tagged AS (
+            UPDATE taskd.job AS j
+            SET schedule = schedule, tick = tick, ends_by = new.ends_by
+            FROM unnest(ids, ends) AS new (id, ends_by)
+            WHERE j.id = new.id AND j.enqueued_at = now() AND j.schedule IS NULL
+            RETURNING j.id
+        )
+        SELECT coalesce(array_agg(tagged.id ORDER BY tagged.id), '{}') INTO ids FROM tagged;
+    END IF;
     IF ids <> '{}' THEN
         PERFORM taskd.notify_workers(def.queue);
     END IF;

@@ -20,7 +20,8 @@ SELECT clock_timestamp() AS now;
 SELECT d.name, taskd.set_schedule(
            d.name, d.task, d.args, make_interval(secs => d.every_s), d.cron, d.timezone, d.query, d.queue, d.priority,
            d.max_attempts, d.timeout_s, d.catch_up, d.catch_up_max, d.overlap, d.jitter_s, d.deadline_s, d.starts_at,
-           d.next_at, $1, d.checked, d.ends_by, d.ends_by_s
+           d.next_at, $1, d.checked, d.ends_by, d.ends_by_s, d.no_key,
+           d.unique_rule
        ) AS outcome
 FROM (
     SELECT *
@@ -28,7 +29,8 @@ FROM (
         name text, task text, args jsonb, every_s double precision, cron text, timezone text, query text, queue text,
         priority integer, max_attempts integer, timeout_s double precision, catch_up text, catch_up_max integer,
         overlap text, jitter_s double precision, deadline_s double precision, starts_at timestamptz,
-        next_at timestamptz, checked boolean, ends_by time, ends_by_s double precision
+        next_at timestamptz, checked boolean, ends_by time, ends_by_s double precision, no_key boolean,
+        unique_rule jsonb
     )
     ORDER BY d.name
 ) AS d;

@@ -403,6 +403,10 @@ def run(session: Session, name: str, as_json: bool) -> None:
     else:
         for job_id in ran.ids:
             click.echo(job_id)
+        if not ran.ids:
+            session.echo(
+                "no job was enqueued: the query has no rows, or live jobs hold the unique keys"
+            )
 
 
 def _print_outcome(

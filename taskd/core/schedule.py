@@ -221,8 +221,8 @@ class Schedule:
 
     Attributes:
         name: printable characters, 1 to 200 bytes in UTF-8, unique in the database.
-        job: the job that a tick enqueues; it can have all options except `run_at`, `delay_s` and
-            `unique`.
+        job: the job that a tick enqueues; it can have all options except `run_at` and `delay_s`. If
+            its unique key is held at a tick, the rule of the key decides what happens.
         when: every(...) or cron(...).
         query: a SELECT of at most 100,000 rows. A tick enqueues a job for each row, with the
             columns as additional arguments. The query must name tables with their schema, and can
@@ -266,11 +266,9 @@ class Schedule:
             )
         if not isinstance(self.job, NewJob):
             raise InvalidSchedule(f"{prefix}: job: give task.job(...), not {quoted(self.job)}")
-        if (self.job.run_at, self.job.delay_s, self.job.unique) != (None, None, None):
+        if (self.job.run_at, self.job.delay_s) != (None, None):
             raise InvalidSchedule(
-                f"{prefix}: ticks decide when a job runs, and overlap decides how many: remove "
-                "run_at, delay_s and unique. For a task with a unique key, give "
-                "task.options(no_key=True).job(...)"
+                f"{prefix}: ticks decide when a job runs: remove run_at and delay_s"
             )
         if self.query is not None and not _fits(self.query, QUERY_BYTES_MAX):
             raise InvalidSchedule(

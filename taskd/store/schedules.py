@@ -143,6 +143,9 @@ def definition(schedule: Schedule) -> Row:
         "deadline_s": schedule.deadline_s,
         "ends_by": schedule.ends_by,
         "ends_by_s": schedule.ends_by_s,
+        # A checked job without a key has none, also if its task has a rule.
+        "no_key": job.no_key or (job.checked and job.unique is None),
+        "unique_rule": msgspec.Raw(job.unique.rule({}).encode()) if job.unique else None,
         "starts_at": period and period.starts_at,
         "checked": job.checked and schedule.query is None,
     }

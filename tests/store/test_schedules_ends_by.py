@@ -98,7 +98,7 @@ async def test_metrics_count_late_and_expired_jobs(sql: Any, lane: Lane, me: int
     await jobs.ack_done(lane, me, [job.id], [job.fence])
     found = {
         (row[0], row[1]): row[3]
-        for row in await lane.fetch("read_metrics", 100.0, 100)
+        for row in await lane.fetch("read_metrics", 100.0, 100, 100)
         if row[0] in ("schedule_late_jobs", "schedule_ended_late_jobs", "schedule_expired_jobs")
     }
     assert found.pop(("schedule_late_jobs", "s")) == 1

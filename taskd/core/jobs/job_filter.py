@@ -162,7 +162,7 @@ class JobFilter:
         given = {
             name: value
             for name, value in values.items()
-            if value or (value == 0.0 and value is not False)
+            if value or (value == 0.0 and name != "late")
         }
         return _json("filter", given)
 
