@@ -2440,7 +2440,7 @@ AS $$
 $$;
 
 -- Return whether this login is allowed to enqueue jobs with any arguments.
--- Called by: check_own_tasks(), add_to_workflow(), enqueue_next_stage(), make_scheduled_jobs().
+-- Called by: check_own_tasks(), add_to_workflow(), enqueue_next_stage(), check_tick().
 CREATE FUNCTION taskd.may_enqueue() RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
