@@ -1408,6 +1408,7 @@ DECLARE
     accepted text[];
     usual boolean;
     job_id bigint;
+    outcome text;
     notified boolean;
 BEGIN
     IF NOT checked THEN
@@ -1440,12 +1441,20 @@ BEGIN
         limit_name := taskd.checked_limit_name(limit_name);
     END IF;
     IF rule IS NOT NULL THEN
-        RETURN (taskd.enqueue_unique(
+        SELECT e.job_id, e.outcome INTO job_id, outcome
+        FROM taskd.enqueue_unique(
             task, args, taskd.unique_key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
             rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
             (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
             args_version, true, false, limit_name, limit_values, false, metadata, rule ->> 'newer_starts'
-        )).job_id;
+        ) AS e;
+        IF outcome IN ('skipped', 'ignored') THEN
+            RAISE NOTICE 'no job was enqueued (%): job % of the task "%" holds the unique key', outcome, job_id, task
+                USING HINT = CASE outcome
+                    WHEN 'skipped' THEN 'The arguments were dropped. A task with on_conflict="latest" keeps the newest ones.'
+                    ELSE 'A version that is not newer than the last one of its key is ignored.' END;
+        END IF;
+        RETURN job_id;
     END IF;
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, args_version, limit_name, limit_key,
@@ -1615,7 +1624,7 @@ $$;
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
 --
 -- The published task gives the job its queue, limit and unique key. If another job holds the unique key, the returned id can
--- be the id of that job; with no_key, the job gets no key. Before a worker has published the task, the job gets no key, either: a
+-- be the id of that job; if the new job was dropped, a NOTICE says so. With no_key, the job gets no key. Before a worker has published the task, the job gets no key, either: a
 -- NOTICE says so, and taskd.enqueue_unique() takes a key. The function refuses missing and unknown arguments, and arguments
 -- of a wrong JSON type or outside of a list of values. The worker checks everything else before the handler runs: bounds,
 -- formats, and what is inside of objects and arrays. The name of a published pipeline starts a run of it; the id is that of the
@@ -1737,7 +1746,7 @@ BEGIN
     INSERT INTO taskd.opening (limit_name, limit_key)
     SELECT old.limit_name, old.limit_key
     WHERE old.limit_name IS NOT NULL AND (old.state = 'queued' OR old.gate IN ('next', 'admitted'));
-    UPDATE taskd.job_key AS k SET job_id = by WHERE k.task = old.task AND k.unique_key = old.unique_key;
+    UPDATE taskd.job_key AS k SET job_id = by, retry_at = NULL WHERE k.task = old.task AND k.unique_key = old.unique_key;
     IF old.awaited THEN
         PERFORM taskd.notify('taskd:ended', old.id::text);
     END IF;
@@ -1752,8 +1761,9 @@ $$;
 -- on_conflict: `skip` leaves the holder as it is. `replace` gives a waiting holder the new arguments, priority, limits and
 -- time (up to 365 days from now), and moves it to the new queue only if the task is published with that queue. `debounce`
 -- does the same, but does not postpone the holder beyond debounce_max_s after it was enqueued. `replace_args` gives it the new
--- arguments and their limit only. `raise` raises an error. A running holder is never changed, and the time of a retry is not
--- brought forward.
+-- arguments and their limit only. `raise` raises an error. These never change a running holder, and do not bring the time of a
+-- retry forward. `latest` keeps the newest arguments, as a newer version does (see below), but without versions: it replaces a
+-- waiting holder, and `follows` a running one. It needs the scope `live`, and no for_s.
 --
 -- key_scope: a job holds its key while it waits, also for a retry (`waiting`), until its end (`live`), for as long as taskd stores the
 -- finished job (`history`), or `forever`. With for_s the key stays held for at least that many seconds, even if its job ends.
@@ -1826,13 +1836,14 @@ DECLARE
     superseded taskd.job;
     retry_at timestamptz;
     takes boolean;
+    newest boolean := version IS NOT NULL OR on_conflict = 'latest';
     next jsonb;
 BEGIN
     IF unique_key IS NULL
        OR coalesce(key_scope, '') NOT IN ('waiting', 'live', 'history', 'forever')
-       OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'replace_args', 'debounce', 'raise')
+       OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'replace_args', 'debounce', 'latest', 'raise')
     THEN
-        RAISE EXCEPTION 'enqueue_unique() needs a unique key, key_scope (waiting, live, history or forever), and on_conflict (skip, replace, replace_args, debounce or raise)'
+        RAISE EXCEPTION 'enqueue_unique() needs a unique key, key_scope (waiting, live, history or forever), and on_conflict (skip, replace, replace_args, debounce, latest or raise)'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF key_scope IN ('history', 'forever') AND for_s IS NOT NULL THEN
@@ -1851,10 +1862,14 @@ BEGIN
     IF version IS NOT NULL AND (key_scope <> 'live' OR on_conflict <> 'skip' OR for_s IS NOT NULL) THEN
         RAISE EXCEPTION 'a version excludes key_scope, on_conflict and for_s: the newer version wins' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF coalesce(newer_starts, '') NOT IN ('at_once', 'after_delay') OR newer_starts = 'after_delay' AND version IS NULL THEN
-        RAISE EXCEPTION 'newer_starts is at_once, or, with a version, after_delay' USING ERRCODE = 'invalid_parameter_value';
+    IF on_conflict = 'latest' AND (key_scope <> 'live' OR for_s IS NOT NULL) THEN
+        RAISE EXCEPTION 'on_conflict latest needs the key_scope live, and no for_s' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF (on_conflict IN ('replace', 'debounce') OR version IS NOT NULL) AND due > now() + interval '365 days' THEN
+    IF coalesce(newer_starts, '') NOT IN ('at_once', 'after_delay') OR newer_starts = 'after_delay' AND NOT newest THEN
+        RAISE EXCEPTION 'newer_starts is at_once, or, with a version or on_conflict latest, after_delay'
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF (on_conflict IN ('replace', 'debounce') OR newest) AND due > now() + interval '365 days' THEN
         RAISE EXCEPTION 'a job that can replace a waiting one must be due within 365 days' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT t.queue, t.required, t.accepted, nullif(t.args_version, 1) AS args_version, t.limit_name,
@@ -1897,7 +1912,8 @@ BEGIN
             FROM taskd.job_key AS k
             WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key
               AND taskd.key_is_held(k)
-              AND (enqueue_unique.version IS NULL OR k.version >= enqueue_unique.version);
+              AND (enqueue_unique.version IS NULL OR k.version >= enqueue_unique.version)
+              AND (on_conflict <> 'latest' OR k.version IS NULL);
         END IF;
         IF NOT FOUND AND new_id IS NULL THEN
             INSERT INTO taskd.job AS j (
@@ -1908,7 +1924,12 @@ BEGIN
                    CASE WHEN superseded.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END, due,
                    enqueue_unique.max_attempts, enqueue_unique.timeout_s,
                    (CASE key_scope WHEN 'waiting' THEN key_scope ELSE 'live' END)::taskd.key_scope,
-                   enqueue_unique.unique_key, coalesce(enqueue_unique.version, superseded.version),
+                   enqueue_unique.unique_key,
+                   -- Without a version, the key keeps its last one, so that older versions stay ignored.
+                   coalesce(enqueue_unique.version, superseded.version, CASE WHEN on_conflict = 'latest' THEN (
+                       SELECT k.version FROM taskd.job_key AS k
+                       WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key AND k.until > now()
+                   ) END),
                    ends_at, target_args_version, target_limit, target_limit_key, enqueue_unique.metadata,
                    CASE WHEN superseded.crashes > 0 THEN 1 ELSE 0 END, coalesce(superseded.isolated, false),
                    coalesce(superseded.parked AND on_conflict = 'replace_args', false)
@@ -1940,7 +1961,7 @@ BEGIN
         END IF;
         job_id := holder.id;
         outcome := CASE WHEN version IS NULL THEN 'skipped' ELSE 'ignored' END;
-        IF holder.state IS NULL OR holder.state = 'running' AND version IS NULL OR holder.version >= version THEN
+        IF holder.state IS NULL OR holder.state = 'running' AND NOT newest OR holder.version >= version THEN
             RETURN;
         END IF;
         -- The transaction contains only this statement, so the data that the job works on was committed before, and a holder
@@ -1954,7 +1975,7 @@ BEGIN
         ELSE
             BEGIN
                 PERFORM FROM taskd.job AS j
-                WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
+                WHERE j.id = holder.id AND (j.state <> 'running' OR newest)
                   AND (j.key_scope = 'live' OR j.worker_id IS NULL)
                 FOR UPDATE;
                 IF NOT FOUND THEN
@@ -1971,7 +1992,7 @@ BEGIN
                greatest(j.version, (j.follower ->> 'version')::bigint) AS version
         INTO holder
         FROM taskd.job AS j
-        WHERE j.id = holder.id AND (j.state <> 'running' OR enqueue_unique.version IS NOT NULL)
+        WHERE j.id = holder.id AND (j.state <> 'running' OR newest)
           AND (j.key_scope = 'live' OR j.worker_id IS NULL)
         FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
@@ -1988,7 +2009,7 @@ BEGIN
             next := jsonb_build_object(
                 'queue', target_queue, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
-                'version', enqueue_unique.version, 'deadline', ends_at, 'args_version', target_args_version,
+                'version', coalesce(enqueue_unique.version, holder.version), 'deadline', ends_at, 'args_version', target_args_version,
                 'limit_name', target_limit, 'limit_key', target_limit_key, 'metadata', enqueue_unique.metadata,
                 'newer_starts', enqueue_unique.newer_starts
             );
@@ -2014,9 +2035,9 @@ BEGIN
         IF on_conflict = 'debounce' AND debounce_max_s IS NOT NULL THEN
             due := least(due, greatest(holder.enqueued_at + make_interval(secs => debounce_max_s), holder.run_at));
         END IF;
-        -- Without a version, frequent enqueues must not remove the delays between the attempts of a failing job, even if
-        -- another enqueue has replaced that job meanwhile.
-        IF version IS NULL OR newer_starts = 'after_delay' THEN
+        -- Frequent enqueues must not remove the delays between the attempts of a failing job, even if another enqueue has
+        -- replaced that job meanwhile.
+        IF NOT newest OR newer_starts = 'after_delay' THEN
             retry_at := CASE WHEN holder.tries > 0 THEN holder.run_at
                              ELSE (SELECT k.retry_at FROM taskd.job_key AS k
                                    WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key
@@ -2044,13 +2065,13 @@ BEGIN
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
             -- An enqueue without a version removes neither the version nor the follower with a newer one.
             version = coalesce(enqueue_unique.version, j.version),
-            follower = CASE WHEN enqueue_unique.version IS NULL THEN j.follower END,
+            follower = CASE WHEN NOT newest THEN j.follower END,
             deadline = ends_at, args_version = target_args_version, parked = j.parked AND on_conflict = 'replace_args',
             metadata = enqueue_unique.metadata
         WHERE j.id = holder.id;
         EXIT;
     END LOOP;
-    IF outcome = 'enqueued' AND held_until IS NOT NULL OR version IS NOT NULL OR retry_at IS NOT NULL THEN
+    IF outcome = 'enqueued' AND held_until IS NOT NULL OR version IS NOT NULL OR next IS NOT NULL OR retry_at IS NOT NULL THEN
         takes := outcome = 'enqueued' OR version IS NOT NULL;
         INSERT INTO taskd.job_key AS k (task, unique_key, job_id, version, until, follower, while_stored, retry_at)
         VALUES (
@@ -2061,7 +2082,7 @@ BEGIN
         SET job_id = excluded.job_id, retry_at = excluded.retry_at,
             version = CASE WHEN takes THEN excluded.version ELSE k.version END,
             until = CASE WHEN takes THEN excluded.until ELSE k.until END,
-            follower = CASE WHEN takes THEN excluded.follower ELSE k.follower END,
+            follower = CASE WHEN takes OR newest THEN excluded.follower ELSE k.follower END,
             while_stored = CASE WHEN takes THEN excluded.while_stored ELSE k.while_stored END;
     END IF;
     IF due < clock_timestamp() + interval '60 s' THEN
@@ -2086,7 +2107,7 @@ BEGIN
     JOIN taskd.job AS j
       ON j.task = c.task AND j.unique_key = c.unique_key
      AND (CASE WHEN j.key_scope = 'live' OR j.worker_id IS NULL THEN j.unique_key END) = c.unique_key
-    WHERE CASE WHEN c.version IS NOT NULL THEN (j.version >= c.version) IS NOT TRUE
+    WHERE CASE WHEN c.version IS NOT NULL OR c.on_conflict = 'latest' THEN (j.version >= c.version) IS NOT TRUE
                ELSE j.state <> 'running' AND (c.on_conflict <> 'skip' OR NOT alone) END
     FOR UPDATE OF j NOWAIT;
 END
@@ -2310,7 +2331,7 @@ $$;
 
 -- Return whether a newer job of its unique key follows a live job when it ends. The function runs with the owner's rights, so
 -- that observers see this, and not the arguments of the newer job.
--- Called by: list_jobs, why_job.
+-- Called by: list_jobs, show_job, why_job.
 CREATE FUNCTION taskd.newer_follows(job_id bigint) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

@@ -69,10 +69,7 @@ class Keys(Limits):
     def _unique(self, new: Row, on_conflict: str, *, at_once: bool) -> str:
         assert new.key is not None
         holder, newer = self.holder(new.task, new.key), new.version
-        kept = self.kept(new.task, new.key) if holder is None else None
-        if kept and newer is not None and (kept.version is None or kept.version < newer):
-            kept = None
-        if holder is None and kept is None:
+        if holder is None and self._is_free(new, on_conflict):
             self.enqueue(new)
             return "enqueued"
         if on_conflict == "raise":
@@ -81,25 +78,50 @@ class Keys(Limits):
         if holder is None or (newer is not None and known is not None and known >= newer):
             return "skipped" if newer is None else "ignored"
         new = self._as_allowed(holder, new)
+        newest = newer is not None or on_conflict == "latest"
         if holder.state == "running":
-            if newer is None:
-                return "skipped"
-            holder.follower = new
-            return "follows"
+            return self._let_follow(holder, new) if newest else "skipped"
         if on_conflict == "skip" and newer is None:
             return "skipped"
         if on_conflict == "replace_args":
             new = replace(new, **{name: getattr(holder, name) for name in KEPT_BY_ARGS})
         new.due = new.due or (on_conflict == "debounce" and at_once and holder.due)
-        if newer is None or new.newer_starts == "after_delay":
-            self._keep_delay(holder, new)
-        else:
+        self._take_over(holder, new, newest=newest, versioned=newer is not None)
+        return "debounced" if on_conflict == "debounce" else "replaced"
+
+    def _is_free(self, new: Row, on_conflict: str) -> bool:
+        """Return whether a key that no live job holds is free for this job."""
+        assert new.key is not None
+        kept = self.kept(new.task, new.key)
+        if kept is None or kept.version is None:
+            return kept is None or new.version is not None
+        if on_conflict == "latest":
+            new.version = kept.version
+            return True
+        return new.version is not None and kept.version < new.version
+
+    def _let_follow(self, holder: Row, new: Row) -> str:
+        assert new.key is not None
+        if new.version is None:
+            new.version = holder.newest
+            if window := self.windows.get((new.task, new.key)):
+                window.job = holder.id
             self.delays.pop((new.task, new.key), None)
-        if holder.fence > 0 and not holder.workflow:
+        holder.follower = new
+        return "follows"
+
+    def _take_over(self, holder: Row, new: Row, *, newest: bool, versioned: bool) -> None:
+        """Replace a waiting job, in place or by a new one."""
+        assert new.key is not None
+        ends = holder.fence > 0 and not holder.workflow
+        if not newest or new.newer_starts == "after_delay":
+            self._keep_delay(holder, new)
+        elif versioned or ends:
+            self.delays.pop((new.task, new.key), None)
+        if ends:
             self._supersede(holder, new)
         else:
-            self._replace(holder, new)
-        return "debounced" if on_conflict == "debounce" else "replaced"
+            self._replace(holder, new, newest=newest)
 
     def _keep_delay(self, holder: Row, new: Row) -> None:
         """Let a newer job not be due before the retry of the older one would have been due."""
@@ -134,14 +156,16 @@ class Keys(Limits):
             new = replace(new, limit=holder.limit, limit_key=holder.limit_key)
         return new
 
-    def _replace(self, holder: Row, new: Row) -> None:
+    def _replace(self, holder: Row, new: Row, *, newest: bool) -> None:
         self._leave(holder)
         holder.queue, holder.priority, holder.due = new.queue, new.priority, new.due
         holder.limit, holder.limit_key, holder.gate = new.limit, new.limit_key, None
         holder.max_attempts, holder.over, holder.parked = new.max_attempts, new.over, new.parked
         holder.state = "scheduled" if holder.crashes else self.when_due(new.limit, new.due)
         if new.version is not None:
-            holder.version, holder.follower = new.version, None
+            holder.version = new.version
+        if newest:
+            holder.follower = None
 
     def return_with_key(self, row: Row) -> str | None:
         """Let a job that stops running take its key again; return why it ends instead, or None."""

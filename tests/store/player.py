@@ -21,7 +21,7 @@ HOUR_S = 3600.0
 # 1, and after each failover a number that was never drawn before.
 STRIDES = (1, 1_009, 1_000_003, 998_244_353)
 HAND = "hand"  # a limit that no code declares
-SCOPES = {"k-live": "live", "k-waiting": "waiting", "k-version": "live"}
+SCOPES = {"k-live": "live", "k-waiting": "waiting", "k-version": "live", "k-latest": "live"}
 ERROR = msgspec.json.encode({"type": "Odd", "message": "odd"}).decode()
 
 

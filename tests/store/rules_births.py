@@ -82,6 +82,17 @@ class Births(Attempts):
     def enqueue_version(self, wanted: Wanted, version: int, starts: str) -> None:
         self.unique(wanted, Unique("k-version", version=version, newer_starts=starts))
 
+    @rule(
+        wanted=WANTED,
+        key=st.sampled_from(["k-latest", "k-latest", "k-version"]),
+        starts=STARTS,
+        idle=st.booleans(),
+    )
+    def enqueue_latest(self, wanted: Wanted, key: str, starts: str, idle: bool) -> None:
+        """Enqueue the latest arguments, also while a job of the key runs."""
+        self.unique(wanted, Unique(key, on_conflict="latest", newer_starts=starts))
+        self.wake(wanted.queue, idle=idle)
+
     @rule(wanted=WANTED, end=st.sampled_from(sorted(ENDS)), starts=STARTS)
     def newer_version_meanwhile(self, wanted: Wanted, end: str, starts: str) -> None:
         """Enqueue it while the previous job runs, which then ends in any way."""

@@ -60,14 +60,16 @@ WHERE a.id < b.id AND b.started_at < a.ended_at AND a.started_at < b.ended_at
 """
 # Versions that ran after a newer one of their key had begun.
 BACKWARDS = """
-SELECT key, version, before FROM (
-    SELECT key, version, max(version) OVER (PARTITION BY key ORDER BY started_at) AS before
-    FROM storm.run WHERE task = 'newest'
+SELECT task, key, version, before FROM (
+    SELECT task, key, version,
+           max(version) OVER (PARTITION BY task, key ORDER BY started_at) AS before
+    FROM storm.run WHERE task IN ('newest', 'state')
 ) AS run
 WHERE version < before
 """
 LAST = """
-SELECT key, max(version) FROM storm.run WHERE task = 'newest' AND ended_at IS NOT NULL GROUP BY key
+SELECT task, key, max(version) FROM storm.run
+WHERE task IN ('newest', 'state') AND ended_at IS NOT NULL GROUP BY task, key
 """
 UNSEEN = "SELECT key, written, seen FROM storm.source WHERE seen <> written"
 LEFT = "SELECT task, unique_key, state::text, version, follower FROM taskd.job"
@@ -105,8 +107,11 @@ class Storm:
     def __init__(self, plan: Plan, dsn: str, logs: Path) -> None:
         self._plan, self._dsn, self._logs = plan, dsn, logs
         self._names = [f"k{n}" for n in range(plan.keys)]
-        self._numbers = defaultdict[str, "itertools.count[int]"](lambda: itertools.count(1))
-        self._newest = Counter[str]()
+        self._numbers = defaultdict[tuple[str, str], "itertools.count[int]"](
+            lambda: itertools.count(1)
+        )
+        self._newest = Counter[tuple[str, str]]()
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._over = False
         self._workers: list[asyncio.subprocess.Process] = []
         self.outcomes = Counter[str]()
@@ -139,7 +144,10 @@ class Storm:
                     await each.wait()
 
     async def _rage(self) -> None:
-        ways = (self._version, self._version_by_sql, self._batch, self._single, self._writer)
+        ways = (
+            self._version, self._version_by_sql, self._batch, self._single, self._writer,
+            self._state,
+        )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             for n in range(self._plan.producers):
                 group.create_task(self._repeat(ways[n % len(ways)]))
@@ -153,10 +161,16 @@ class Storm:
 
     # Producers.
 
-    def _next(self, key: str) -> int:
-        version = next(self._numbers[key])
-        self._newest[key] = max(self._newest[key], version)
+    def _next(self, key: str, task: str = "newest") -> int:
+        version = next(self._numbers[task, key])
+        self._newest[task, key] = max(self._newest[task, key], version)
         return version
+
+    async def _state(self, key: str) -> None:
+        """One after the other, so that the order of the commits is that of the numbers."""
+        async with self._turns[key]:
+            enqueued = await self._client.enqueue(app.state.job(key, self._next(key, "state")))
+        self.outcomes[enqueued.outcome] += 1
 
     async def _version(self, key: str) -> None:
         enqueued = await self._client.enqueue(app.newest.job(key, self._next(key)))
@@ -244,11 +258,11 @@ class Storm:
             f"an older version after a newer one: {dict(row)}" for row in await ask(BACKWARDS)
         ]
         found += [f"left over: {dict(row)}" for row in await ask(LEFT)]
-        ran = {row[0]: row[1] for row in await ask(LAST)}
+        ran = {(row[0], row[1]): row[2] for row in await ask(LAST)}
         found += [
-            f"lost: {key} ran as version {ran.get(key)}, its newest is {version}"
-            for key, version in self._newest.items()
-            if ran.get(key) != version and ("newest", key) not in crashed
+            f"lost: {name} ran as version {ran.get(name)}, its newest is {version}"
+            for name, version in self._newest.items()
+            if ran.get(name) != version and name not in crashed
         ]
         found += [
             f"lost: {dict(row)}"

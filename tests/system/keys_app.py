@@ -43,6 +43,12 @@ async def newest(ctx: Context, key: str, version: int) -> None:
     await _run(ctx, "newest", key, version)
 
 
+@task(queue="keys", unique=Unique(by=("key",), on_conflict="latest"), backoff=SOON)
+async def state(ctx: Context, key: str, version: int) -> None:
+    """As `newest`, but the order of the enqueues decides, not a version."""
+    await _run(ctx, "state", key, version)
+
+
 @task(queue="keys", unique=Unique(by=("key",)), limit=Limit(concurrency=2), backoff=SOON)
 async def single(ctx: Context, key: str) -> None:
     """Bears no second one beside it; two keys at a time."""

@@ -83,7 +83,8 @@ UNPUBLISHED = "no worker has published"
 @click.option(
     "--newer-starts",
     type=click.Choice([each.value for each in NewerStarts]),
-    help="With --version: when the newer version starts after a failed attempt of the older one.  "
+    help="With --version or --on-conflict latest: when the newer job starts after a failed "
+    "attempt of the older one.  "
     "[default: at_once]",
 )
 @click.option("--ids", is_flag=True, help="With -: print the ids.")

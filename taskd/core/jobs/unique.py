@@ -70,6 +70,10 @@ class OnConflict(StrEnum):
     # Like REPLACE, but new jobs postpone the holder at most until debounce_max_s after the time at
     # which the holder was enqueued.
     DEBOUNCE = "debounce"
+    # The newest arguments win, as with versions: the new job replaces a waiting holder. If the
+    # holder runs, the new job starts when the running attempt has ended, and takes over if that
+    # attempt has not succeeded.
+    LATEST = "latest"
     # Enqueueing fails with KeyHeld.
     RAISE = "raise"
 
@@ -94,11 +98,11 @@ class HeldKey(NamedTuple):
 
 
 class NewerStarts(StrEnum):
-    """When a newer version starts if an attempt of the older one has not succeeded."""
+    """When a newer job of a key starts if an attempt of the older one has not succeeded."""
 
     # As soon as it is due itself.
     AT_ONCE = "at_once"
-    # Not before the retry of the older version would have been due.
+    # Not before the retry of the older job would have been due.
     AFTER_DELAY = "after_delay"
 
 
@@ -127,9 +131,9 @@ class Enqueued(int, Generic[R_co]):
     task.
 
     Attributes:
-        outcome: `enqueued`, or what happened instead: `skipped`, `replaced` or `debounced`. If the
-            unique key has a version, the outcome can also be `follows` (the new job runs when the
-            holder has ended) or `ignored` (the version is not newer).
+        outcome: `enqueued`, or what happened instead: `skipped`, `replaced` or `debounced`. With
+            a version or `latest`, the outcome can also be `follows` (the new job runs when the
+            running attempt has ended) or `ignored` (the version is not newer).
         enqueued_us: when the transaction that enqueued the job began, in microseconds since 1970,
             by the database's clock; None for a job that holds the key. The id and `enqueued_us`
             together name one job; the id alone is not enough if a switch-over by logical
@@ -238,8 +242,8 @@ class Unique:
             version of a key was enqueued, a job whose version is not newer is ignored.
         version_by: the name of the argument that contains the version. It can be given only
             together with `by`.
-        newer_starts: with a version: when the newer version starts, if an attempt of the older one
-            has not succeeded; a value of NewerStarts. The older one is never retried.
+        newer_starts: with a version or `latest`: when the newer job starts, if an attempt of the
+            older one has not succeeded; a value of NewerStarts. The older one is never retried.
 
     Raises:
         InvalidJob: a value is outside its limits, values exclude each other, or not exactly one of
@@ -293,10 +297,12 @@ class Unique:
                 "a version cannot be combined with scope, for_s or on_conflict: the newest version "
                 "wins"
             )
-        if self.newer_starts != NewerStarts.AT_ONCE and not (
-            self.version is not None or self.version_by
-        ):
-            raise InvalidJob("newer_starts needs a version or version_by")
+        latest = self.on_conflict == OnConflict.LATEST
+        if latest and (self.scope, self.for_s) != (KeyScope.LIVE, None):
+            raise InvalidJob("on_conflict='latest' needs scope='live', and excludes for_s")
+        newest = latest or self.version is not None or self.version_by
+        if self.newer_starts != NewerStarts.AT_ONCE and not newest:
+            raise InvalidJob("newer_starts needs version, version_by or on_conflict='latest'")
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -37,7 +37,9 @@ async def find_job(on: Fetches, job_id: int, *, reads_args: bool) -> Row | None:
         row = dict(record)
         row |= reports.read_parts(row)
         whole = await reports.show_job(on, job_id) if reads_args else None
-        names = ("args", "result", "unique_key", "key_scope", "version", "next_version")
+        names = (
+            "args", "result", "unique_key", "key_scope", "version", "next_version", "newer_follows"
+        )  # fmt: skip
         return row | {name: whole[name] for name in names} if whole else row
     return None
 
