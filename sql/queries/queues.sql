@@ -40,22 +40,24 @@ RETURNING name::text, keep_done_s, keep_failed_s;
 -- and waiting for a limit), no `running` jobs and no `soon` jobs (due and not promoted yet, or claimed before and due again
 -- within a minute, except `unfit` jobs, whose arguments do not fit the code of their task; and ended jobs whose dependants upkeep
 -- has to unblock). At its end, the worker prints the counts of the other jobs. A fence above 0 shows that a job was claimed
--- before; attempts do not show this, because they can be refunded.
+-- before; attempts do not show this, because they can be refunded. `still_run`: jobs that the worker does not start again,
+-- because an abandoned attempt of them still runs in its process.
 
--- name: count_left(queues text[], tasks text[])
+-- name: count_left(queues text[], tasks text[], still_run bigint[])
 -- roles: worker, observer, admin
-SELECT count(*) FILTER (WHERE (state = 'queued' OR gated) AND known AND NOT paused) AS runnable,
+SELECT count(*) FILTER (WHERE (state = 'queued' OR gated) AND known AND NOT paused AND NOT still_runs) AS runnable,
        count(*) FILTER (WHERE state = 'running') AS running,
-       count(*) FILTER (WHERE soon AND known AND NOT unfit AND NOT paused)
+       count(*) FILTER (WHERE soon AND known AND NOT unfit AND NOT paused AND NOT still_runs)
            + (SELECT count(*) FROM taskd.unblocking) AS soon,
        count(*) FILTER (WHERE (state IN ('scheduled', 'queued') OR gated) AND paused) AS paused,
        count(*) FILTER (WHERE (state IN ('scheduled', 'queued') OR gated) AND NOT paused AND NOT known) AS unknown,
        count(*) FILTER (WHERE state = 'blocked' AND NOT gated) AS blocked,
-       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND NOT unfit AND fence > 0) AS later_retries,
+       count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND NOT unfit AND NOT still_runs AND fence > 0) AS later_retries,
        count(*) FILTER (WHERE state = 'scheduled' AND NOT soon AND NOT paused AND known AND fence = 0) AS future,
-       count(*) FILTER (WHERE unfit AND known AND NOT paused) AS unfit
+       count(*) FILTER (WHERE unfit AND known AND NOT paused) AS unfit,
+       count(*) FILTER (WHERE state IN ('scheduled', 'queued') AND known AND NOT unfit AND NOT paused AND still_runs) AS still_run
 FROM (
-    SELECT job.state, job.fence, job.task = ANY ($2::text[]) AS known,
+    SELECT job.state, job.fence, job.task = ANY ($2::text[]) AS known, job.id = ANY ($3::bigint[]) AS still_runs,
            queue.paused_at IS NOT NULL AND coalesce(queue.paused_until > clock_timestamp(), true)
                OR job.parked AND job.state = 'scheduled' AND task.paused_at IS NOT NULL
                   AND coalesce(task.paused_until > clock_timestamp(), true) AS paused,

@@ -141,6 +141,13 @@ class Settings:
     threads: int = setting(
         16, "Threads for plain `def` handlers, per process.", whole_number(1, 1000)
     )
+    max_lost_threads: int | None = setting(
+        None,
+        "Drain, and end with exit code 75, when this many threads of a process are lost to "
+        "functions that ignore their timeout, so that a supervisor starts the process again. By "
+        "default, the process continues.",
+        whole_number(1, 1000),
+    )
     process_slots: int | None = setting(
         None,
         "Processes for handlers with process=True, per worker process; one per core by default.",

@@ -12,6 +12,7 @@ from taskd.core.stored_json import decoded
 
 # `taskd doctor` and `taskd why` report a loop that was blocked for this long of the last minute.
 BLOCKED_S_MIN = 5.0
+JOBS_NAMED_MAX = 100
 
 
 class LoopBlocked(msgspec.Struct, frozen=True):
@@ -43,6 +44,25 @@ class ThreadsTaken(msgspec.Struct, frozen=True):
     tasks: dict[str, int]
 
 
+class Abandoned(msgspec.Struct, frozen=True):
+    """Abandoned attempts of one task that still run, although they were cancelled.
+
+    The worker does not start their jobs again until these attempts have ended.
+
+    Attributes:
+        attempts: number of these attempts.
+        jobs: ids of their jobs, at most JOBS_NAMED_MAX.
+        since_s: how long ago the first of these attempts was cancelled.
+        threads: number of threads of the process if these attempts keep threads; otherwise 0.
+    """
+
+    task: str
+    attempts: int
+    jobs: tuple[int, ...]
+    since_s: float
+    threads: int = 0
+
+
 class FailureStreak(msgspec.Struct, frozen=True):
     """The attempts of a task that have failed in this process since the task's last success there.
 
@@ -72,6 +92,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     threads: ThreadsTaken | None = None
     failing: tuple[FailureStreak, ...] = ()
     connections: int = 0
+    abandoned: tuple[Abandoned, ...] = ()
 
 
 def decode(text: str | None) -> WorkerStatus:

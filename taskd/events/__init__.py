@@ -133,6 +133,8 @@ from taskd.events.workers import (
     worker_started,
     worker_stopped,
     worker_stuck,
+    worker_thread_returned,
+    worker_threads_lost,
     workers_declared_dead,
 )
 
@@ -258,5 +260,7 @@ __all__ = [
     "worker_started",
     "worker_stopped",
     "worker_stuck",
+    "worker_thread_returned",
+    "worker_threads_lost",
     "workers_declared_dead",
 ]

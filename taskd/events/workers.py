@@ -67,6 +67,19 @@ def lease_thread_ended(error: BaseException | None) -> None:
     emit("lease.thread_ended", "error", error=text)
 
 
+def worker_threads_lost(lost: int, threads: int, tasks: Mapping[str, int]) -> None:
+    """A function ignored its timeout and keeps its thread; `tasks`: lost threads by task.
+
+    Only a restart of the process frees these threads, unless the functions return.
+    """
+    emit("worker.threads_lost", "error", lost=lost, threads=threads, tasks=dict(tasks))
+
+
+def worker_thread_returned(job: Job, after_s: float) -> None:
+    """An abandoned function has returned, `after_s` after its start; its thread is free."""
+    emit("worker.thread_returned", "info", **job_fields(job), after_s=round(after_s, 1))
+
+
 def workers_declared_dead(workers: Sequence[str], proof: str) -> None:
     """This worker declared other workers dead, and rescues their jobs."""
     emit("workers.declared_dead", "warning", workers=list(workers), proof=proof)

@@ -135,6 +135,7 @@ class Left(NamedTuple):
         later_retries: claimed before, and due in more than a minute.
         future: never claimed, and not due yet.
         unfit: their arguments do not fit the code of their task.
+        still_run: an abandoned attempt of them still runs in this worker.
     """
 
     runnable: int
@@ -146,6 +147,7 @@ class Left(NamedTuple):
     later_retries: int
     future: int
     unfit: int
+    still_run: int
 
 
 async def register(
@@ -338,9 +340,12 @@ async def identify(on: Fetches) -> str:
     return key
 
 
-async def left(on: Fetches, queues: Sequence[str], tasks: Sequence[str]) -> Left:
+async def left(
+    on: Fetches, queues: Sequence[str], tasks: Sequence[str], still_run: Sequence[int]
+) -> Left:
     """Count the live jobs of queues, for a worker that knows these tasks."""
-    return Left(*(await on.fetch("count_left", list(queues), list(tasks)))[0])
+    columns = (list(queues), list(tasks), list(still_run))
+    return Left(*(await on.fetch("count_left", *columns))[0])
 
 
 def code_of(registry: Registry) -> str:

@@ -137,7 +137,7 @@ class Assembly:
         self._thread = threading.get_ident()
         self.errors = ErrorQueue(registry.reporters)
         recorder = OutcomeRecorder(self.acker, self.errors)
-        self._streaks, self._thread_slots = recorder.streaks, ThreadSlots(settings.threads)
+        self._streaks, self.thread_slots = recorder.streaks, ThreadSlots(settings.threads)
         self.counts = recorder.counts
         self.shared = Shared(
             registry=registry,
@@ -146,7 +146,7 @@ class Assembly:
             pulse=pulse,
             executors=Executors(
                 threads=self.threads,
-                thread_slots=self._thread_slots,
+                thread_slots=self.thread_slots,
                 processes=self.processes,
                 transactions=self.transactions,
             ),
@@ -226,12 +226,17 @@ class Assembly:
             loop: the recent blockages of the main loop, or None if there were none.
         """
         slots = {runner.queue: runner.limit for runner in self.runners}
+        threads = self.thread_slots
+        abandoned = [
+            each for runner in self.runners for each in runner.attempts.published(threads.threads)
+        ]
         status = WorkerStatus(
             slots,
             loop,
-            self._thread_slots.taken(),
+            threads.taken(),
             self._streaks.published(),
             self.connections_max,
+            tuple(abandoned),
         )
         return msgspec.json.encode(status).decode()
 

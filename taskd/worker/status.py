@@ -23,6 +23,7 @@ class WorkerStatus(msgspec.Struct):
         running: the number of running attempts, by queue.
         waiting: the number of claimed jobs that have not started, by queue.
         limits: the concurrency, by queue.
+        lost_threads: the number of threads that are lost to abandoned attempts, by task.
         unwritten: the number of outcomes that are not written yet.
         trusted_s: the seconds for which the process can start jobs without another renewal of its
             lease; negative if the lease was not renewed in time.
@@ -36,6 +37,7 @@ class WorkerStatus(msgspec.Struct):
     running: dict[str, int] = msgspec.field(default_factory=dict)
     waiting: dict[str, int] = msgspec.field(default_factory=dict)
     limits: dict[str, int] = msgspec.field(default_factory=dict)
+    lost_threads: dict[str, int] = msgspec.field(default_factory=dict)
     unwritten: int = 0
     trusted_s: float = 0.0
     lags: list[int] = msgspec.field(default_factory=list)
@@ -54,6 +56,7 @@ def take(
         made.running = {runner.queue: runner.running for runner in parts.runners}
         made.waiting = {runner.queue: runner.waiting for runner in parts.runners}
         made.limits = {runner.queue: runner.limit for runner in parts.runners}
+        made.lost_threads = dict(parts.thread_slots.lost)
         made.unwritten = parts.acker.backlog
         made.trusted_s = -parts.shared.lease.silent_s
         made.lags, made.lag_s = parts.shared.pulse.lags, parts.shared.pulse.lag_s

@@ -12,7 +12,7 @@ from taskd.worker.assembly import Assembly
 CHECK_EVERY_S = 0.2
 CHECK_AT_LEAST_EVERY_S = 2.0
 # The reasons for which jobs can be left at the end; the last line of `taskd run` counts these jobs.
-STAYS = ("future", "paused", "unknown", "unfit", "blocked", "later_retries")
+STAYS = ("future", "paused", "unknown", "unfit", "blocked", "later_retries", "still_run")
 
 
 async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[str, int]:
@@ -32,8 +32,9 @@ async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[
         # The statement reads every row of the queues, so it runs less often while only other
         # workers run jobs.
         delay_s = min(delay_s * 2, CHECK_AT_LEAST_EVERY_S)
+        still_run = [job for runner in parts.runners for job in runner.attempts.still_run()]
         try:
-            left = await workers.left(parts.upkeep, queues, tasks)
+            left = await workers.left(parts.upkeep, queues, tasks, still_run)
         except StoreUnavailable:
             continue
         except Exception as error:  # noqa: BLE001 - without further checks, the run would never end

@@ -177,6 +177,7 @@ class Worker:
             self._process_index,
         )
         self.report.jobs = self.parts.counts
+        self.parts.thread_slots.on_lost = self._thread_lost
         signals = Signals(
             self.stop,
             self._quiet,
@@ -334,6 +335,16 @@ class Worker:
         self.report.gave_up = True
         if not self._stops.requested.is_set():
             self.stop("the lease thread ended")
+
+    def _thread_lost(self) -> None:
+        """Log the lost threads, and stop if there are `max_lost_threads` of them."""
+        if self._stops.requested.is_set():
+            return
+        by_task = self.parts.thread_slots.lost
+        lost, most = sum(by_task.values()), self.settings.max_lost_threads
+        events.worker_threads_lost(lost, self.parts.thread_slots.threads, by_task)
+        if most is not None and lost >= most:
+            self.stop(f"{lost} lost threads")
 
     def _works_with(self, oldest: int) -> None:
         """Stop if the schema, or an announced migration, requires newer code than this process has.

@@ -80,7 +80,7 @@ ERROR = ValueError("wrong")
         (Interrupted(abandoned=True), SCHEDULED, ABANDONED_DELAY_S, False, False),
         (CancelRequested(), CANCELLED, 0, False, False),
         (NotStarted(), QUEUED, 0, True, False),
-        (StillRuns(), SCHEDULED, 60, False, True),
+        (StillRuns(), QUEUED, 0, True, False),
         (TaskUnknown(25), SCHEDULED, 25, True, False),
         (ArgsNewer(25), SCHEDULED, 25, True, False),
         (ArgsUnfit("{}", 25), SCHEDULED, 25, True, True),

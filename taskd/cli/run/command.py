@@ -34,6 +34,7 @@ LEFT_WORDS = {
     "unfit": "with arguments that do not fit",
     "blocked": "waiting for other jobs",
     "later_retries": "due again in more than 60 s",
+    "still_run": "whose abandoned attempts still run in this worker",
 }
 OUTCOMES = ("done", "failed", "cancelled")
 # Without `released`: these jobs were returned to their queues before they ran.
@@ -120,6 +121,13 @@ class RunCommand(click.Command):
     type=OfSetting("threads"),
     metavar="N",
     help="Threads for plain `def` handlers, per process.",
+)
+@click.option(
+    "--max-lost-threads",
+    type=OfSetting("max_lost_threads"),
+    metavar="N",
+    help="Drain, and end with exit code 75, when this many threads are lost to functions that "
+    "ignore their timeout. The supervisor of the process starts it again.",
 )
 @click.option(
     "--drain",

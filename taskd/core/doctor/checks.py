@@ -202,6 +202,11 @@ DATABASE = (
         ("doctor_queues", "doctor_workers", "doctor_running"), jobs.full_queues,
     ),
     Check(
+        "abandoned_attempts", "Attempts that ignore their timeout, and lost threads",
+        "These workers do not start the jobs again, and have fewer threads for other jobs.",
+        ("doctor_workers",), jobs.abandoned_attempts,
+    ),
+    Check(
         "failing_tasks", "Tasks whose recent attempts have all failed",
         "A job that has used up its attempts is not retried.",
         ("doctor_workers",), jobs.failing_tasks,

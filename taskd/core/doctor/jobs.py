@@ -23,7 +23,7 @@ from taskd.core.doctor.finding import (
     sql,
     warning,
 )
-from taskd.core.worker_status import BLOCKED_S_MIN, FailureStreak, decode
+from taskd.core.worker_status import BLOCKED_S_MIN, Abandoned, FailureStreak, decode
 
 # Shorter delays are normal: a deployment, or the rescue of a dead worker's jobs, causes them.
 GRACE_S = 60.0
@@ -148,6 +148,41 @@ def full_queues(facts: Facts) -> Iterator[Observation]:
                 ),
             )
     yield ok("no queue and no thread pool has been full for a minute without a start")
+
+
+def abandoned_attempts(facts: Facts) -> Iterator[Observation]:
+    """Find attempts that were abandoned because they ignored their cancellation, and still run."""
+    for row in facts["doctor_workers"]:
+        if row["late_s"] > 0 or row["draining"]:
+            continue
+        for each in decode(row["status"]).abandoned:
+            yield _abandoned(row, each)
+    yield ok("no attempt runs that has ignored its timeout")
+
+
+def _abandoned(row: Row, each: Abandoned) -> Observation:
+    text = (
+        f"{count(each.attempts, 'attempt')} of the task {each.task} ignored the timeout or the "
+        f"cancellation, for up to {span(each.since_s)}, and still run in the worker with pid "
+        f"{row['pid']} on {row['host']} (job {names(each.jobs)})"
+    )
+    restart = command(f"kill -TERM {row['pid']}")
+    if not each.threads:
+        return warning(
+            text, restart, advice("Let the handler end when it is cancelled (CancelledError).")
+        )
+    lost = f"{each.attempts:,} of {count(each.threads, 'thread')}"
+    level = error if each.attempts >= each.threads else warning
+    return level(
+        f"{text}: {lost} are lost to them",
+        restart,
+        advice(
+            f"Run the command on {row['host']}: the worker drains and ends, which frees the "
+            "threads, and its supervisor starts it again (`taskd run --max-lost-threads N` does "
+            "that by itself). Then set timeouts for the network calls of this handler, or give "
+            "its task process=True: taskd can kill a process."
+        ),
+    )
 
 
 def _full(row: Row, slots: int, running: list[Row]) -> Iterator[Observation]:

@@ -256,6 +256,8 @@ class Why(StrEnum):
     SLOTS_TAKEN = "slots_taken"
     # Its handler needs a thread, and all threads of a worker of its queue are taken.
     THREADS_TAKEN = "threads_taken"
+    # An abandoned attempt of it still runs in a worker of its queue, which does not start it again.
+    STILL_RUNS = "still_runs"
     # The event loop of a worker of its queue is blocked for long.
     LOOP_BLOCKED = "loop_blocked"
     # An operator has limited its queue.
@@ -347,6 +349,16 @@ def without_threads(facts: Facts) -> list[Server]:
     ]
 
 
+def where_it_still_runs(facts: Facts) -> list[Server]:
+    """Return the live workers in which an abandoned attempt of the job still runs."""
+    return [
+        each
+        for each in facts.servers
+        if each.state in ("live", "late")
+        and any(facts.id in abandoned.jobs for abandoned in each.status.abandoned)
+    ]
+
+
 def with_blocked_loop(facts: Facts) -> list[Server]:
     """Return the live workers whose event loop was blocked for long within the last minute."""
     return [
@@ -368,7 +380,7 @@ def _later(facts: Facts) -> Iterator[Reason]:
 
 
 def _not_run(facts: Facts) -> Iterator[Reason]:
-    """Yield the reasons why no worker would start the job even if the job were due."""
+    """Yield the reasons why workers would not start the job even if the job were due."""
     if not facts.serving:
         yield Reason(Why.UNSERVED, needs_action=True)
     elif not facts.knowing:
@@ -379,6 +391,8 @@ def _not_run(facts: Facts) -> Iterator[Reason]:
         yield Reason(Why.ARGS_NEWER, needs_action=True)
     if facts.error_type == ARGS_UNFIT:
         yield Reason(Why.ARGS_UNFIT, needs_action=True)
+    if workers := where_it_still_runs(facts):
+        yield Reason(Why.STILL_RUNS, needs_action=len(workers) >= facts.knowing)
 
 
 def _delayed(facts: Facts) -> Iterator[Reason]:

@@ -18,6 +18,7 @@ from taskd.core.explain.reasons import (
     Why,
     idle_s,
     reasons,
+    where_it_still_runs,
     with_blocked_loop,
     without_threads,
 )
@@ -334,6 +335,19 @@ def _threads_taken(facts: Facts) -> Words:
     ]
 
 
+def _still_runs(facts: Facts) -> Words:
+    workers = where_it_still_runs(facts)
+    where = ", ".join(_name(each.host, each.pid) for each in workers)
+    text = (
+        f"An earlier attempt ignored its timeout or cancellation, and still runs in {where}. "
+        "A worker does not start a job again beside its own earlier attempt"
+    )
+    if facts.knowing > len(workers):
+        return f"{text}; another worker can start it.", ["taskd doctor abandoned_attempts"]
+    text += ", and no other live worker can run it. Restart the worker, or start another one."
+    return text, ["taskd doctor abandoned_attempts", _run(facts)]
+
+
 def _loop_blocked(facts: Facts) -> Words:
     texts, commands = [], []
     for each in with_blocked_loop(facts):
@@ -425,6 +439,7 @@ SENTENCES: dict[Why, Callable[[Facts], Words]] = {
     Why.QUEUE_LIMITED: _queue_limited,
     Why.SLOTS_TAKEN: _slots_taken,
     Why.THREADS_TAKEN: _threads_taken,
+    Why.STILL_RUNS: _still_runs,
     Why.LOOP_BLOCKED: _loop_blocked,
 }
 

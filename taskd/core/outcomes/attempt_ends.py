@@ -72,7 +72,10 @@ class NotStarted:
 
 @dataclass(frozen=True, slots=True)
 class StillRuns:
-    """The job was claimed, but an abandoned earlier attempt still runs in this process."""
+    """The job was claimed and is released: an abandoned attempt of it still runs in this process.
+
+    The claims of this worker leave the job out until that attempt has ended.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +167,11 @@ NeverStarted = (
     | TaskPaused
     | Expired
     | IdTaken
+    | StillRuns
     | AttemptsSpent
 )
 # Ends that the worker caused, not the handler.
-EndedByWorker = TimedOut | Interrupted | CancelRequested | StillRuns | NeverStarted
+EndedByWorker = TimedOut | Interrupted | CancelRequested | NeverStarted
 AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker
 
 

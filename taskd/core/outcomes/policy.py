@@ -35,7 +35,6 @@ from taskd.core.outcomes.attempt_ends import (
     NeverStarted,
     Raised,
     Returned,
-    StillRuns,
     TaskPaused,
     TaskUnknown,
     TimedOut,
@@ -105,13 +104,6 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
             return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
         case CancelRequested(reason=reason):
             return _ack(job, JobState.CANCELLED, reason=reason)
-        case StillRuns():
-            # The attempt counts. Otherwise, if the abandoned handler never ends, workers would
-            # claim the job again and again.
-            text = "an abandoned attempt of this job still runs in this worker"
-            delay = _backoff_delay(job, task.backoff if task else backoff.DEFAULT)
-            delay = delay._replace(seconds=max(ABANDONED_DELAY_S, delay.seconds))
-            return _again(job, task, failure.Failure("StillRuns", text), delay)
         case _:
             return _never_started(job, happened)
 

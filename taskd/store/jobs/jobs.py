@@ -78,6 +78,10 @@ class Among(NamedTuple):
     up_to_id: int = 2**63 - 1
     without: Sequence[int] = ()
 
+    def without_also(self, ids: Sequence[int]) -> Among:
+        """Return the same jobs without these ids."""
+        return self._replace(without=[*self.without, *ids])
+
 
 ANY_JOB = Among()
 # No task is left out of a claim.

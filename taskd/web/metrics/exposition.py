@@ -187,6 +187,8 @@ def _now(page: Page, status: WorkerStatus) -> None:
     }.items():
         for queue, number in by_queue.items():
             page.add(metric, number, me, queue)
+    for task, number in status.lost_threads.items():
+        page.add("taskd_threads_lost", number, me, task)
     page.add("taskd_acks_unwritten", status.unwritten, me)
     if status.lags:
         page.add_histogram("taskd_loop_lag_seconds", LAG_BOUNDS_S, status.lags, status.lag_s, me)

@@ -61,6 +61,13 @@ OF_PROCESSES = (
     ),
     Metric("taskd_attempts_running", "gauge", ("queue",), "Attempts that are running."),
     Metric("taskd_attempts_limit", "gauge", ("queue",), "Attempts that can run at the same time."),
+    Metric(
+        "taskd_threads_lost",
+        "gauge",
+        ("task",),
+        "Threads that are lost to functions that ignored their timeout or cancellation, until they "
+        "return or the process ends.",
+    ),
     Metric("taskd_jobs_buffered", "gauge", ("queue",), "Claimed jobs that have not started."),
     Metric(
         "taskd_claim_jobs",

@@ -92,6 +92,7 @@ class Consumer:
         self.name = f"consumer:{runner.queue}"
         self.runner = runner
         self.wakeup = Wakeup()
+        runner.abandoned_ended = self.wakeup.set
         self.quiet = False
         self.turned_at: float | None = time.monotonic()
         self.claim_failed = False
@@ -133,7 +134,9 @@ class Consumer:
                 await self.busy_mark.cannot_claim()
                 continue
             self.wakeup.clear()
-            refusing = bool(self._shared.elsewhere.refused(self.runner.queue))
+            refusing = bool(
+                self._shared.elsewhere.refused(self.runner.queue) or self.runner.abandoned
+            )
             await self.busy_mark.before_claim(full=full, refusing=refusing)
             if self.quiet:
                 continue  # `quiet` was set while before_claim() waited
@@ -312,11 +315,14 @@ class Consumer:
         me, queue = self._shared.lease.worker_id, self.runner.queue
         left_out = self._shared.elsewhere.refused(queue)
         jobs: list[Job] = []
+        still_run = self.runner.attempts.still_run()
 
         async def claim(among: Among) -> None:
             size = batch - len(jobs)
             if not size:
                 return
+            if still_run:
+                among = among.without_also(still_run)
             if not self._limited:
                 jobs.extend(
                     await store.claim(lane, me, queue, size, read, refused=left_out, among=among)

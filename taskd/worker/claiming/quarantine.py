@@ -182,6 +182,9 @@ class Quarantine(Loop):
             Whether a suspect was claimed.
         """
         claimed: list[Job] = []
+        still_run = [
+            job_id for runner in self._runners.values() for job_id in runner.attempts.still_run()
+        ]
 
         async def claim(among: Among) -> None:
             # After a refused claim, this function is called for several ranges of ids. The group
@@ -196,7 +199,7 @@ class Quarantine(Loop):
                         batch,
                         isolated=isolated,
                         clear=clear,
-                        among=among,
+                        among=among.without_also(still_run),
                     )
                 )
 

@@ -88,6 +88,11 @@ class Attempt(msgspec.Struct, eq=False):
     kill: Callable[[], None] | None = None
     leave_slot: Callable[[], None] | None = None
 
+    @property
+    def in_thread(self) -> bool:
+        """Whether the handler runs in a thread, which can be neither cancelled nor killed."""
+        return self.task.kind is HandlerKind.THREAD and not self.waits_for_slot
+
     def wait_for_slot(self) -> None:
         """Record that the attempt waits for a slot from now on, without a `ctx.deadline`."""
         self.waits_for_slot = True

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from taskd.core.jobs.job import Job
 from taskd.core.outcomes.attempt_ends import AttemptEnd, IdTaken, StillRuns
 from taskd.core.tasks.handler_kind import HandlerKind
+from taskd.core.worker_status import JOBS_NAMED_MAX, Abandoned
 from taskd.worker.observing.loop_monitor import Standstill
 from taskd.worker.running.attempt import Attempt
 
@@ -41,6 +42,10 @@ class AttemptTable:
         attempt = self.running.get(job.id) or self.abandoned.get(job.id)
         return attempt is not None and attempt.job is job
 
+    def still_run(self) -> list[int]:
+        """Return the ids of the jobs whose abandoned attempts still run: claims leave them out."""
+        return list(self.abandoned)
+
     def claimed_again(self, job: Job) -> AttemptEnd | None:
         """Decide what happens to a claimed job whose id is in this table already.
 
@@ -50,7 +55,7 @@ class AttemptTable:
         """
         attempt = self.running.get(job.id)
         if attempt is None:
-            # The attempt with this id was abandoned, and can still run in this process.
+            # The attempt was abandoned after the claim was sent, which did not leave out the job.
             return StillRuns()
         if _same_job(attempt.job, job):
             # A failover lost the first claim, and the job was claimed again: adopt the new claim.
@@ -93,6 +98,27 @@ class AttemptTable:
             elif attempt.timeout_s is not None and attempt.ran_s(now) >= attempt.timeout_s:
                 attempt.cancel("timeout", now)
         return ignored
+
+    def published(self, threads: int) -> list[Abandoned]:
+        """Return the abandoned attempts that still run, by task; called on the lease thread.
+
+        Args:
+            threads: number of threads of the worker.
+        """
+        now = time.monotonic()
+        by_task: dict[str, list[Attempt]] = {}
+        for attempt in list(self.abandoned.values()):
+            by_task.setdefault(attempt.task.name, []).append(attempt)
+        return [
+            Abandoned(
+                task,
+                len(attempts),
+                tuple(each.job.id for each in attempts[:JOBS_NAMED_MAX]),
+                round(max(now - (each.cancelled_at or now) for each in attempts), 1),
+                threads if attempts[0].in_thread else 0,
+            )
+            for task, attempts in by_task.items()
+        ]
 
     def cancel_all(self, why: str) -> None:
         """Cancel every running attempt, for the reason `why` (see Attempt)."""

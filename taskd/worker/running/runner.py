@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context as ContextVars
 from typing import Any
@@ -76,6 +76,7 @@ class Runner:
             free, or few jobs are left in the buffer.
         low: the number of jobs that counts as few; the consumer sets it.
         attempts: the attempts that did not end in the first step of their coroutine.
+        abandoned_ended: called when an abandoned attempt has ended, so that its job can be claimed.
     """
 
     def __init__(self, queue: str, limit: int, shared: Shared) -> None:
@@ -91,6 +92,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Job] = deque()
         self.attempts = AttemptTable()
+        self.abandoned_ended: Callable[[], None] = lambda: None
         self._starting: set[OwnTask[None]] = set()
         self._running = 0
         self._batches = Batches(shared.pulse, self._new_variables, self._dispatch, self._leave_slot)
@@ -341,7 +343,7 @@ class Runner:
         """Record the outcome of an attempt that has ended, unless it was recorded already."""
         job = attempt.job
         if attempt.abandoned:
-            self.attempts.abandoned.pop(job.id, None)
+            self._abandoned_ended(attempt)
             forget_locals(error_of(happened))
             return
         del self.attempts.running[job.id]
@@ -361,6 +363,16 @@ class Runner:
             self._record_end(attempt, happened)
         if error is not None and error_of(happened) is not error:
             forget_locals(error)
+
+    def _abandoned_ended(self, attempt: Attempt) -> None:
+        if self.attempts.abandoned.pop(attempt.job.id, None) is None:
+            return  # its process was killed
+        if attempt.in_thread:
+            self._shared.executors.thread_slots.returned(attempt.task.name)
+            events.worker_thread_returned(attempt.job, time.monotonic() - attempt.began)
+        self.abandoned_ended()
+        if attempt.job.crashes:
+            self._shared.suspect_ended()
 
     def _succeed(
         self,
@@ -444,6 +456,8 @@ class Runner:
             self.attempts.abandoned[attempt.job.id] = attempt
             self._recorder.counts["abandoned"] += 1
             events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
+            if attempt.in_thread:
+                self._shared.executors.thread_slots.lose(attempt.task.name)
         self._record_end(attempt, attempt.abandonment())
         self._dispatch()
         self._slot_freed()

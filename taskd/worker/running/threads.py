@@ -21,16 +21,24 @@ from taskd.worker.running.returned_awaitables import finished, is_unfinished
 class ThreadSlots(asyncio.Semaphore):
     """Counts the free threads for plain functions, and the running calls of each task.
 
+    A thread is lost while it runs a function whose attempt was abandoned: it cannot be stopped.
+
     The main loop changes the counts, and the lease thread calls `taken`.
 
     Args:
         threads: number of threads.
+
+    Attributes:
+        lost: number of lost threads, by task.
+        on_lost: called when a thread was lost.
     """
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
-        self._threads, self._began = threads, 0.0
+        self.threads, self._began = threads, 0.0
         self._tasks: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        self.on_lost: Callable[[], None] = lambda: None
 
     def begin(self, task: str) -> None:
         """Record that a call of this task begins in its thread."""
@@ -43,12 +51,23 @@ class ThreadSlots(asyncio.Semaphore):
         if not self._tasks[task]:
             del self._tasks[task]
 
+    def lose(self, task: str) -> None:
+        """Record that the attempt of a call was abandoned: its thread is lost until it ends."""
+        self.lost[task] += 1
+        self.on_lost()
+
+    def returned(self, task: str) -> None:
+        """Record that the call in a lost thread has ended."""
+        self.lost[task] -= 1
+        if not self.lost[task]:
+            del self.lost[task]
+
     def taken(self) -> ThreadsTaken | None:
         """Return which tasks use the threads; None if a thread is free."""
         if not self.locked():
             return None
         since_s = round(time.monotonic() - self._began, 1)
-        return ThreadsTaken(self._threads, since_s, dict(self._tasks))
+        return ThreadsTaken(self.threads, since_s, dict(self._tasks))
 
 
 class ThreadCall(HandlerCall):
