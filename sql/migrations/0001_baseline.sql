@@ -453,6 +453,7 @@ CREATE TABLE taskd.task (
     signature text NOT NULL,                -- hash of the argument schema
     queue taskd.queue_name NOT NULL,
     max_attempts taskd.attempts NOT NULL,
+    max_crashes smallint,                   -- how many deaths of their worker its jobs survive; NULL: see rescue_jobs
     timeout_s taskd.timeout_s,              -- NULL: no limit
     built_in boolean NOT NULL DEFAULT false, -- a task of taskd itself, which several apps can have
     kind text NOT NULL DEFAULT 'async',     -- kind of its handler: async, thread, process, batch, transaction

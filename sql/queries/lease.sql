@@ -256,6 +256,11 @@ SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 -- A job with a follower is not retried: it ends as cancelled, and the newer version takes over, as in ack_outcomes. A
 -- job whose key has the scope `waiting` takes its key again, or ends as cancelled (taskd.return_with_key()).
 --
+-- `bound`: with `max_attempts` 1 the handler begins at most once (`once`), so the job fails. A claim counts as a beginning: the
+-- database does not know whether the handler had begun, unless the worker has released the job. A retry by hand gives such a job
+-- one more attempt, by setting its own `max_attempts` to the number of that attempt. If its task has the option `max_crashes`,
+-- every death is charged to the job, whatever the worker died of, and only this option decides how many deaths the job survives.
+--
 -- SKIP LOCKED skips jobs whose ack is just being written. taskd.jobs_with_locked_dependants() returns jobs that must not end now,
 -- because another transaction has locked a dependant. Workers are notified even if the queue is polled continuously, because
 -- ordinary claims of the worker that polls the queue do not claim suspects.
@@ -279,14 +284,16 @@ WITH RECURSIVE owner AS (
     SELECT job.id, job.task::text, job.queue::text, job.attempt, job.interrupts, job.workflow_id, job.limit_name, job.limit_key,
            coalesce(job.key_scope = 'waiting', false) AS takes_key, blame.crashed, blame.charged, blame.crashes, blame.isolated,
            CASE WHEN job.cancel_reason IS NOT NULL THEN 'cancelled'
-                WHEN blame.charged AND (blame.crashes >= $3 OR blame.crashes >= $2 AND job.isolated AND blame.alone)
+                WHEN blame.crashes > bound.max_crashes THEN 'failed'
+                WHEN bound.max_crashes IS NULL AND blame.charged
+                     AND (blame.crashes >= $3 OR blame.crashes >= $2 AND job.isolated AND blame.alone)
                 THEN 'failed'
                 WHEN job.follower IS NOT NULL AND job.workflow_id IS NULL THEN 'superseded'
                 ELSE 'scheduled' END AS state,
            CASE WHEN NOT blame.crashed THEN job.run_at
                 WHEN blame.crashes > 2 THEN clock_timestamp() + make_interval(secs => least(600, 5 * 2 ^ (blame.crashes - 1)))
                 ELSE clock_timestamp() END AS run_at,
-           coalesce(job.cancel_reason, 'crashed') AS reason,
+           coalesce(job.cancel_reason, CASE WHEN bound.once THEN 'began once, and its worker died' ELSE 'crashed' END) AS reason,
            (CASE WHEN jsonb_array_length(job.errors) >= 20 THEN job.errors - 1 ELSE job.errors END)
                || jsonb_build_object(
                    'attempt', job.attempt, 'worker', job.worker_id::text, 'started', job.started_at,
@@ -295,6 +302,14 @@ WITH RECURSIVE owner AS (
                                    ELSE 'the worker that ran this attempt lost its lease, or was stopped' END) AS errors
     FROM taskd.job AS job
     LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
+    LEFT JOIN taskd.task AS its ON its.name = job.task
+    CROSS JOIN LATERAL (
+        SELECT coalesce(coalesce(job.max_attempts, its.max_attempts) = 1
+                        OR its.max_attempts = 1 AND job.max_attempts = job.attempt, false) AS once
+    ) AS beginning
+    CROSS JOIN LATERAL (
+        SELECT beginning.once, CASE WHEN beginning.once THEN 0 ELSE its.max_crashes END AS max_crashes
+    ) AS bound
     CROSS JOIN LATERAL (
         SELECT coalesce(worker.crashed, false) OR job.interrupts >= 2 AS crashed,
                coalesce(job.id = ANY (worker.suspects), false) AS in_group,
@@ -302,11 +317,12 @@ WITH RECURSIVE owner AS (
                coalesce(cardinality(worker.suspects), 0) = 0 OR job.crashes = 0 AS no_group
     ) AS death
     CROSS JOIN LATERAL (
-        SELECT death.crashed, death.alone, death.crashed AND (death.in_group OR death.no_group) AS charged
+        SELECT death.crashed, death.alone, death.crashed AND (death.in_group OR death.no_group) AS suspected
     ) AS charge
     CROSS JOIN LATERAL (
-        SELECT charge.*, job.crashes + charge.charged::integer AS crashes,
-               job.isolated OR charge.charged AND (death.in_group OR job.crashes >= 2) AS isolated
+        SELECT charge.*, counts.charged, job.crashes + counts.charged::integer AS crashes,
+               job.isolated OR charge.suspected AND (death.in_group OR job.crashes >= 2) AS isolated
+        FROM (SELECT charge.suspected OR bound.max_crashes IS NOT NULL AS charged) AS counts
     ) AS blame
     WHERE job.worker_id = ANY (ARRAY(
               SELECT owner.id

@@ -323,6 +323,7 @@ def task(
     name: str | None = None,
     queue: str = core.QUEUE_DEFAULT,
     max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    max_crashes: int | None = None,
     timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
@@ -345,6 +346,7 @@ def task(
     name: str | None = None,
     queue: str = core.QUEUE_DEFAULT,
     max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    max_crashes: int | None = None,
     timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
@@ -361,6 +363,7 @@ def task(
     name: str | None = None,
     queue: str = core.QUEUE_DEFAULT,
     max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    max_crashes: int | None = None,
     timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
@@ -377,6 +380,7 @@ def task(
     name: str | None = None,
     queue: str = core.QUEUE_DEFAULT,
     max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
+    max_crashes: int | None = None,
     timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
@@ -403,9 +407,9 @@ def task(
             named `ctx`, or annotated as Context, receives the attempt's context and is no argument
             of the job. Type checkers recognize the context only as the first parameter.
         registry: where the task is registered.
-        options: name, queue, max_attempts, timeout_s, backoff, on_error, unique, limit,
-            args_version, upgrade, aliases, redact, keep_logs, and one of process, batch (with
-            max_wait_s) and transaction: see taskd.core.tasks.task.Task.
+        options: name, queue, max_attempts, max_crashes, timeout_s, backoff, on_error, unique,
+            limit, args_version, upgrade, aliases, redact, keep_logs, and one of process, batch
+            (with max_wait_s) and transaction: see taskd.core.tasks.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked, or an option does not exist, has a wrong type or

@@ -377,6 +377,7 @@ def _columns(tasks: Sequence[tuple[str, Task[..., Any]]]) -> list[list[Any]]:
         [msgspec.json.encode(t.redact).decode() for _, t in tasks],
         [None if name == t.name else t.name for name, t in tasks],
         [t.unique and t.unique.rule(t.unique_defaults, t.redact) for _, t in tasks],
+        [t.max_crashes for _, t in tasks],
     ]
 
 

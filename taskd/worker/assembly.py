@@ -159,7 +159,7 @@ class Assembly:
         self.progress = ProgressWriter(self.upkeep, self._runs)
         self.shared.progress = self.progress.report
         self.emergency_stop = EmergencyStop(
-            database, lease, self.acker, self.runners, LoopMonitor(pulse)
+            database, lease, self.acker, self.runners, registry, LoopMonitor(pulse)
         )
         self.reconciler = Reconciler(
             claiming, lease, self.acker, self.runners, settings.statement_timeout_s

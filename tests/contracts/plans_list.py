@@ -81,7 +81,7 @@ PINS = (
     Pin(
         "rescue_jobs",
         (1000, 3, 10, *BUT_SOME),
-        "job_pkey job_pkey job_running job_running queue_pkey worker_alive worker_pkey",
+        "job_pkey job_pkey job_running job_running queue_pkey task_pkey worker_alive worker_pkey",
     ),
     Pin("running_jobs", (ME,), "job_running"),
     # Leases and busy marks.

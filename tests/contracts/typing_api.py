@@ -45,6 +45,7 @@ async def plain(to: str, copies: int = 1) -> None: ...
     queue="email",
     limit=Limit(concurrency=2),
     max_attempts=5,
+    max_crashes=2,
     timeout_s=30,
     backoff=Fixed(60),
     on_error={KeyError: Fail},

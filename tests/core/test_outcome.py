@@ -33,7 +33,7 @@ from taskd.core.outcomes.attempt_ends import (
     TaskUnknown,
     TimedOut,
 )
-from taskd.core.outcomes.policy import ABANDONED_DELAY_S, attempts_spent, decide
+from taskd.core.outcomes.policy import ABANDONED_DELAY_S, attempts_spent, begins_once, decide
 from taskd.core.outcomes.results import RESULT_BYTES_MAX, Unstored
 from taskd.core.tasks.task import Task
 from taskd.errors import ResultNotStored
@@ -94,6 +94,44 @@ def test_each_end_of_an_attempt(
     assert (ack.state, ack.delay_s, ack.refund) == (state, delay_s, refund)
     assert (ack.error is not None) == has_error
     assert ack.interrupted == isinstance(happened, Interrupted)
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+@pytest.mark.parametrize(
+    ("why", "text"),
+    [
+        ("stop", "the worker stopped"),
+        ("fence", "the worker lost its lease, or could not renew it,"),
+        ("foreign", "code outside of taskd and the handler cancelled the attempt"),
+    ],
+)
+def test_an_interruption_fails_a_job_that_begins_once(why: str, text: str, abandoned: bool) -> None:
+    ack = decide(job(1, max_attempts=1), task(), Interrupted(abandoned, why))
+    assert (ack.state, ack.refund, ack.interrupted) == (FAILED, False, False)
+    assert ack.reason == f"Interrupted: {text} during the only attempt (max_attempts=1)"
+    assert ack.error is not None
+
+
+@pytest.mark.parametrize(
+    ("attempt", "of_job", "of_task", "once"),
+    [
+        (1, 1, 20, True),
+        (1, None, 1, True),
+        (2, 2, 1, True),  # retried by hand
+        (1, 2, 1, False),
+        (2, 2, 20, False),
+        (1, None, 20, False),
+    ],
+)
+def test_a_handler_begins_once_with_one_attempt(
+    attempt: int, of_job: int | None, of_task: int, once: bool
+) -> None:
+    assert begins_once(job(attempt, max_attempts=of_job), task(max_attempts=of_task)) is once
+
+
+def test_a_job_that_begins_once_and_has_not_begun_is_released() -> None:
+    ack = decide(job(1, max_attempts=1), task(), NotStarted())
+    assert (ack.state, ack.refund) == (QUEUED, True)
 
 
 @pytest.mark.parametrize("happened", [Raised(ERROR), Raised(Retry(5)), TimedOut(30)])

@@ -238,6 +238,10 @@ def test_handlers_that_cannot_be_checked_or_run_are_refused(handler: Any) -> Non
         ({"timeout_s": float("nan")}, ValueError),
         ({"timeout_s": "30s"}, ValueError),
         ({"timeout_s": 1e9}, ValueError),
+        ({"max_crashes": -1}, ValueError),
+        ({"max_crashes": 101}, ValueError),
+        ({"max_crashes": True}, ValueError),
+        ({"max_crashes": 1, "max_attempts": 1}, ValueError),
         ({"backoff": 5}, TypeError),
         ({"backoff": lambda attempt: 5}, TypeError),
         ({"on_error": {"KeyError": Fail}}, TypeError),
@@ -251,6 +255,12 @@ def test_options_that_would_only_fail_later_are_refused_at_once(
 ) -> None:
     with pytest.raises(error):
         made(send, **options)
+
+
+def test_no_crash_is_allowed_beside_a_single_attempt() -> None:
+    assert made(send, max_attempts=1, max_crashes=0).max_crashes == 0
+    with pytest.raises(ValueError, match="leave max_crashes out, or set max_attempts to 2 or more"):
+        made(send, max_attempts=1, max_crashes=3)
 
 
 def test_options_that_fit() -> None:

@@ -143,12 +143,16 @@ class Oracle(Workflows):
         for row in sorted(orphans, key=lambda each: each.id)[:batch]:
             group = self.groups.get(row.worker or 0, [])
             crashed = self.workers.get(row.worker or 0) == "crashed" or row.interrupts >= 2
-            charged = crashed and (row.id in group or not group or row.crashes == 0)
+            suspected = crashed and (row.id in group or not group or row.crashes == 0)
             guilty = row.isolated and group == [row.id] and row.crashes + 1 >= MAX_CRASHES
-            row.isolated |= charged and (row.id in group or row.crashes >= 2)
+            row.isolated |= suspected and (row.id in group or row.crashes >= 2)
+            once = row.max_attempts == 1
+            charged = suspected or once
             row.crashes, row.lost_by = row.crashes + charged, row.worker
             if row.cancel is not None:
                 ends[row.id] = ("cancelled", row.cancel)
+            elif once:
+                ends[row.id] = ("failed", "began once, and its worker died")
             elif charged and (guilty or row.crashes >= MAX_CRASHES_UNPROVED):
                 ends[row.id] = ("failed", "crashed")
             else:

@@ -255,7 +255,7 @@ async def test_two_rescuers_share_the_jobs(lane: Lane, connect: Connect, me) -> 
         (0, 5, False, SCHEDULED, None),
         (1, 5, False, SCHEDULED, None),
         (2, 5, False, FAILED, "crashed"),  # the third death
-        (0, 1, False, SCHEDULED, None),  # it may never have started: crashes have their own budget
+        (0, 1, False, FAILED, "began once, and its worker died"),
         (0, 5, True, CANCELLED, "by hand"),
         (2, 1, True, CANCELLED, "by hand"),
     ],
@@ -273,6 +273,64 @@ async def test_what_becomes_of_a_dead_workers_job(
     assert (ended["state"], ended["reason"]) == (ends_as.value, reason)
     assert ended["crashes"] == crashes + 1
     assert json.loads(ended["errors"])[-1]["type"] == "WorkerLost"
+
+
+PUBLISHED = """
+INSERT INTO taskd.task (name, app, signature, queue, max_attempts, max_crashes, args_schema)
+VALUES ('t', 'app', '', 'q', $1, $2, '{}')
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_job", "of_task", "attempt", "ends_as"),
+    [
+        (1, 20, 1, FAILED),
+        (None, 1, 1, FAILED),
+        (2, 1, 2, FAILED),  # retried by hand
+        (2, 1, 1, SCHEDULED),
+        (2, 20, 2, SCHEDULED),
+        (None, 20, 1, SCHEDULED),
+    ],
+)
+@pytest.mark.parametrize("proved", [True, False])
+async def test_a_job_with_one_attempt_does_not_begin_again_after_any_death(
+    sql, lane: Lane, me, of_job, of_task, attempt, ends_as: JobState, proved: bool
+) -> None:
+    await sql.execute(PUBLISHED, of_task, None)
+    job = await run_one(lane, me, max_attempts=of_job)
+    await sql.execute("UPDATE taskd.job SET attempt = $1", attempt)
+    await dies(sql, lane, me, proved=proved)
+    assert await rescue(lane) == {job.id: ends_as}
+    ended = await row(sql, job.id)
+    failed = ends_as is FAILED
+    assert ended["reason"] == ("began once, and its worker died" if failed else None)
+    assert ended["crashes"] == (proved or failed)
+
+
+@pytest.mark.parametrize("proved", [True, False])
+@pytest.mark.parametrize(
+    ("max_crashes", "before", "ends_as"),
+    [(0, 0, FAILED), (1, 0, SCHEDULED), (1, 1, FAILED), (5, 4, SCHEDULED), (5, 5, FAILED)],
+)
+async def test_max_crashes_counts_every_death_of_the_worker(
+    sql, lane: Lane, me, max_crashes, before, ends_as: JobState, proved: bool
+) -> None:
+    await sql.execute(PUBLISHED, 20, max_crashes)
+    job = await run_one(lane, me)
+    # The death of a worker whose last group is another suspect is not charged to other suspects.
+    await sql.execute("UPDATE taskd.job SET crashes = $1", before)
+    await sql.execute("UPDATE taskd.worker SET suspects = ARRAY[$1::bigint]", job.id + 1)
+    await dies(sql, lane, me, proved=proved)
+    assert await rescue(lane) == {job.id: ends_as}
+    ended = await row(sql, job.id)
+    assert ended["reason"] == ("crashed" if ends_as is FAILED else None)
+    assert (ended["crashes"], ended["attempt"]) == (before + 1, 1)
+
+
+async def dies(sql, lane: Lane, worker: int, *, proved: bool) -> None:
+    """Let a worker crash, or lose its lease."""
+    await lapse(sql, worker)
+    assert await workers.declare_dead(lane, [worker], proved=proved)
 
 
 async def test_rescues_after_the_second_one_delay_the_job(sql, lane: Lane, me) -> None:

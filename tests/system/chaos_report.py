@@ -155,6 +155,8 @@ LEFT JOIN (
 ) AS crash ON crash.job = job.id
 WHERE job.state <> CASE WHEN job.task = ANY ($1) THEN 'failed' ELSE 'done' END
   AND job.task <> 'pill'
+  -- The judge looks at jobs that a death of their worker fails.
+  AND NOT (job.state = 'failed' AND job.id IN (SELECT bound.job FROM judge.bound WHERE NOT usual))
   AND NOT (job.state = 'failed' AND job.reason = 'expired' AND job.deadline < job.finished_at)
   AND NOT (job.state = 'cancelled' AND job.reason IN ('dependency', 'nothing failed', 'chaos'))
 GROUP BY job.id, job.task, job.state, job.reason

@@ -1,4 +1,4 @@
-"""The judge: an exact history of every job, and the checks I1 to I17 over it.
+"""The judge: an exact history of every job, and the checks I1 to I18 over it.
 
     judge = Judge(dsn)
     await judge.install()          # triggers, in the test's own database
@@ -32,6 +32,8 @@ as `crashed` |
 while it was withdrawn, fired a tick twice, or a local time of a row twice, or stayed active
 although no worker declares it; whose overlap is `wait` or `cancel`, and of which jobs of two ticks
 ran at a time; whose overlap is `wait`, and that left out a tick |
+| I18 | a job with max_attempts=1 that began twice; one that started again after more deaths of its
+workers than max_crashes |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such
 handlers calls `check(records=False)`, which leaves out the checks that need records.

@@ -471,6 +471,15 @@ CREATE VIEW judge.unexplained AS
     FROM judge.claim AS claim JOIN judge.worker AS worker ON worker.id = claim.worker
     WHERE claim.closed_as = 'rescue' AND coalesce(worker.died_at > claim.closed_at, true);
 
+-- `once`: the handler begins at most once, because `max_attempts` is 1. (A retry by hand raises this option of the job.)
+-- `max_crashes`: how many deaths of its worker a job survives, if that is bounded. `usual`: only crashes are charged to the job.
+CREATE VIEW judge.bound AS
+    SELECT job.id AS job, its.once, CASE WHEN its.once THEN 0 ELSE task.max_crashes END AS max_crashes,
+           NOT its.once AND task.max_crashes IS NULL AND task.max_attempts IS DISTINCT FROM 1 AS usual
+    FROM taskd.jobs AS job
+    LEFT JOIN taskd.task AS task ON task.name = job.task
+    CROSS JOIN LATERAL (SELECT coalesce(coalesce(job.max_attempts, task.max_attempts) = 1, false) AS once) AS its;
+
 CREATE VIEW judge.overlap AS
     SELECT a.job, a.pid, b.pid AS other_pid, b.started_at, a.until
     FROM judge.run AS a
@@ -715,6 +724,7 @@ CREATE VIEW judge.breach AS
            CASE WHEN worker.crashed THEN format('worker %s crashed, and its last group of suspects was %s', worker.id, worker.suspects)
                 ELSE format('the death of worker %s says nothing about its jobs', worker.id) END, false
     FROM judge.step AS s JOIN taskd.worker AS worker ON worker.id = s.old_worker
+    JOIN judge.bound AS bound ON bound.job = s.job AND bound.usual
     WHERE s.old_state = 'running' AND s.crashes > s.old_crashes
       AND (NOT worker.crashed AND s.old_interrupts < 2
            OR s.old_crashes > 0 AND cardinality(worker.suspects) > 0 AND s.job <> ALL (worker.suspects))
@@ -731,6 +741,7 @@ CREATE VIEW judge.breach AS
     SELECT 'I15', 'innocent', s.job,
            format('failed as crashed, though the suspects of worker %s were %s', worker.id, worker.suspects), false
     FROM judge.step AS s JOIN taskd.worker AS worker ON worker.id = s.old_worker
+    JOIN judge.bound AS bound ON bound.job = s.job AND bound.usual
     WHERE s.new_state = 'failed' AND s.crashes > s.old_crashes AND s.crashes < 10 AND worker.suspects <> ARRAY[s.job]
     UNION ALL
     -- A worker unparks jobs within seconds, and within a minute even if it was cut off meanwhile.
@@ -789,6 +800,21 @@ CREATE VIEW judge.breach AS
           WHERE s.name = ANY (w.schedules)
             AND coalesce(least(w.died_at, w.draining_at), 'infinity') > clock_timestamp() - interval '150 s'
       )
+    UNION ALL
+    -- A handler that snoozes its job asks for another beginning, and a failover can undo the first one.
+    SELECT 'I18', 'began twice', run.job, format('max_attempts is 1, and it began %s times', count(*)), true
+    FROM judge.run AS run
+    JOIN judge.bound AS bound ON bound.job = run.job AND bound.once
+    LEFT JOIN judge.claim AS claim ON claim.seq = run.claim
+    WHERE claim.closed_as IS DISTINCT FROM 'snooze'
+      AND NOT EXISTS (SELECT 1 FROM judge.said WHERE said.job = run.job AND said.what = 'rolled back')
+    GROUP BY run.job HAVING count(*) > 1
+    UNION ALL
+    SELECT 'I18', 'outlived', claim.job, format('claimed again after %s deaths of its workers; max_crashes is %s', count(*), bound.max_crashes), false
+    FROM judge.claim AS claim
+    JOIN judge.bound AS bound ON bound.job = claim.job
+    WHERE claim.closed_as = 'rescue' AND EXISTS (SELECT 1 FROM judge.claim AS later WHERE later.job = claim.job AND later.seq > claim.seq)
+    GROUP BY claim.job, bound.max_crashes HAVING count(*) > bound.max_crashes
     UNION ALL
     SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false
     FROM pg_stat_activity

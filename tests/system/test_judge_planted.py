@@ -13,7 +13,7 @@ import pytest
 from taskd.core.outcomes.attempt_ends import Interrupted, NotStarted, Raised
 from taskd.store.jobs import jobs
 from tests.planted_bugs import Hand, planted
-from tests.system.judge_helpers import QUEUE, Open, Scene
+from tests.system.judge_helpers import QUEUE, TASK, Open, Scene
 
 
 async def play_old_run_of_the_same_worker(scene: Scene) -> None:
@@ -148,6 +148,42 @@ async def play_release_of_unstarted_and_interrupted(scene: Scene) -> None:
     await scene.b.does(await scene.b.claim())
 
 
+async def play_death_during_the_only_attempt(scene: Scene) -> None:
+    """A is killed while it runs a job that may begin only once."""
+    await scene.enqueue(max_attempts=1)
+    await scene.a.begins(await scene.a.claim())
+    await scene.bury(scene.a)
+    await scene.rescue()
+    if scene.bug:
+        await scene.b.does(await scene.b.claim_suspect())
+    else:
+        await done_beside(scene)
+
+
+async def play_more_deaths_than_allowed(scene: Scene) -> None:
+    """A is killed while it runs a job whose task allows no crash."""
+    await scene.sql(
+        "INSERT INTO taskd.task (name, app, signature, queue, max_attempts, max_crashes, "
+        "args_schema) VALUES ($1, 'app', '', $2, 5, 0, '{}')",
+        TASK,
+        QUEUE,
+    )
+    await scene.enqueue()
+    await scene.a.claim()
+    await scene.bury(scene.a)
+    await scene.rescue()
+    if scene.bug:
+        await scene.b.does(await scene.b.claim_suspect())
+    else:
+        await done_beside(scene)
+
+
+async def done_beside(scene: Scene) -> None:
+    """One job that is done: the other one has failed."""
+    await scene.enqueue()
+    await scene.b.does(await scene.b.claim())
+
+
 async def play_two_claims_at_once(scene: Scene) -> None:
     """B claims while A's claim of the same job is still uncommitted."""
     await scene.enqueue()
@@ -235,6 +271,16 @@ PLANTED = {
             (r"attempt = job\.attempt - \(held\.refund .*?::integer", "attempt = job.attempt"),
         ),
         {"I8"},
+    ),
+    "a second beginning after a crash": (
+        play_death_during_the_only_attempt,
+        planted("rescue_jobs", (r"WHEN blame\.crashes > bound\.max_crashes THEN 'failed'\s+", "")),
+        {"I18"},
+    ),
+    "more crashes than max_crashes": (
+        play_more_deaths_than_allowed,
+        planted("rescue_jobs", (r"WHEN blame\.crashes > bound\.max_crashes THEN 'failed'\s+", "")),
+        {"I18"},
     ),
     "double claim": (
         play_two_claims_at_once,

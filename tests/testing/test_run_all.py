@@ -230,7 +230,7 @@ async def test_the_outcome_of_an_attempt_that_crashed_does_not_count(
 ) -> None:
     attempts = 0
 
-    @task(max_attempts=1)
+    @task(max_attempts=2)
     async def work() -> int:
         nonlocal attempts
         attempts += 1

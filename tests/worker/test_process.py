@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,8 +198,8 @@ async def test_a_stop_waits_for_a_process_and_kills_the_one_that_does_not_end(
     quick, slow, hung = (tmp_path / name for name in ("quick", "slow", "hung"))
     ids = await desk.enqueue(
         app.sleeps.job(0.5, str(quick)),
-        app.sleeps.job(60, str(slow)),
-        app.blocks_signals.job(str(hung)),
+        replace(app.sleeps.job(60, str(slow)), max_attempts=2),
+        replace(app.blocks_signals.job(str(hung)), max_attempts=2),
         app.adds.job(1),
     )
     worker = await desk.start(app.REGISTRY, process_slots=3, drain_s=1.0, cancel_s=0.3)

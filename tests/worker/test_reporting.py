@@ -315,7 +315,7 @@ async def test_a_reporter_that_hangs_harms_no_job_and_holds_no_stop(
 async def test_a_lost_worker_and_its_jobs_are_reported(
     desk: Desk, reports: list[ErrorReport], all_reports: list[ErrorReport]
 ) -> None:
-    @desk.task(max_attempts=1)
+    @desk.task()
     async def works() -> None: ...
 
     ids = await desk.enqueue(works.job(), works.job())

@@ -64,7 +64,7 @@ async def test_a_stopped_process_burns_no_attempt_by_a_timeout(desk: Desk) -> No
 async def test_a_worker_that_stood_still_for_a_lease_fences_before_it_times_out(
     desk: Desk, blocks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @desk.task(timeout_s=PAUSE_S - 5, max_attempts=1)
+    @desk.task(timeout_s=PAUSE_S - 5, max_attempts=2)
     async def waits(ctx: Any) -> None:
         if ctx.fence == 1:
             await asyncio.sleep(600)

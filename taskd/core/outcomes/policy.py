@@ -52,6 +52,12 @@ if TYPE_CHECKING:
 PARKED_S = 3600.0
 ABANDONED_DELAY_S = 5.0
 DELAYS = f"a delay is 0 to {backoff.DELAY_S_MAX:,.0f} seconds"
+# The causes of Interrupted, by its `why`.
+INTERRUPTED_BY = {
+    "stop": "the worker stopped",
+    "fence": "the worker lost its lease, or could not renew it,",
+    "foreign": "code outside of taskd and the handler cancelled the attempt",
+}
 # An exception has three texts: its type, its message and its traceback.
 RECENT_TEXTS = 8
 
@@ -96,6 +102,9 @@ def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWor
             ignored = ", ignored that, and was killed" if killed else ignored
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, failure.Failure("TimedOut", text))
+        case Interrupted(why=why) if task is not None and begins_once(job, task):
+            text = f"{INTERRUPTED_BY[why]} during the only attempt (max_attempts=1)"
+            return _failed(job, failure.Failure("Interrupted", text))
         case Interrupted(abandoned=True):
             # The handler possibly still runs in this process, so the attempt counts. The job is
             # delayed, because this process has probably ended when the job is due.
@@ -130,13 +139,29 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
             return _ack(job, JobState.QUEUED, refund=True)
 
 
+def max_attempts_of(job: Job, task: Task[..., Any] | None) -> int:
+    """Return the `max_attempts` of a job: its own option, or that of its task."""
+    return job.max_attempts or (task.max_attempts if task else 1)
+
+
 def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
     """Return the number of the last attempt that the job is allowed to have.
 
     An attempt that rescue_jobs counts as a crash does not count towards `max_attempts`. Crashes
     have their own limit, because many jobs of a killed worker had not started.
     """
-    return (job.max_attempts or (task.max_attempts if task else 1)) + job.crashes
+    return max_attempts_of(job, task) + job.crashes
+
+
+def begins_once(job: Job, task: Task[..., Any]) -> bool:
+    """Return whether the handler of a job must not begin again, whatever ends this attempt.
+
+    This is so with `max_attempts=1`. If such a job is retried by hand, it gets another attempt, and
+    the number of this attempt as its own option: it must not begin again either. rescue_jobs has
+    the same rule for the jobs of dead workers.
+    """
+    again_by_hand = task.max_attempts == 1 and job.attempt == job.max_attempts
+    return max_attempts_of(job, task) == 1 or again_by_hand
 
 
 def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
@@ -252,8 +277,7 @@ def _again(
     delay: Delay | None = None,
 ) -> Ack:
     if job.attempt >= attempts_limit(job, task):
-        reason = clean_reason(f"{described.type}: {described.message}")
-        return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
+        return _failed(job, described)
     if delay is None:
         delay = _backoff_delay(job, task.backoff if task else backoff.DEFAULT)
     return _later(job, delay, error=described.to_json())
@@ -263,6 +287,11 @@ def _later(job: Job, delay: Delay, **more: Any) -> Ack:
     # The delay is above zero, because the job becomes `scheduled`.
     delay_s = max(delay.seconds, 0.001)
     return _ack(job, JobState.SCHEDULED, delay_s=delay_s, wrong_delay=delay.wrong, **more)
+
+
+def _failed(job: Job, described: failure.Failure) -> Ack:
+    reason = clean_reason(f"{described.type}: {described.message}")
+    return _ack(job, JobState.FAILED, reason=reason, error=described.to_json())
 
 
 def _backoff_delay(job: Job, policy: backoff.Backoff) -> Delay:

@@ -29,7 +29,11 @@ class ProcessContext(Protocol):
 
     @property
     def max_attempts(self) -> int:
-        """The most attempts that the job can have."""
+        """The option `max_attempts` of the job or its task.
+
+        Attempts that ended with a crash of the worker do not count: `attempt - crashes` is at most
+        `max_attempts`.
+        """
 
     @property
     def fence(self) -> int:

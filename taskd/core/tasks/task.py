@@ -52,6 +52,7 @@ R = TypeVar("R")
 # msgspec quotes a value only in messages that begin like this.
 QUOTED_VALUE = re.compile(r"(?s)^(Invalid (?:enum )?value) .*?(?= - at `|$)")
 MAX_ATTEMPTS_DEFAULT = 20
+MAX_CRASHES_LIMIT = 100
 TIMEOUT_S_DEFAULT = 3600.0
 MAX_WAIT_S_DEFAULT = 0.2
 QUEUE_DEFAULT = "default"
@@ -68,7 +69,11 @@ class Task(Generic[P, R]):
             annotated as a Context, or if it is named `context` without an annotation.
         name: the task's name in the job's row; by default the function's name.
         queue: the default queue of the task's jobs.
-        max_attempts: the most attempts of a job, 1 to 1000.
+        max_attempts: the most attempts of a job, 1 to 1000. With 1, the handler begins at most
+            once: if its worker dies or stops during the attempt, the job fails.
+        max_crashes: after how many deaths of its worker a job starts again, 0 to 100. Each death
+            counts, also if another job has caused it. With None, only crashes that the job has
+            probably caused count, and usually the third of them fails the job.
         timeout_s: timeout of one attempt in seconds; with None, there is no timeout.
         backoff: the delay after each failed attempt.
         on_error: maps exception classes to a verdict (Fail, Cancel, Retry or Snooze(seconds)), or
@@ -123,6 +128,7 @@ class Task(Generic[P, R]):
         name: str | None = None,
         queue: str = QUEUE_DEFAULT,
         max_attempts: int = MAX_ATTEMPTS_DEFAULT,
+        max_crashes: int | None = None,
         timeout_s: float | None = TIMEOUT_S_DEFAULT,
         backoff: backoffs.Backoff = backoffs.DEFAULT,
         on_error: Mapping[type[BaseException], Rule] | None = None,
@@ -150,6 +156,7 @@ class Task(Generic[P, R]):
         self.queue = check_queue(queue)
         _check_limits(self.name, max_attempts, timeout_s)
         self.max_attempts = max_attempts
+        self.max_crashes = _max_crashes(self.name, max_crashes, max_attempts)
         self.timeout_s = timeout_s
         self.backoff = backoff
         self.on_error = dict(on_error or {})
@@ -390,6 +397,22 @@ def _check_limits(task: str, max_attempts: int, timeout_s: float | None) -> None
         raise ValueError(
             f"task {task}: timeout_s {timeout_s!r} is not 0.001 to {TIMEOUT_S_MAX:.0f} seconds"
         )
+
+
+def _max_crashes(task: str, max_crashes: int | None, max_attempts: int) -> int | None:
+    if max_crashes is None:
+        return None
+    whole = isinstance(max_crashes, int) and not isinstance(max_crashes, bool)
+    if not whole or not 0 <= max_crashes <= MAX_CRASHES_LIMIT:
+        raise ValueError(
+            f"task {task}: max_crashes {max_crashes!r} is not 0 to {MAX_CRASHES_LIMIT}"
+        )
+    if max_crashes and max_attempts == 1:
+        raise ValueError(
+            f"task {task}: with max_attempts=1 the handler begins only once, so max_crashes "
+            f"{max_crashes} has no effect: leave max_crashes out, or set max_attempts to 2 or more"
+        )
+    return max_crashes
 
 
 def _check_policies(

@@ -168,7 +168,7 @@ class Preparation:
         return kind(
             job,
             f"{self._shared.database_key}-{job.id}",
-            policy.attempts_limit(job, task),
+            policy.max_attempts_of(job, task),
             None if timeout_s is None else began + timeout_s,
             self._shared.resources,
             self._shared.reads,

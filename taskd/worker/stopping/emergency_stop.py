@@ -20,6 +20,7 @@ from taskd.core.jobs.job import Job
 from taskd.core.outcomes import policy
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import Interrupted, NotStarted
+from taskd.core.tasks.registry import Registry
 from taskd.store import workers
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs as store
@@ -40,9 +41,11 @@ class EmergencyStop:
         lease: Lease,
         acker: Acker,
         runners: Sequence[Runner],
+        registry: Registry,
         watch: LoopMonitor,
     ) -> None:
         self._database, self._lease, self._watch = database, lease, watch
+        self._registry = registry
         self._acker, self._runners = acker, runners
 
     def __call__(self) -> None:
@@ -69,7 +72,8 @@ class EmergencyStop:
                 attempt.kill()
         found = [policy.decide(each.job, each.task, each.abandonment()) for each in left]
         if blocker is not None and blocker.id not in {ack.id for ack in found}:
-            found.append(policy.decide(blocker, None, Interrupted(abandoned=True)))
+            task = self._registry.get(blocker.task)
+            found.append(policy.decide(blocker, task, Interrupted(abandoned=True)))
         return found
 
     async def _write(self, done: list[Job], acks: list[Ack]) -> None:

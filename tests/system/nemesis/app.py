@@ -20,7 +20,9 @@ __all__ = [
     "ZONED_SCHEDULE",
     "blocks_loop",
     "books",
+    "once",
     "stubborn",
+    "survives_once",
     "tick",
     "transfers",
 ]
@@ -70,6 +72,22 @@ async def transfers(ctx: Context, amount: int) -> None:
         [(ctx.job_id, 1, -amount), (ctx.job_id, 2, amount)],
     )
     await has_done(ctx, ctx.conn)
+
+
+@task(queue="mixed", max_attempts=1)
+async def once(ctx: Context, ms: int) -> None:
+    """Begins at most once, whatever happens to its worker."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    await asyncio.sleep(ms / 1000)
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
+
+
+@task(queue="mixed", max_crashes=1, backoff=SOON)
+async def survives_once(ctx: Context, ms: int) -> None:
+    """Begins at most twice because of a death of its worker."""
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "start")
+    await asyncio.sleep(ms / 1000)
+    recorder.now(ctx.job_id, ctx.attempt, ctx.fence, "done")
 
 
 async def newer(ctx: Context) -> None:

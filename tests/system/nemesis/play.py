@@ -51,6 +51,8 @@ def load(plan: Plan, dice: random.Random) -> list[NewJob | Workflow]:
             lambda: app.transfers.job(amount=1): 6,
             lambda: app.blocks_loop.job(ms=dice.randint(50, 500)): 1,
             app.stubborn.job: 1,
+            lambda: app.once.job(ms=dice.randint(0, 300)): 3,
+            lambda: app.survives_once.job(ms=dice.randint(0, 300)): 2,
             lambda: NewJob("newer", queue="fast"): 2,
         },
         plan.jobs - plan.pills,
