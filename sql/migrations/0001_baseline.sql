@@ -475,10 +475,12 @@ CREATE TABLE taskd.task (
     -- Of a pipeline, which has the kind `pipeline`: its stages. The arguments are those of the first stage. Only
     -- taskd.publish_pipelines() writes this column; where the kind is another one, it has no meaning.
     stages jsonb,
-    -- Whether its jobs have no limit, no unique key and version 1 of the arguments, so that taskd.enqueue() inserts them
-    -- directly.
-    usual boolean NOT NULL
-        GENERATED ALWAYS AS (limit_name IS NULL AND unique_rule IS NULL AND args_version = 1 AND stages IS NULL) STORED,
+    metadata taskd.metadata,                -- default metadata of its jobs
+    -- Whether its jobs have no limit, no unique key, no default metadata and version 1 of the arguments, so that
+    -- taskd.enqueue() inserts them directly.
+    usual boolean NOT NULL GENERATED ALWAYS AS (
+        limit_name IS NULL AND unique_rule IS NULL AND metadata IS NULL AND args_version = 1 AND stages IS NULL
+    ) STORED,
     required text[] NOT NULL GENERATED ALWAYS AS (taskd.required_args(args_schema)) STORED,
     accepted text[] NOT NULL GENERATED ALWAYS AS (taskd.accepted_args(args_schema)) STORED,
     fits jsonpath NOT NULL GENERATED ALWAYS AS (taskd.fitting_args(args_schema)) STORED
@@ -1408,16 +1410,18 @@ DECLARE
     required text[];
     accepted text[];
     usual boolean;
+    default_metadata jsonb;
     job_id bigint;
     outcome text;
     notified boolean;
 BEGIN
     IF NOT checked THEN
         SELECT t.queue, nullif(t.args_version, 1)::integer, CASE WHEN NOT no_key THEN t.unique_rule END, t.required,
-               t.accepted, taskd.args_are_valid(args, t.accepted, t.fits)
-        INTO usual_queue, args_version, rule, required, accepted, usual
+               t.accepted, taskd.args_are_valid(args, t.accepted, t.fits), t.metadata
+        INTO usual_queue, args_version, rule, required, accepted, usual, default_metadata
         FROM taskd.task AS t WHERE t.name = task;
         queue := coalesce(queue, usual_queue);
+        metadata := coalesce(default_metadata || metadata, default_metadata, metadata);
         IF usual IS NOT TRUE THEN
             PERFORM taskd.raise_invalid_job(task, queue, args, required, accepted);
             IF NOT no_key THEN
@@ -1873,7 +1877,7 @@ BEGIN
     IF (on_conflict IN ('replace', 'debounce') OR newest) AND due > now() + interval '365 days' THEN
         RAISE EXCEPTION 'a job that can replace a waiting one must be due within 365 days' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT t.queue, t.required, t.accepted, nullif(t.args_version, 1) AS args_version, t.limit_name,
+    SELECT t.queue, t.required, t.accepted, nullif(t.args_version, 1) AS args_version, t.limit_name, t.metadata,
            CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END AS limit_values,
            CASE WHEN NOT checked THEN taskd.args_are_valid(args, t.accepted, t.fits) END AS valid,
            t.stages IS NOT NULL AND t.kind = 'pipeline' AS is_pipeline
@@ -1883,6 +1887,7 @@ BEGIN
         unique_key := taskd.normal_key(unique_key);
         target_queue := coalesce(target_queue, known.queue);
         target_args_version := known.args_version;
+        enqueue_unique.metadata := coalesce(known.metadata || enqueue_unique.metadata, known.metadata, enqueue_unique.metadata);
         IF target_queue IS NULL OR known.valid IS NOT TRUE THEN
             PERFORM taskd.raise_invalid_job(enqueue_unique.task, target_queue, enqueue_unique.args, known.required, known.accepted);
         END IF;
@@ -3282,8 +3287,8 @@ BEGIN
     END IF;
     SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END,
-           taskd.args_are_valid(args, t.accepted, t.fits)
-    INTO target_queue, required, accepted, args_version, limit_name, limit_values, valid
+           taskd.args_are_valid(args, t.accepted, t.fits), coalesce(t.metadata || metadata, t.metadata, metadata)
+    INTO target_queue, required, accepted, args_version, limit_name, limit_values, valid, metadata
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
     IF target_queue IS NULL OR valid IS NOT TRUE THEN
         PERFORM taskd.raise_invalid_job(task, target_queue, args, required, accepted);
@@ -3372,8 +3377,10 @@ END
 $$;
 
 -- Enqueue the job of the next stage, in the statement that ends the job of the previous stage, and before it deletes that job;
--- return the id of the new job, or NULL if the run ends. `step` is the result of taskd.next_stage(). The new job gets the metadata
--- and the schedule of the previous one, so that a schedule's overlap counts the whole run. The caller has locked the previous job, and this function locks its workflow.
+-- return the id of the new job, or NULL if the run ends. `step` is the result of taskd.next_stage(). The new job gets the default
+-- metadata of its task, and the metadata of the previous job, except the defaults of that job's task. It also gets the schedule of
+-- the previous job, so that a schedule's overlap counts the whole run. The caller has locked the previous job, and this function
+-- locks its workflow.
 --
 -- The function runs with the owner's rights, because workers are not allowed to insert jobs. They choose only the stage and its
 -- arguments, once for each job that they run: all else is in the plan of the workflow.
@@ -3395,8 +3402,13 @@ BEGIN
     IF step IS NULL THEN
         RETURN NULL;
     END IF;
-    SELECT j.workflow_id, j.metadata, j.schedule, j.tick, j.ends_by, w.login INTO parent
-    FROM taskd.job AS j LEFT JOIN taskd.worker AS w ON w.id = j.worker_id
+    SELECT j.workflow_id, j.schedule, j.tick, j.ends_by, w.login,
+           (SELECT jsonb_object_agg(key, value) FROM jsonb_each(j.metadata) WHERE value IS DISTINCT FROM its.metadata -> key)
+               AS metadata
+    INTO parent
+    FROM taskd.job AS j
+    LEFT JOIN taskd.worker AS w ON w.id = j.worker_id
+    LEFT JOIN taskd.task AS its ON its.name = j.task
     WHERE j.id = parent_id AND j.state = 'running';
     IF NOT (taskd.may_enqueue() OR coalesce(taskd.acts_as(parent.login), false))
        -- Such a dependency is counted when its parent is done, or here.
@@ -3442,7 +3454,7 @@ BEGIN
            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL
                 THEN taskd.limit_key(taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact)) END,
-           metadata, schedule, tick, ends_by
+           coalesce(t.metadata || metadata, t.metadata, metadata), schedule, tick, ends_by
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO new_id;
     IF parent_id IS NOT NULL THEN
@@ -3650,7 +3662,10 @@ DECLARE
         ARRAY[coalesce(max_attempts, (first ->> 'max_attempts')::integer)]::smallint[],
         ARRAY[coalesce(timeout_s, (first ->> 'timeout_s')::double precision)], ARRAY[deadline], ARRAY[NULL::double precision],
         ARRAY[(first ->> 'args_version')::smallint], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[first ->> 'name'],
-        '{}', '{}', '{}', '{}', metadatas => ARRAY[metadata::text], schedule => schedule, tick => tick
+        '{}', '{}', '{}', '{}', metadatas => ARRAY[(
+            SELECT coalesce(t.metadata || metadata, t.metadata, metadata)::text
+            FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = first ->> 'task'
+        )], schedule => schedule, tick => tick
     ))[2];
 BEGIN
     IF ends_by IS NOT NULL THEN
@@ -3698,7 +3713,7 @@ BEGIN
             max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s, args_schema = excluded.args_schema,
             kind = excluded.kind, args_version = excluded.args_version, redact = excluded.redact, stages = excluded.stages,
             alias_of = NULL, unique_rule = NULL, limit_name = NULL, limit_by = NULL, limit_defaults = NULL,
-            built_in = false, published_at = clock_timestamp(),
+            max_crashes = NULL, metadata = NULL, built_in = false, published_at = clock_timestamp(),
             contested_by = CASE WHEN task.signature = excluded.signature AND task.contested_by <> excluded.app
                                 THEN task.contested_by END
         WHERE task.app = excluded.app OR task.signature = excluded.signature AND task.kind = 'pipeline';
@@ -4190,7 +4205,8 @@ BEGIN
                def.max_attempts, def.timeout_s, deadline, ends_by, schedule, tick,
                def.args_version, known.limit_name,
                CASE WHEN known.limit_name IS NOT NULL
-                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact)) END, metadata
+                    THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact)) END,
+               coalesce(known.metadata || metadata, known.metadata, metadata)
         FROM wanted
         WHERE NOT is_pipeline AND rule IS NULL
         ORDER BY n
@@ -4204,7 +4220,7 @@ BEGIN
                    deadline => deadline, args_version => def.args_version, checked => true, limit_name => known.limit_name,
                    limit_values => CASE WHEN known.limit_name IS NOT NULL
                                         THEN taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact) END,
-                   metadata => metadata
+                   metadata => coalesce(known.metadata || metadata, known.metadata, metadata)
                )).job_id AS id, ends_by
         FROM wanted
         WHERE rule IS NOT NULL

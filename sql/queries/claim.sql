@@ -23,6 +23,9 @@
 -- (taskd/worker/claiming/refused_jobs.py). Other statements that choose the jobs to change have the same parameters. `id + 0`
 -- keeps the planner from the index on id.
 --
+-- `firing`: the schedule and the tick of the job, or NULL: in one column, because most jobs have none, and each column of a claim
+-- costs time.
+--
 -- `refused`: tasks whose jobs this worker leaves in the queue for another live worker, because its own code does not have the
 -- task, or reads only arguments below the version `refused_from` (taskd/core/outcomes/unknown_tasks.py).
 
@@ -65,7 +68,8 @@ RETURNING job.id, job.fence, job.task::text, job.args::jsonb, job.attempt, job.m
           job.timeout_s::double precision, job.priority, job.crashes,
           date_part('epoch', job.started_at - job.run_at) AS wait_s,
           date_part('epoch', job.run_at) AS due_at_s,
-          job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::jsonb AS metadata;
+          job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::jsonb AS metadata,
+          CASE WHEN job.schedule IS NOT NULL THEN jsonb_build_object('schedule', job.schedule, 'tick', job.tick) END AS firing;
 
 -- Which of these queues are not paused and have a queued job: one statement for all idle consumers of a worker. Jobs that other
 -- transactions have locked count, although a claim skips them. Because of the LIMIT, the planner can choose only a nested loop:
@@ -158,6 +162,7 @@ SELECT job.id, job.fence, job.task::text, job.args::jsonb, job.attempt, job.max_
        date_part('epoch', job.started_at - job.run_at) AS wait_s,
        date_part('epoch', job.run_at) AS due_at_s,
        job.workflow_id, job.args_version, job.deadline < job.started_at AS late, job.metadata::jsonb AS metadata,
+       CASE WHEN job.schedule IS NOT NULL THEN jsonb_build_object('schedule', job.schedule, 'tick', job.tick) END AS firing,
        job.queue::text
 FROM claimed AS job
 ORDER BY job.started_at, job.id;

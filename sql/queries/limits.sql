@@ -20,7 +20,8 @@ SELECT (job).id, (job).fence, (job).task::text, (job).args::jsonb, (job).attempt
        (job).timeout_s::double precision, (job).priority, (job).crashes,
        date_part('epoch', (job).started_at - (job).run_at) AS wait_s,
        date_part('epoch', (job).run_at) AS due_at_s,
-       (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata, opens_s
+       (job).workflow_id, (job).args_version, (job).deadline < (job).started_at AS late, (job).metadata::jsonb AS metadata,
+       CASE WHEN (job).schedule IS NOT NULL THEN jsonb_build_object('schedule', (job).schedule, 'tick', (job).tick) END AS firing, opens_s
 FROM taskd.claim_limited($1, $2, $3, $4, $5::text[], $6::smallint[], $7, $8, $9::bigint[]);
 
 -- The limits in `names` that another app with live workers declares with other bounds. publish_limits replaces these bounds.

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -124,9 +132,9 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     """Return the jobs, each completed by its published or built-in task.
 
     If the arguments of a job were not checked yet, they are checked now. The job also gets the
-    limit and the argument version of the task. It gets the task's unique key, unless the job has a
-    key or `no_key`. A job without a queue gets the queue of the task. If a job has a queue and its
-    task is not published, the job stays as it is, and is not `checked`.
+    limit, the argument version and the default metadata of the task. It gets the task's unique key,
+    unless the job has a key or `no_key`. A job without a queue gets the queue of the task. If a job
+    has a queue and its task is not published, the job stays as it is, and is not `checked`.
 
     Raises:
         UnknownTask, InvalidArgs: as insert_jobs().
@@ -163,8 +171,15 @@ def _complete(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) ->
             args_version=_stored_version(task),
             limit=task.limit_of(job.args),
             unique=unique,
+            metadata=_merged(task.metadata, job.metadata),
         )
     return job if job.queue is not None else replace(job, queue=task.queue)
+
+
+def _merged(
+    defaults: Mapping[str, Any] | None, metadata: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    return metadata if defaults is None else {**defaults, **(metadata or {})}
 
 
 def _with_key(job: NewJob, redact: Collection[str] = ()) -> NewJob:

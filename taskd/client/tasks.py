@@ -162,7 +162,8 @@ class Task(core.Task[P, R], Enqueues[P, R]):
             deadline: no attempt starts after this time, a datetime with a time zone; excludes
                 `deadline_s`.
             deadline_s: the deadline in seconds after the start of the enqueueing transaction.
-            metadata: further values that are stored with the job, such as tags.
+            metadata: further values that are stored with the job, such as tags. They override those
+                of the task.
 
         Raises:
             TypeError: an option does not exist. If another job queue has the option, the message
@@ -203,6 +204,8 @@ class WithOptions(Enqueues[P, R]):
             options["unique"] = self.task.keyed(options["unique"], job.args)
         elif "no_key" in options:
             options["unique"] = None
+        if "metadata" in options and job.metadata is not None:
+            options["metadata"] = {**job.metadata, **options["metadata"]}
         return replace(job, **options)
 
     def decode_result(self, text: str) -> R:
@@ -333,6 +336,7 @@ def task(
     upgrade: Mapping[int, Upgrade] | None = None,
     aliases: Sequence[str] = (),
     redact: Sequence[str] = (),
+    metadata: Mapping[str, Any] | None = None,
     keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> Decorator: ...
@@ -351,6 +355,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    metadata: Mapping[str, Any] | None = None,
     keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> BatchDecorator: ...
@@ -368,6 +373,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    metadata: Mapping[str, Any] | None = None,
     keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> TransactionDecorator: ...
@@ -385,6 +391,7 @@ def task(
     backoff: backoffs.Backoff = backoffs.DEFAULT,
     on_error: Mapping[type[BaseException], core.Rule] | None = None,
     unique: Unique | None = None,
+    metadata: Mapping[str, Any] | None = None,
     keep_logs: KeepLogsOption = None,
     registry: registries.Registry = registries.DEFAULT,
 ) -> ProcessDecorator: ...
@@ -408,8 +415,8 @@ def task(
             of the job. Type checkers recognize the context only as the first parameter.
         registry: where the task is registered.
         options: name, queue, max_attempts, max_crashes, timeout_s, backoff, on_error, unique,
-            limit, args_version, upgrade, aliases, redact, keep_logs, and one of process, batch
-            (with max_wait_s) and transaction: see taskd.core.tasks.task.Task.
+            limit, args_version, upgrade, aliases, redact, metadata, keep_logs, and one of process,
+            batch (with max_wait_s) and transaction: see taskd.core.tasks.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked, or an option does not exist, has a wrong type or

@@ -381,6 +381,7 @@ class Pipeline(Startable):
             checked=True,
             args_version=first.args_version,
             limit=task.limit_of(text),
+            metadata=task.metadata,
         )
         node = Node(first.name, job)
         return Plan(self.name, "pipeline", [node], stages=self._stages_text())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ class PublishedTask(NamedTuple):
     Attributes:
         args_schema: the JSON Schema of the arguments, as text.
         unique_rule: the rule for unique keys, as JSON text.
+        metadata_text: the default metadata of the task's jobs, as JSON text.
     """
 
     name: str
@@ -37,6 +38,12 @@ class PublishedTask(NamedTuple):
     limit_by: Sequence[str] | None = None
     limit_defaults: str | None = None
     unique_rule: str | None = None
+    metadata_text: str | None = None
+
+    @property
+    def metadata(self) -> Mapping[str, Any] | None:
+        """The default metadata of the task's jobs, or None."""
+        return None if self.metadata_text is None else msgspec.json.decode(self.metadata_text)
 
     def limit_of(self, args: str) -> LimitOf | None:
         """Return the limit of a job with these arguments (JSON text), or None if it has none."""

@@ -378,6 +378,7 @@ def _columns(tasks: Sequence[tuple[str, Task[..., Any]]]) -> list[list[Any]]:
         [None if name == t.name else t.name for name, t in tasks],
         [t.unique and t.unique.rule(t.unique_defaults, t.redact) for _, t in tasks],
         [t.max_crashes for _, t in tasks],
+        [t.metadata and msgspec.json.encode(t.metadata).decode() for _, t in tasks],
     ]
 
 

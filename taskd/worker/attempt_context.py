@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, ClassVar
 
 from taskd.core.jobs.job import Job
@@ -109,6 +110,26 @@ class AttemptContext:
     def attempt(self) -> int:
         """The number of this attempt, from 1."""
         return self._job.attempt
+
+    @property
+    def crashes(self) -> int:
+        """The number of crashes that are charged to the job."""
+        return self._job.crashes
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the job."""
+        return self._job.read_metadata()
+
+    @property
+    def schedule(self) -> str | None:
+        """The schedule that enqueued the job, or None."""
+        return self._job.read_firing().schedule
+
+    @property
+    def tick(self) -> datetime | None:
+        """The tick for which the schedule enqueued the job, or None."""
+        return self._job.read_firing().tick
 
     @property
     def fence(self) -> int:

@@ -257,6 +257,30 @@ def test_options_that_would_only_fail_later_are_refused_at_once(
         made(send, **options)
 
 
+def test_default_metadata_is_part_of_each_job_and_options_override_it() -> None:
+    tags = {"team": "ops", "tier": 1}
+    tagged = task(metadata=tags, registry=Registry())(send)
+    tags["team"] = "changed"
+    assert tagged.job("x").metadata == {"team": "ops", "tier": 1}
+    given = tagged.options(metadata={"tier": 2, "run": 5}).job("x")
+    assert given.metadata == {"team": "ops", "tier": 2, "run": 5}
+    assert made(send, metadata={}).job("x").metadata is None
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"a": float("nan")}, "task send: metadata: NaN and infinities have no JSON form"),
+        ({"a": object()}, "task send: metadata"),
+        (["a"], "task send: metadata must be a mapping by name, not a list"),
+        ({"a": "x" * 9000}, "task send: metadata takes 9,0.. bytes; the limit is 8,192"),
+    ],
+)
+def test_default_metadata_that_cannot_be_stored_is_refused(metadata: Any, words: str) -> None:
+    with pytest.raises(InvalidJob, match=words):
+        made(send, metadata=metadata)
+
+
 def test_no_crash_is_allowed_beside_a_single_attempt() -> None:
     assert made(send, max_attempts=1, max_crashes=0).max_crashes == 0
     with pytest.raises(ValueError, match="leave max_crashes out, or set max_attempts to 2 or more"):

@@ -39,6 +39,11 @@ def tells(text: str, ctx: ProcessContext, done: str = "") -> dict[str, Any]:
     return {name: getattr(ctx, name) for name in names} | {"left_s": left}
 
 
+@task(process=True, registry=REGISTRY, metadata={"team": "ops"})
+def tells_origin(ctx: ProcessContext) -> list[Any]:
+    return [dict(ctx.metadata), ctx.schedule, ctx.tick, ctx.crashes]
+
+
 @task(process=True, registry=REGISTRY, max_attempts=1)
 def reads_resources(ctx: Any) -> None:
     ctx.resources["pool"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Self
 
 import msgspec
@@ -349,6 +350,16 @@ class NewJob:
         return replace(self, delay_s=delay_s, run_at=None)
 
 
+class Firing(msgspec.Struct, frozen=True):
+    """The schedule that enqueued a job, and its tick."""
+
+    schedule: str | None = None
+    tick: datetime | None = None
+
+
+_NO_FIRING = Firing()
+
+
 class Job(msgspec.Struct, gc=False):
     """A claimed job: the columns that the claim returns, its queue, and the worker.
 
@@ -364,6 +375,7 @@ class Job(msgspec.Struct, gc=False):
         late: whether the deadline had passed when the job was claimed; None if there is no
             deadline.
         metadata: JSON text, or None.
+        firing: JSON text of the Firing, or None if no schedule has enqueued the job.
     """
 
     id: int
@@ -381,5 +393,18 @@ class Job(msgspec.Struct, gc=False):
     args_version: int | None = None
     late: bool | None = None
     metadata: str | None = None
+    firing: str | None = None
     queue: str = ""
     worker_id: int = 0
+
+    def read_metadata(self) -> Mapping[str, Any]:
+        """Return the metadata, which cannot be changed."""
+        decoded = {} if self.metadata is None else msgspec.json.decode(self.metadata)
+        return MappingProxyType(decoded)
+
+    def read_firing(self) -> Firing:
+        """Return the schedule and the tick for which the job was enqueued, or two None."""
+        if self.firing is None:
+            return _NO_FIRING
+        found = msgspec.json.decode(self.firing, type=Firing)
+        return Firing(found.schedule, found.tick and found.tick.astimezone(UTC))

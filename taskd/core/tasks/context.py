@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, Protocol
 
 from taskd.core.jobs.job import NewJob
@@ -33,6 +34,25 @@ class ProcessContext(Protocol):
 
         Attempts that ended with a crash of the worker do not count: `attempt - crashes` is at most
         `max_attempts`.
+        """
+
+    @property
+    def crashes(self) -> int:
+        """The number of crashes of workers that are charged to the job; see `max_crashes`."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the job, such as its tags, and the context of its trace."""
+
+    @property
+    def schedule(self) -> str | None:
+        """The name of the schedule that enqueued the job; None if no schedule did."""
+
+    @property
+    def tick(self) -> datetime | None:
+        """The tick of `schedule` for which the job was enqueued, in UTC; None without a schedule.
+
+        The tick is the planned time, also if the job starts later.
         """
 
     @property

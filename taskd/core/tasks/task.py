@@ -21,6 +21,7 @@ from taskd.core.jobs.job import (
     MAX_ATTEMPTS_LIMIT,
     TIMEOUT_S_MAX,
     NewJob,
+    check_metadata,
     check_queue,
     check_task_name,
 )
@@ -41,7 +42,7 @@ from taskd.core.tasks.signature import (
     result_decoder,
     signature_of,
 )
-from taskd.errors import InvalidArgs, InvalidResult
+from taskd.errors import InvalidArgs, InvalidJob, InvalidResult
 
 if TYPE_CHECKING:
     from taskd.core.tasks.hooks import Hook
@@ -95,6 +96,9 @@ class Task(Generic[P, R]):
         redact: names of arguments whose values are shown as `***` by the command line and in
             errors, and as hashes in keys. With `upgrade`, also name those that only older versions
             have.
+        metadata: default metadata of the task's jobs, such as tags. Values that are given when a
+            job is enqueued override values of the same names. The metadata also applies to jobs
+            that SQL clients, schedules and the command line enqueue.
         keep_logs: which attempts keep the handler's log lines with the job: `off` (none), `failed`
             or `all`; with None, the worker's setting applies.
 
@@ -112,7 +116,7 @@ class Task(Generic[P, R]):
             without a JSON form, a parameter named `conn`); the handler is not a function, or does
             not fit `process`, `batch` or `transaction`; or an option has a wrong type or names an
             argument that the task does not have.
-        InvalidJob: `name`, `queue` or a former name is not valid.
+        InvalidJob: `name`, `queue`, a former name or `metadata` is not valid.
         ValueError: another option is outside its limits.
     """
 
@@ -142,6 +146,7 @@ class Task(Generic[P, R]):
         upgrade: Mapping[int, Upgrade] | None = None,
         aliases: Sequence[str] = (),
         redact: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
         keep_logs: str | None = None,
     ) -> None:
         _check_handler(handler)
@@ -174,6 +179,7 @@ class Task(Generic[P, R]):
         self.unique = unique
         _check_unique(self.name, unique, self._fields, self.redact)
         self.keep_logs = keep_logs_of(self.name, keep_logs)
+        self.metadata = _metadata(self.name, metadata)
         self.limit = limit
         _check_limit(self.name, limit, self._fields)
         self.limit_defaults = defaults_of(self.args_type, limit.arguments if limit else ())
@@ -332,6 +338,7 @@ class Task(Generic[P, R]):
             unique=self.unique_of(text),
             args_version=self.versions.stored,
             limit=self.limit_of(text),
+            metadata=self.metadata,
         )
 
     def limit_of(self, args: str) -> LimitOf | None:
@@ -413,6 +420,14 @@ def _max_crashes(task: str, max_crashes: int | None, max_attempts: int) -> int |
             f"{max_crashes} has no effect: leave max_crashes out, or set max_attempts to 2 or more"
         )
     return max_crashes
+
+
+def _metadata(task: str, metadata: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Check the metadata, and return a copy of it; None if it is empty."""
+    try:
+        return None if metadata is None else msgspec.json.decode(check_metadata(metadata)) or None
+    except InvalidJob as error:
+        raise InvalidJob(f"task {task}: {error}") from None
 
 
 def _check_policies(

@@ -237,10 +237,11 @@ class Firing:
 
 
 def with_trace_context(job: Job) -> Job:
-    """Return the job for a handler's process, with the current trace context as its metadata."""
+    """Return the job for a handler's process, with the current trace context in its metadata."""
     if tracer() is None:
         return job
-    return msgspec.structs.replace(job, metadata=msgspec.json.encode(carrier()).decode())
+    metadata = {**job.read_metadata(), **carrier()}
+    return msgspec.structs.replace(job, metadata=msgspec.json.encode(metadata).decode())
 
 
 def restore_trace_context(job: Job) -> None:

@@ -48,7 +48,9 @@ class ProcessAttemptContext:
         hide: Callable[[str], str],
     ):
         self.job_id, self.task, self.queue = job.id, job.task, job.queue
-        self.attempt, self.fence = job.attempt, job.fence
+        self.attempt, self.fence, self.crashes = job.attempt, job.fence, job.crashes
+        self.metadata, firing = job.read_metadata(), job.read_firing()
+        self.schedule, self.tick = firing.schedule, firing.tick
         self.idempotency_key, self.max_attempts = fields.idempotency_key, fields.max_attempts
         timeout_s = fields.timeout_s
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
