@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import deque
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pydantic
 import pytest
 
+from taskd.core.jobs import failure
 from taskd.core.jobs.backoff import Custom, Fixed
 from taskd.core.jobs.job import Job, JobState
 from taskd.core.jobs.pipeline_steps import Next, Stop
@@ -94,6 +97,31 @@ def test_each_end_of_an_attempt(
     assert (ack.state, ack.delay_s, ack.refund) == (state, delay_s, refund)
     assert (ack.error is not None) == has_error
     assert ack.interrupted == isinstance(happened, Interrupted)
+
+
+@pytest.mark.parametrize(
+    ("happened", "state", "kind", "message"),
+    [
+        (CancelRequested("no", ERROR), CANCELLED, "ValueError", "wrong"),
+        (Interrupted(cleanup=ERROR), QUEUED, "ValueError", "wrong"),
+        (
+            TimedOut(30, cleanup=ERROR),
+            SCHEDULED,
+            "TimedOut",
+            "the attempt took longer than 30 s; then its cleanup raised ValueError: wrong",
+        ),
+    ],
+)
+@pytest.mark.parametrize("described", [False, True])
+def test_the_error_of_a_cleanup_is_kept(
+    happened: AttemptEnd, state: JobState, kind: str, message: str, described: bool
+) -> None:
+    if described:  # by a process
+        happened = dataclasses.replace(happened, cleanup=failure.describe(ERROR).to_json())  # type: ignore[type-var]
+    ack = settled(happened)
+    assert ack.state is state
+    error = msgspec.json.decode(ack.error or "", type=failure.Failure)
+    assert (error.type, error.message) == (kind, message)
 
 
 @pytest.mark.parametrize("abandoned", [False, True])

@@ -39,6 +39,15 @@ def tells(text: str, ctx: ProcessContext, done: str = "") -> dict[str, Any]:
     return {name: getattr(ctx, name) for name in names} | {"left_s": left}
 
 
+@task(process=True, registry=REGISTRY)
+def cleans_up_badly(began: str) -> None:
+    try:
+        Path(began).touch()
+        time.sleep(60)
+    finally:
+        raise OSError("the disk is full")
+
+
 @task(process=True, registry=REGISTRY, metadata={"team": "ops"})
 def tells_origin(ctx: ProcessContext) -> list[Any]:
     return [dict(ctx.metadata), ctx.schedule, ctx.tick, ctx.crashes]

@@ -8,6 +8,10 @@ from typing import Any
 from taskd.core.outcomes import unknown_tasks
 from taskd.core.outcomes.ack import Ack
 
+# What a cancelled handler raised instead of the cancellation: an exception or, from a process, the
+# JSON of its Failure. None if it raised nothing else.
+Cleanup = BaseException | str | None
+
 
 @dataclass(frozen=True, slots=True)
 class Returned:
@@ -35,12 +39,14 @@ class TimedOut:
         abandoned: the handler ignored the cancellation and possibly still runs.
         killed: the handler ignored the cancellation, and the worker killed its process.
         error: the exception with which the cancelled handler ended, or None.
+        cleanup: what the handler raised instead of the cancellation, for example in a `finally`.
     """
 
     timeout_s: float
     abandoned: bool = False
     killed: bool = False
     error: BaseException | None = None
+    cleanup: Cleanup = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +58,24 @@ class Interrupted:
         why: `stop` if the worker stops; `fence` if the worker had lost its lease, or could not
             renew it; `foreign` if code of the app outside of the handler cancelled the attempt's
             asyncio task.
+        cleanup: as in TimedOut.
     """
 
     abandoned: bool = False
     why: str = "stop"
+    cleanup: Cleanup = None
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """A cancellation of the job was requested while it ran."""
+    """A cancellation of the job was requested while it ran.
+
+    Attributes:
+        cleanup: as in TimedOut.
+    """
 
     reason: str = "cancel requested"
+    cleanup: Cleanup = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +190,11 @@ AttemptEnd = Returned | Raised | DecidedElsewhere | EndedByWorker
 
 def error_of(happened: AttemptEnd) -> BaseException | None:
     """Return the exception that the handler raised in this process, or None."""
-    return happened.error if isinstance(happened, Raised | TimedOut) else None
+    if isinstance(happened, Raised | TimedOut):
+        return happened.error
+    if isinstance(happened, Interrupted | CancelRequested):
+        return happened.cleanup if isinstance(happened.cleanup, BaseException) else None
+    return None
 
 
 def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:

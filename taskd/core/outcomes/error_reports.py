@@ -11,9 +11,12 @@ from taskd.core.outcomes import attempt_ends
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import (
     AttemptEnd,
+    CancelRequested,
     DecidedElsewhere,
+    Interrupted,
     Raised,
     Returned,
+    error_of,
 )
 from taskd.core.outcomes.process_reports import HandlerRaised
 from taskd.core.tasks.reporter import ErrorReport
@@ -46,10 +49,12 @@ class TracebackThere(Exception):
 def of_attempt(job: Job, happened: AttemptEnd, ack: Ack) -> ErrorReport | None:
     """Return the report of an attempt; None if the attempt has no error.
 
+    The cleanup of a cancelled attempt can have an error, although the attempt has not failed.
+
     A verdict is not an error, because the handler has decided so. But a Retry after the last
     attempt is an error.
     """
-    if ack.error is None or ack.state not in (JobState.FAILED, JobState.SCHEDULED):
+    if ack.error is None:
         return None
     failure = msgspec.json.decode(ack.error, type=Failure)
     final = ack.state is JobState.FAILED
@@ -118,4 +123,6 @@ def _exception(happened: AttemptEnd, failure: Failure) -> BaseException:
         case attempt_ends.TimedOut(error=error):
             late = TimedOut(failure.message)
             return late.with_traceback(None if error is None else error.__traceback__)
+        case Interrupted() | CancelRequested():
+            return error_of(happened) or ReportedError(f"{failure.type}: {failure.message}")
     return ReportedError(failure.message)

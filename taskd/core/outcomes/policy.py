@@ -27,6 +27,7 @@ from taskd.core.outcomes.attempt_ends import (
     AttemptEnd,
     AttemptsSpent,
     CancelRequested,
+    Cleanup,
     DecidedElsewhere,
     EndedByWorker,
     Expired,
@@ -91,30 +92,53 @@ def decide(
         case DecidedElsewhere(ack=ack):
             # If the job was claimed again while its process ran, the job has a new worker or fence.
             return msgspec.structs.replace(ack, worker_id=job.worker_id, fence=job.fence)
-    return _ended_by_worker(job, task, happened)
+    return _ended_by_worker(job, task, happened, hide)
 
 
-def _ended_by_worker(job: Job, task: Task[..., Any] | None, happened: EndedByWorker) -> Ack:
+def _ended_by_worker(
+    job: Job, task: Task[..., Any] | None, happened: EndedByWorker, hide: Callable[[str], str]
+) -> Ack:
     """Decide the outcome of an attempt that the worker ended, or did not start."""
     match happened:
-        case TimedOut(timeout_s=timeout_s, abandoned=abandoned, killed=killed):
+        case TimedOut(timeout_s=timeout_s, abandoned=abandoned, killed=killed, cleanup=cleanup):
             ignored = " and ignored its cancellation" if abandoned else ""
             ignored = ", ignored that, and was killed" if killed else ignored
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
-            return _again(job, task, failure.Failure("TimedOut", text))
-        case Interrupted(why=why) if task is not None and begins_once(job, task):
+            return _again(job, task, _with_cleanup("TimedOut", text, cleanup, hide))
+        case Interrupted(why=why, cleanup=cleanup) if task is not None and begins_once(job, task):
             text = f"{INTERRUPTED_BY[why]} during the only attempt (max_attempts=1)"
-            return _failed(job, failure.Failure("Interrupted", text))
+            return _failed(job, _with_cleanup("Interrupted", text, cleanup, hide))
         case Interrupted(abandoned=True):
             # The handler possibly still runs in this process, so the attempt counts. The job is
             # delayed, because this process has probably ended when the job is due.
             return _ack(job, JobState.SCHEDULED, delay_s=ABANDONED_DELAY_S, interrupted=True)
-        case Interrupted():
-            return _ack(job, JobState.QUEUED, refund=True, interrupted=True)
-        case CancelRequested(reason=reason):
-            return _ack(job, JobState.CANCELLED, reason=reason)
+        case Interrupted(cleanup=cleanup):
+            error = _cleanup_json(cleanup, hide)
+            return _ack(job, JobState.QUEUED, refund=True, interrupted=True, error=error)
+        case CancelRequested(reason=reason, cleanup=cleanup):
+            error = _cleanup_json(cleanup, hide)
+            return _ack(job, JobState.CANCELLED, reason=reason, error=error)
         case _:
             return _never_started(job, happened)
+
+
+def _cleanup_json(cleanup: Cleanup, hide: Callable[[str], str]) -> str | None:
+    """Return the JSON of the error with which a cancelled handler ended, or None."""
+    if cleanup is None or isinstance(cleanup, str):
+        return cleanup
+    return failure.describe(cleanup, hide).to_json()
+
+
+def _with_cleanup(
+    kind: str, text: str, cleanup: Cleanup, hide: Callable[[str], str]
+) -> failure.Failure:
+    """Return the error of an attempt that the worker cancelled, with the error of its cleanup."""
+    described = _cleanup_json(cleanup, hide)
+    if described is None:
+        return failure.Failure(kind, text)
+    raised = msgspec.json.decode(described, type=failure.Failure)
+    text = f"{text}; then its cleanup raised {raised.type}: {raised.message}"
+    return failure.Failure(kind, text, raised.traceback)
 
 
 def _never_started(job: Job, happened: NeverStarted) -> Ack:

@@ -21,12 +21,14 @@ from weakref import getweakrefcount
 
 import msgspec
 
+from taskd.core.jobs.failure import Failure
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.verdicts import Verdict
 from taskd.core.outcomes.attempt_ends import (
     RETURNED_NONE,
     AttemptEnd,
     CancelRequested,
+    Cleanup,
     DecidedElsewhere,
     Interrupted,
     NotStarted,
@@ -35,6 +37,7 @@ from taskd.core.outcomes.attempt_ends import (
     TimedOut,
     error_of,
 )
+from taskd.core.outcomes.process_reports import MustEnd
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.task import Task
 from taskd.worker.attempt_context import AttemptContext
@@ -158,9 +161,12 @@ class Attempt(msgspec.Struct, eq=False):
         outlived = self.why == "timeout" and self.task.kind is not HandlerKind.THREAD
         if _decided(happened) and not outlived:
             return happened
+        cleanup = _cleanup(happened)
         if self.why == "timeout":
-            return TimedOut(self.timeout_s or 0.0, error=error_of(happened))
-        return CancelRequested(self.cancel_reason) if self.why == "cancel" else self._interrupted()
+            return TimedOut(self.timeout_s or 0.0, error=error_of(happened), cleanup=cleanup)
+        if self.why == "cancel":
+            return CancelRequested(self.cancel_reason, cleanup)
+        return self._interrupted(cleanup=cleanup)
 
     def _is_foreign(self, happened: AttemptEnd) -> bool:
         """Return whether code other than taskd and the handler has cancelled the attempt.
@@ -189,8 +195,8 @@ class Attempt(msgspec.Struct, eq=False):
             CancelRequested(self.cancel_reason) if self.why == "cancel" else self._interrupted(left)
         )
 
-    def _interrupted(self, abandoned: bool = False) -> Interrupted:
-        return Interrupted(abandoned, "fence" if self.why == "fence" else "stop")
+    def _interrupted(self, abandoned: bool = False, cleanup: Cleanup = None) -> Interrupted:
+        return Interrupted(abandoned, "fence" if self.why == "fence" else "stop", cleanup)
 
     def stack(self) -> str:
         """Return where the attempt waits, for the log."""
@@ -221,6 +227,18 @@ def _decided(happened: AttemptEnd) -> bool:
         case Raised(error=error):
             return issubclass(type(error), Verdict)
     return False
+
+
+def _cleanup(happened: AttemptEnd) -> Cleanup:
+    """Return what a cancelled handler raised instead of the cancellation."""
+    match happened:
+        case Raised(error=error):
+            raised = issubclass(type(error), asyncio.CancelledError | Verdict)
+            return None if raised else error
+        case DecidedElsewhere(ack=ack) if ack.error is not None:
+            kind = msgspec.json.decode(ack.error, type=Failure).type
+            return None if kind == MustEnd.__name__ else ack.error
+    return None
 
 
 def where(coro: Any) -> str:
