@@ -85,6 +85,8 @@ async def test_the_only_worker_runs_the_job_again_when_its_thread_has_ended(
     worker = await desk.start(threads=2, poll_s=60)
     (job,) = await desk.enqueue(stuck.task.job())
     await abandoned(desk, job)
+    [left] = desk.emitted.of("job.abandoned", job_id=job)
+    assert "self.release.wait(60)" in left["stack"]
     assert (await desk.emitted.wait("worker.threads_lost"))[0] == {
         "lost": 1,
         "threads": 2,
@@ -142,7 +144,7 @@ async def test_why_and_the_doctor_name_the_worker_that_hangs(desk: Desk, stuck: 
     await abandoned(desk, job)
     finding = await found(desk, "abandoned_attempts", Level.WARNING)
     assert "1 attempt of the task stuck ignored the timeout" in finding.found[0]
-    assert f"(job {job}): 1 of 2 threads are lost" in finding.found[0]
+    assert f"(job {job}); it has lost 1 of 2 threads" in finding.found[0]
     assert finding.repairs[0].text.startswith("kill -TERM ")
 
     text, commands = (await why(desk, job))["still_runs"]
@@ -155,7 +157,7 @@ async def test_a_worker_without_any_thread_left_is_an_error(desk: Desk, stuck: S
     await desk.start(threads=2)
     await desk.enqueue(stuck.task.job(), stuck.task.job())
     finding = await found(desk, "abandoned_attempts")
-    assert "2 of 2 threads are lost" in finding.found[0]
+    assert "it has lost 2 of 2 threads" in finding.found[0]
 
 
 async def test_a_worker_drains_when_the_allowed_threads_are_lost(desk: Desk, stuck: Stuck) -> None:

@@ -161,9 +161,10 @@ def abandoned_attempts(facts: Facts) -> Iterator[Observation]:
 
 
 def _abandoned(row: Row, each: Abandoned) -> Observation:
+    run = "runs" if each.attempts == 1 else "run"
     text = (
         f"{count(each.attempts, 'attempt')} of the task {each.task} ignored the timeout or the "
-        f"cancellation, for up to {span(each.since_s)}, and still run in the worker with pid "
+        f"cancellation for up to {span(each.since_s)}, and still {run} in the worker with pid "
         f"{row['pid']} on {row['host']} (job {names(each.jobs)})"
     )
     restart = command(f"kill -TERM {row['pid']}")
@@ -171,10 +172,9 @@ def _abandoned(row: Row, each: Abandoned) -> Observation:
         return warning(
             text, restart, advice("Let the handler end when it is cancelled (CancelledError).")
         )
-    lost = f"{each.attempts:,} of {count(each.threads, 'thread')}"
     level = error if each.attempts >= each.threads else warning
     return level(
-        f"{text}: {lost} are lost to them",
+        f"{text}; it has lost {each.attempts:,} of {count(each.threads, 'thread')} to them",
         restart,
         advice(
             f"Run the command on {row['host']}: the worker drains and ends, which frees the "

@@ -164,6 +164,14 @@ class _Report:
     suppressed: int = 0
 
 
+def stack_of(thread: int | None) -> str:
+    """Return the innermost frames of a thread's stack; empty if the thread does not run."""
+    frame = sys._current_frames().get(thread or 0)  # noqa: SLF001 - the only way
+    if frame is None:
+        return ""
+    return "".join(traceback.format_stack(frame, limit=STACK_FRAMES))[-STACK_CHARS:]
+
+
 class LoopMonitor:
     """Names the job that blocks the loop.
 
@@ -217,10 +225,7 @@ class LoopMonitor:
 
     def stack(self) -> str:
         """Return the innermost frames of the main thread's stack."""
-        frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - the only way
-        if frame is None:
-            return ""
-        return "".join(traceback.format_stack(frame, limit=STACK_FRAMES))[-STACK_CHARS:]
+        return stack_of(self._thread)
 
     def blocker(self) -> Job | None:
         """Return the job that the loop runs at this moment, or None."""

@@ -72,4 +72,4 @@ def call_of(
         return TransactionCall(executors.transactions, task, context, handle)
     if task.hooks:
         handle = partial(call_inside, task.hooks, handle)
-    return ThreadCall(task.name, handle, executors.threads, executors.thread_slots)
+    return ThreadCall(job, handle, executors.threads, executors.thread_slots)

@@ -455,9 +455,11 @@ class Runner:
         else:
             self.attempts.abandoned[attempt.job.id] = attempt
             self._recorder.counts["abandoned"] += 1
-            events.job_abandoned(attempt.job, attempt.why or "stop", attempt.stack())
+            slots = self._shared.executors.thread_slots
+            stack = slots.stack(attempt.job.id) or attempt.stack()
+            events.job_abandoned(attempt.job, attempt.why or "stop", stack)
             if attempt.in_thread:
-                self._shared.executors.thread_slots.lose(attempt.task.name)
+                slots.lose(attempt.task.name)
         self._record_end(attempt, attempt.abandonment())
         self._dispatch()
         self._slot_freed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from contextvars import Context as ContextVars
 from contextvars import copy_context
 from typing import Any
 
+from taskd.core.jobs.job import Job
 from taskd.core.outcomes.attempt_ends import RETURNED_NONE, Raised, Returned
 from taskd.core.worker_status import ThreadsTaken
+from taskd.worker.observing.loop_monitor import stack_of
 from taskd.worker.running.handler_call import HandlerCall
 from taskd.worker.running.returned_awaitables import finished, is_unfinished
 
@@ -29,6 +32,7 @@ class ThreadSlots(asyncio.Semaphore):
         threads: number of threads.
 
     Attributes:
+        running: the identifier of the thread that runs a job, by the id of the job.
         lost: number of lost threads, by task.
         on_lost: called when a thread was lost.
     """
@@ -37,6 +41,7 @@ class ThreadSlots(asyncio.Semaphore):
         super().__init__(threads)
         self.threads, self._began = threads, 0.0
         self._tasks: Counter[str] = Counter()
+        self.running: dict[int, int] = {}
         self.lost: Counter[str] = Counter()
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -50,6 +55,10 @@ class ThreadSlots(asyncio.Semaphore):
         self._tasks[task] -= 1
         if not self._tasks[task]:
             del self._tasks[task]
+
+    def stack(self, job_id: int) -> str:
+        """Return the innermost frames of the thread that runs a job; empty if none does."""
+        return stack_of(self.running.get(job_id))
 
     def lose(self, task: str) -> None:
         """Record that the attempt of a call was abandoned: its thread is lost until it ends."""
@@ -74,15 +83,16 @@ class ThreadCall(HandlerCall):
     """A plain function that runs in the thread pool.
 
     Args:
-        task: the name of the task.
+        job: the job that the function runs.
         call: the function with its arguments.
     """
 
     def __init__(
-        self, task: str, call: Callable[[], Any], pool: Executor, slots: ThreadSlots
+        self, job: Job, call: Callable[[], Any], pool: Executor, slots: ThreadSlots
     ) -> None:
         super().__init__()
-        self._task, self._call, self._pool, self._slots = task, call, pool, slots
+        self._job_id, self._task = job.id, job.task
+        self._call, self._pool, self._slots = call, pool, slots
         self._ended: Returned | Raised = RETURNED_NONE
 
     async def run(self) -> Any:
@@ -131,9 +141,12 @@ class ThreadCall(HandlerCall):
         return inside
 
     def _guarded(self) -> None:
+        self._slots.running[self._job_id] = threading.get_ident()
         # The outcome is not stored in the future: the future and its callbacks refer to each other,
         # so only the garbage collector would free the outcome.
         try:
             self._ended = Returned(self._call())
         except BaseException as error:  # noqa: BLE001 - a future cannot raise StopIteration
             self._ended = Raised(error)
+        finally:
+            del self._slots.running[self._job_id]
