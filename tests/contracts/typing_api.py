@@ -5,6 +5,7 @@ A line that must be refused ends in `# refused`; all others must pass.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, assert_type
@@ -46,6 +47,7 @@ async def plain(to: str, copies: int = 1) -> None: ...
     limit=Limit(concurrency=2),
     max_attempts=5,
     max_crashes=2,
+    metadata={"team": "ops"},
     timeout_s=30,
     backoff=Fixed(60),
     on_error={KeyError: Fail},
@@ -57,6 +59,10 @@ async def with_options(to: str, copies: int = 1) -> int:
 @task
 async def with_context(ctx: Context, to: str) -> None:
     assert_type(ctx.remaining_s(), float | None)
+    assert_type(ctx.metadata, Mapping[str, Any])
+    assert_type((ctx.schedule, ctx.tick, ctx.crashes), tuple[str | None, datetime | None, int])
+    ctx.metadata["team"] = "ops"  # refused
+    ctx.tick = None  # refused
     await ctx.complete(object())
 
 
@@ -185,6 +191,14 @@ async def calling_the_handler() -> None:
     assert_type(in_a_process("a"), int)
     await plain(to=3)  # refused
     assert_type(without_arguments.name, str)
+
+
+@task(max_crashes="2")  # refused
+def with_a_wrong_number() -> None: ...
+
+
+@task(metadata=["team"])  # refused
+def with_wrong_metadata() -> None: ...
 
 
 @task(queu="email")  # refused
