@@ -204,10 +204,10 @@ GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb, integer, boo
     taskd.return_with_key(bigint, text, timestamptz, integer, integer, boolean, integer, boolean, jsonb, boolean)
     TO taskd_worker;
 
--- A function writes schedules; workers and admins pause them, and admins delete them. Jobs of schedules get the arguments that
--- are stored in the schedule, and those from its query, which runs with the rights of the user who has set it: a worker fires a
--- schedule with a query only if its own user has set the query, and no other worker can replace it. An admin who is no worker
--- cannot set a query.
+-- Functions write schedules; admins pause and delete them, and a worker pauses a schedule whose ticks it cannot compute. Jobs of
+-- schedules get the arguments that are stored in the schedule, and those from its query, which runs with the rights of the user
+-- who has set it: a worker fires a schedule with a query only if its own user has set the query, and no other worker can replace
+-- it. An admin who is no worker cannot set a query.
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
                        integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean, time, double precision, boolean, jsonb),
@@ -221,16 +221,15 @@ GRANT EXECUTE ON FUNCTION
     TO taskd_worker;
 GRANT SELECT, INSERT, UPDATE ON taskd.schedule_zone TO taskd_worker;
 GRANT SELECT ON taskd.schedule_zone TO taskd_observer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.run_schedule(text, text) TO taskd_admin;
 GRANT SELECT, UPDATE (
     next_at, last_tick, last_run, waits_since, check_at, skipped, skipped_tick, last_error, last_error_at, paused_at, paused_until,
-    pause_reason, withdrawn_at
+    pause_reason, paused_by, withdrawn_at
 ) ON taskd.schedule TO taskd_worker, taskd_admin;
-GRANT DELETE ON taskd.schedule TO taskd_admin;
 GRANT SELECT (
     name, app, created_at, changed_at, every_s, cron, timezone, starts_at, next_at, last_tick, last_run, waits_since, check_at, task,
     queue, query_user, ends_by, ends_by_s, jitter_s, deadline_s, catch_up, catch_up_max, overlap, skipped, skipped_tick, last_error, last_error_at, paused_at,
-    paused_until, pause_reason, withdrawn_at, stopped
+    paused_until, pause_reason, paused_by, withdrawn_at, stopped
 ) ON taskd.schedule TO taskd_observer;
 
 -- Observers see no arguments, results and unique keys, which can be personal data. They see the errors of attempts, so that
@@ -287,22 +286,29 @@ GRANT EXECUTE ON FUNCTION taskd.mend_sequences() TO taskd_worker, taskd_admin;
 
 -- Admins change jobs, queues and tasks through functions. No job has an owner, so a function cannot tell a producer's jobs
 -- from others: a login of a producer that is granted one of these functions in addition can use it on every job.
+-- What admins do by hand is recorded by the functions that do it.
+GRANT EXECUTE ON FUNCTION taskd.record_actions(text, text[], text, text, jsonb) TO taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.who(name, text), taskd.actions_of(text) TO taskd_observer, taskd_admin;
+GRANT SELECT ON taskd.action TO taskd_observer, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.prune_actions(bigint) TO taskd_worker;
 GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
-GRANT DELETE, UPDATE (paused_at, paused_until, pause_reason) ON taskd.task TO taskd_admin;
+GRANT DELETE ON taskd.task TO taskd_admin;
 -- `taskd bench` deletes its own jobs. To lock a row before it is deleted, PostgreSQL requires the right to update one of its
 -- columns.
 GRANT DELETE, UPDATE (cancel_reason) ON taskd.job TO taskd_admin;
 GRANT DELETE ON taskd.job_history TO taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.key_holder(bigint), taskd.newer_follows(bigint) TO taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION
-    taskd.cancel(bigint[], text, text[], boolean),
-    taskd.retry(bigint[], timestamptz, double precision),
+    taskd.cancel(bigint[], text, text[], boolean, text),
+    taskd.retry(bigint[], timestamptz, double precision, text, text),
     taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
-                 timestamptz, double precision),
+                 timestamptz, double precision, text, text),
     taskd.find_key(text, text), taskd.forget_key(text, text),
-    taskd.all_queues(), taskd.pause_queues(text[], double precision, text), taskd.resume_queues(text[]),
-    taskd.pause_tasks(text[], double precision, text), taskd.resume_tasks(text[]),
+    taskd.all_queues(), taskd.pause_queues(text[], double precision, text, text), taskd.resume_queues(text[], text),
+    taskd.pause_tasks(text[], double precision, text, text), taskd.resume_tasks(text[], text),
+    taskd.pause_schedules(text[], double precision, text, text), taskd.resume_schedules(text[], text),
+    taskd.delete_schedules(text[], text, text),
     taskd.redacted(text, jsonb)
     TO taskd_admin;
 GRANT SELECT ON taskd.bucket TO taskd_admin;

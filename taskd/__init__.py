@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from taskd.core.workflows.workflow import OnFailed
     from taskd.errors import TaskdError
     from taskd.schedules import cron, every, schedule
+    from taskd.store.acting import acting_as
     from taskd.version import __version__ as __version__
     from taskd.workflows import Workflow, chain, group, pipeline, stage, workflow
 else:
@@ -59,6 +60,7 @@ else:
             "core.workflows.workflow": "OnFailed",
             "errors": "TaskdError",
             "schedules": "cron every schedule",
+            "store.acting": "acting_as",
             "version": "__version__",
         },
     )
@@ -94,6 +96,7 @@ __all__ = [
     "Unique",
     "Workflow",
     "aclose_default",
+    "acting_as",
     "chain",
     "configure",
     "cron",

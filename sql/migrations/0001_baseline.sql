@@ -341,6 +341,7 @@ CREATE TABLE taskd.queue (
     paused_at timestamptz,
     paused_until timestamptz,               -- NULL while paused: until it is resumed
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
+    paused_by text,                         -- who has paused it: see taskd.who()
     -- Seconds for which finished jobs are kept; 0: they are not kept.
     keep_done_s integer NOT NULL DEFAULT 604800 CHECK (keep_done_s BETWEEN 0 AND 315360000),
     keep_failed_s integer NOT NULL DEFAULT 2592000 CHECK (keep_failed_s BETWEEN 0 AND 315360000),
@@ -464,6 +465,7 @@ CREATE TABLE taskd.task (
     paused_at timestamptz,
     paused_until timestamptz,               -- NULL while paused: until it is resumed
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
+    paused_by text,                         -- who has paused it: see taskd.who()
     published_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     contested_by text,                      -- another app that defines it with other arguments, and was therefore refused,
     contested_at timestamptz,               -- and when that app was last refused
@@ -603,6 +605,7 @@ CREATE TABLE taskd.schedule (
     paused_at timestamptz,
     paused_until timestamptz,               -- NULL: until it is resumed; otherwise no tick before this time
     pause_reason text CONSTRAINT pause_reason_is_bounded CHECK (octet_length(pause_reason) <= 500),
+    paused_by text,                         -- who has paused it: see taskd.who()
     stopped boolean NOT NULL
         GENERATED ALWAYS AS (withdrawn_at IS NOT NULL OR paused_at IS NOT NULL AND paused_until IS NULL) STORED,
     CONSTRAINT only_apps_withdraw_schedules CHECK (withdrawn_at IS NULL OR app IS NOT NULL),
@@ -806,6 +809,27 @@ CREATE TABLE taskd.job_log (
     PRIMARY KEY (job_id, fence)
 );
 CREATE INDEX job_log_expires ON taskd.job_log (expires_at);
+
+-- ====================================================================================================
+-- Actions by hand
+-- ====================================================================================================
+
+-- What people have done to jobs, queues, tasks, schedules, limits and workers. The functions that do it insert the rows, in the
+-- same transaction. No role can insert rows itself, so `login` is always the database user of the session. Rows are kept as long
+-- as the finished jobs of the queue that keeps them longest, and at least for 30 days.
+CREATE TABLE taskd.action (
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    action text NOT NULL,                   -- cancel, retry, change, pause, ...
+    target text NOT NULL,                   -- `job 17`, `queue email`, ...
+    login name NOT NULL DEFAULT session_user,
+    actor text,                             -- the person or program for whom the client says that it acts: `dashboard ada`
+    reason text,
+    detail jsonb                            -- further values, such as what was changed
+);
+-- Without an identity, no row could be deleted if the table is published for logical replication.
+ALTER TABLE taskd.action REPLICA IDENTITY FULL;
+CREATE INDEX action_of ON taskd.action (target, at);
+CREATE INDEX action_at ON taskd.action (at);
 
 -- ====================================================================================================
 -- Functions: notifications, busy marks
@@ -3805,7 +3829,7 @@ $$;
 -- ====================================================================================================
 
 -- Return the first tick of a period after a moment.
--- Called by: set_schedule(), settle_schedules, pause_schedules, resume_schedules.
+-- Called by: set_schedule(), pause_schedules(), resume_schedules(), settle_schedules.
 CREATE FUNCTION taskd.next_interval_tick(starts_at timestamptz, every_s double precision, after timestamptz)
 RETURNS timestamptz
 LANGUAGE sql IMMUTABLE
@@ -4103,7 +4127,7 @@ BEGIN
                 WHERE j.schedule = schedule AND (j.state <> 'running' OR j.cancel_reason IS NULL) AND j.id <> ALL (coalesce(live, '{}'))
             );
             EXIT WHEN live = '{}';
-            PERFORM taskd.cancel(live, 'its schedule made another one');
+            PERFORM taskd.cancel(live, 'its schedule made another one', actor => 'schedule ' || left(schedule, 100));
             UPDATE taskd.workflow AS w SET stopped_at = coalesce(w.stopped_at, clock_timestamp())
             WHERE w.stages IS NOT NULL AND w.id IN (SELECT j.workflow_id FROM taskd.jobs AS j WHERE j.id = ANY (live));
         END LOOP;
@@ -4485,7 +4509,7 @@ $$;
 -- and `cancel`, the jobs wait for the end of the live ones. The outcome is `waits`, and nothing is enqueued, if these are too many,
 -- or if they are runs of a pipeline.
 -- Called by: run_schedule.
-CREATE FUNCTION taskd.run_schedule(schedule text, OUT outcome text, OUT ids bigint[])
+CREATE FUNCTION taskd.run_schedule(schedule text, actor text DEFAULT NULL, OUT outcome text, OUT ids bigint[])
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -4529,6 +4553,7 @@ BEGIN
     END IF;
     ids := taskd.make_scheduled_jobs(schedule, tick, argses, true, NULL, after);
     UPDATE taskd.schedule AS s SET last_run = tick, last_error = NULL, last_error_at = NULL WHERE s.name = schedule;
+    PERFORM taskd.record_actions('run', ARRAY['schedule ' || schedule], actor);
 END
 $$;
 
@@ -5208,6 +5233,106 @@ END
 $$;
 
 -- ====================================================================================================
+-- Functions: actions by hand
+-- ====================================================================================================
+
+-- Return the person or program for whom a client acts: the argument, or else the setting `taskd.actor` of the session. It is what
+-- the client claims, so it is always stored together with the database user.
+-- Called by: record_actions(), pause_queues(), pause_tasks(), pause_schedules().
+CREATE FUNCTION taskd.checked_actor(actor text) RETURNS text
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    named text := coalesce(nullif(actor, ''), nullif(current_setting('taskd.actor', true), ''));
+BEGIN
+    IF octet_length(named) > 200 OR named ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN
+        RAISE EXCEPTION 'the actor must be printable and take at most 200 bytes; it takes %', octet_length(named)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass a name as actor, or set taskd.actor to one.';
+    END IF;
+    RETURN named;
+END
+$$;
+
+-- Return who acts, for people: the database user, and in parentheses the actor whom the client names: `taskd_web (dashboard ada)`.
+-- The user comes first, and is quoted if its name has other characters than a-z, 0-9 and _, so that no actor can pass for a user.
+-- Called by: actions_of(), pause_queues(), pause_tasks(), pause_schedules(), adopt_database, list_actions, the schema.
+CREATE FUNCTION taskd.who(login name, actor text) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT quote_ident(login) || coalesce(' (' || actor || ')', '')
+$$;
+
+-- Record an action on each of these targets.
+-- Called by: 11 functions, 6 statements.
+CREATE FUNCTION taskd.record_actions(
+    action text, targets text[], actor text, reason text DEFAULT NULL, detail jsonb DEFAULT NULL
+) RETURNS void
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    INSERT INTO taskd.action (action, target, login, actor, reason, detail)
+    SELECT record_actions.action, t.target, session_user, taskd.checked_actor(record_actions.actor),
+           nullif(taskd.checked_reason(record_actions.reason), ''), record_actions.detail
+    FROM unnest(targets) AS t (target);
+END
+$$;
+
+-- Return the targets of an action on these jobs.
+-- Called by: cancel(), retry(), change().
+CREATE FUNCTION taskd.job_targets(ids bigint[]) RETURNS text[]
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(array_agg('job ' || id), '{}') FROM unnest(ids) AS id
+$$;
+
+-- Return the actions on a job, in the order of time.
+-- Called by: show_job, web_job.
+CREATE FUNCTION taskd.actions_of(target text) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(jsonb_agg(jsonb_build_object(
+        'at', a.at, 'action', a.action, 'by', taskd.who(a.login, a.actor), 'reason', a.reason, 'detail', a.detail
+    ) ORDER BY a.at), '[]')
+    FROM (SELECT * FROM taskd.action AS each WHERE each.target = actions_of.target ORDER BY each.at DESC LIMIT 100) AS a
+$$;
+
+-- Return for how many seconds the finished jobs of a queue are kept at most, and at least 30 days.
+-- Called by: prune_actions().
+CREATE FUNCTION taskd.longest_kept_s() RETURNS integer
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT greatest(2592000, max(greatest(keep_done_s, keep_failed_s))) FROM taskd.queue
+$$;
+
+-- Delete up to `batch` actions that are older than any finished job that is still kept; return their number.
+-- Called by: prune_actions.
+CREATE FUNCTION taskd.prune_actions(batch bigint) RETURNS bigint
+LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    WITH deleted AS (
+        DELETE FROM taskd.action
+        WHERE ctid = ANY (ARRAY(
+            SELECT a.ctid FROM taskd.action AS a
+            WHERE a.at < now() - make_interval(secs => taskd.longest_kept_s())
+            ORDER BY a.at
+            LIMIT batch
+            FOR UPDATE SKIP LOCKED
+        ))
+        RETURNING 1
+    )
+    SELECT count(*) FROM deleted
+$$;
+
+-- ====================================================================================================
 -- Functions: cancel, retry, change, wait for jobs
 -- ====================================================================================================
 
@@ -5224,7 +5349,8 @@ CREATE FUNCTION taskd.cancel(
     ids bigint[],
     reason text DEFAULT NULL,
     states text[] DEFAULT NULL,
-    alone boolean DEFAULT false             -- the transaction contains only this call, so that it may lock limits
+    alone boolean DEFAULT false,            -- the transaction contains only this call, so that it may lock limits
+    actor text DEFAULT NULL                 -- for whom the client acts; see taskd.action
 ) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -5286,12 +5412,16 @@ BEGIN
         SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key)) FROM gone WHERE alone HAVING count(*) > 0
     ), opened AS (
         INSERT INTO taskd.opening (limit_name, limit_key) SELECT limit_name, limit_key FROM gone WHERE NOT alone
+    ), recorded AS (
+        SELECT taskd.record_actions('cancel', taskd.job_targets(array_agg(id)), actor, cancel.reason)
+        FROM (SELECT id FROM ended UNION ALL SELECT id FROM requested) AS acted
     )
     SELECT ended.id, 'cancelled'
     FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblocked) AS u,
-         (SELECT count(*) FROM announced) AS t, (SELECT count(*) FROM freed) AS o
+         (SELECT count(*) FROM announced) AS t, (SELECT count(*) FROM freed) AS o, (SELECT count(*) FROM recorded) AS a
     UNION ALL
-    SELECT requested.id, 'running' FROM requested, (SELECT count(*) FROM notified) AS c;
+    SELECT requested.id, 'running'
+    FROM requested, (SELECT count(*) FROM notified) AS c, (SELECT count(*) FROM recorded) AS a;
 END
 $$;
 
@@ -5333,7 +5463,9 @@ $$;
 CREATE FUNCTION taskd.retry(
     ids bigint[],
     run_at timestamptz DEFAULT NULL,
-    delay_s double precision DEFAULT NULL
+    delay_s double precision DEFAULT NULL,
+    reason text DEFAULT NULL,
+    actor text DEFAULT NULL
 ) RETURNS TABLE (job_id bigint, state text)
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -5535,6 +5667,7 @@ BEGIN
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL
       AND w.id = ANY (ARRAY(SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (retried)));
+    PERFORM taskd.record_actions('retry', taskd.job_targets(retried), actor, reason);
     RETURN QUERY SELECT * FROM unnest(retried, states);
 END
 $$;
@@ -5710,7 +5843,9 @@ CREATE FUNCTION taskd.change(
     max_attempts integer DEFAULT NULL,
     timeout_s double precision DEFAULT NULL,
     deadline timestamptz DEFAULT NULL,
-    deadline_s double precision DEFAULT NULL
+    deadline_s double precision DEFAULT NULL,
+    reason text DEFAULT NULL,
+    actor text DEFAULT NULL
 ) RETURNS TABLE (job_id bigint, outcome text)
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -5816,6 +5951,11 @@ BEGIN
     INTO changed, queues_to_notify
     FROM moved;
     PERFORM taskd.notify_workers(c.queue) FROM unnest(queues_to_notify) AS c (queue);
+    -- The values of arguments can be personal data, so only their names are recorded.
+    PERFORM taskd.record_actions('change', taskd.job_targets(changed), actor, reason, jsonb_strip_nulls(jsonb_build_object(
+        'priority', priority, 'run_at', due, 'queue', queue, 'max_attempts', max_attempts, 'timeout_s', timeout_s,
+        'deadline', ends_at, 'args', (SELECT jsonb_agg(k) FROM jsonb_object_keys(coalesce(args, update_args)) AS k)
+    )));
     RETURN QUERY
         SELECT i.id, CASE WHEN i.id = ANY (changed) THEN 'changed'
                           WHEN EXISTS (SELECT FROM taskd.job AS j WHERE j.id = i.id) THEN 'running'
@@ -6031,7 +6171,7 @@ $$;
 -- ====================================================================================================
 
 -- Return the reason of a pause or a cancellation, or raise an error if it is too long.
--- Called by: cancel(), pause_queues(), pause_tasks().
+-- Called by: record_actions(), cancel(), pause_queues(), pause_tasks(), pause_schedules().
 CREATE FUNCTION taskd.checked_reason(reason text) RETURNS text
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -6046,7 +6186,7 @@ END
 $$;
 
 -- Return the end of a pause that begins now and lasts for_s seconds; NULL: until it is resumed.
--- Called by: pause_queues(), pause_tasks().
+-- Called by: pause_queues(), pause_tasks(), pause_schedules().
 CREATE FUNCTION taskd.pause_end(for_s double precision) RETURNS timestamptz
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -6083,7 +6223,8 @@ $$;
 CREATE FUNCTION taskd.pause_queues(
     queues text[],
     for_s double precision DEFAULT NULL,
-    reason text DEFAULT NULL
+    reason text DEFAULT NULL,
+    actor text DEFAULT NULL
 ) RETURNS SETOF text
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -6092,12 +6233,15 @@ AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    INSERT INTO taskd.queue (name, paused_at, paused_until, pause_reason)
-    SELECT n, clock_timestamp(), taskd.pause_end(for_s), taskd.checked_reason(reason)
+    INSERT INTO taskd.queue (name, paused_at, paused_until, pause_reason, paused_by)
+    SELECT n, clock_timestamp(), taskd.pause_end(for_s), taskd.checked_reason(reason),
+           taskd.who(session_user, taskd.checked_actor(actor))
     FROM (SELECT DISTINCT n FROM unnest(queues) AS n ORDER BY n) AS named
     ON CONFLICT (name) DO UPDATE
-    SET paused_at = excluded.paused_at, paused_until = excluded.paused_until, pause_reason = excluded.pause_reason
+    SET paused_at = excluded.paused_at, paused_until = excluded.paused_until, pause_reason = excluded.pause_reason,
+        paused_by = excluded.paused_by
     RETURNING name::text;
+    PERFORM taskd.record_actions('pause', ARRAY(SELECT DISTINCT 'queue ' || n FROM unnest(queues) AS n), actor, reason);
 END
 $$;
 
@@ -6105,7 +6249,7 @@ $$;
 --
 --     SELECT taskd.resume_queues(ARRAY['email']);
 -- Called by: SQL clients, resume_queues.
-CREATE FUNCTION taskd.resume_queues(queues text[]) RETURNS SETOF text
+CREATE FUNCTION taskd.resume_queues(queues text[], actor text DEFAULT NULL) RETURNS SETOF text
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -6117,14 +6261,16 @@ BEGIN
         SELECT name FROM taskd.queue WHERE name = ANY (queues) AND paused_at IS NOT NULL ORDER BY name FOR UPDATE
     ), resumed AS (
         UPDATE taskd.queue AS queue
-        SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+        SET paused_at = NULL, paused_until = NULL, pause_reason = NULL, paused_by = NULL
         FROM held
         WHERE queue.name = held.name
         RETURNING queue.name::text
     ), notified AS (
         SELECT taskd.notify_workers(name) FROM resumed
+    ), recorded AS (
+        SELECT taskd.record_actions('resume', array_agg('queue ' || name), actor) FROM resumed HAVING count(*) > 0
     )
-    SELECT name FROM resumed, (SELECT count(*) FROM notified) AS r;
+    SELECT name FROM resumed, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM recorded) AS a;
 END
 $$;
 
@@ -6140,7 +6286,8 @@ $$;
 CREATE FUNCTION taskd.pause_tasks(
     tasks text[],
     for_s double precision DEFAULT NULL,
-    reason text DEFAULT NULL
+    reason text DEFAULT NULL,
+    actor text DEFAULT NULL
 ) RETURNS SETOF text
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -6164,14 +6311,17 @@ BEGIN
         SELECT name FROM taskd.task WHERE name = ANY (tasks) OR alias_of = ANY (tasks) ORDER BY name FOR UPDATE
     ), paused AS (
         UPDATE taskd.task AS task
-        SET paused_at = clock_timestamp(), paused_until = taskd.pause_end(for_s), pause_reason = taskd.checked_reason(reason)
+        SET paused_at = clock_timestamp(), paused_until = taskd.pause_end(for_s), pause_reason = taskd.checked_reason(reason),
+            paused_by = taskd.who(session_user, taskd.checked_actor(actor))
         FROM held
         WHERE task.name = held.name
         RETURNING task.name::text
     ), notified AS (
         SELECT taskd.notify('taskd', '') WHERE EXISTS (SELECT FROM paused)
+    ), recorded AS (
+        SELECT taskd.record_actions('pause', array_agg('task ' || name), actor, reason) FROM paused HAVING count(*) > 0
     )
-    SELECT name FROM paused, (SELECT count(*) FROM notified) AS c;
+    SELECT name FROM paused, (SELECT count(*) FROM notified) AS c, (SELECT count(*) FROM recorded) AS a;
 END
 $$;
 
@@ -6179,7 +6329,7 @@ $$;
 --
 --     SELECT taskd.resume_tasks(ARRAY['send_report']);
 -- Called by: SQL clients, resume_tasks.
-CREATE FUNCTION taskd.resume_tasks(tasks text[]) RETURNS SETOF text
+CREATE FUNCTION taskd.resume_tasks(tasks text[], actor text DEFAULT NULL) RETURNS SETOF text
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -6195,14 +6345,116 @@ BEGIN
         FOR UPDATE
     ), resumed AS (
         UPDATE taskd.task AS task
-        SET paused_at = NULL, paused_until = NULL, pause_reason = NULL
+        SET paused_at = NULL, paused_until = NULL, pause_reason = NULL, paused_by = NULL
         FROM held
         WHERE task.name = held.name
         RETURNING task.name::text
     ), notified AS (
         SELECT taskd.notify('taskd', '') WHERE EXISTS (SELECT FROM resumed)
+    ), recorded AS (
+        SELECT taskd.record_actions('resume', array_agg('task ' || name), actor) FROM resumed HAVING count(*) > 0
     )
-    SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c;
+    SELECT name FROM resumed, (SELECT count(*) FROM notified) AS c, (SELECT count(*) FROM recorded) AS a;
+END
+$$;
+
+-- Pause schedules; return the names of those that exist.
+--
+--     SELECT taskd.pause_schedules(ARRAY['nightly report'], for_s => 86400, reason => 'stocktaking');
+--
+-- for_s: seconds until the schedules resume by themselves; otherwise they are paused until taskd.resume_schedules(). Ticks during
+-- the pause are never fired, and the next tick is the first one after the pause. If the pause has an end, the next tick is set here
+-- to the first one after that end; for cron it is set to NULL, and a worker computes it. If a worker has read a tick before the
+-- pause, fire_schedule() does nothing.
+-- Called by: SQL clients, pause_schedules.
+CREATE FUNCTION taskd.pause_schedules(
+    schedules text[],
+    for_s double precision DEFAULT NULL,
+    reason text DEFAULT NULL,
+    actor text DEFAULT NULL
+) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    moment timestamptz := clock_timestamp();
+    ends_at timestamptz := taskd.pause_end(for_s);
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT name FROM taskd.schedule WHERE name = ANY (schedules) ORDER BY name FOR NO KEY UPDATE
+    ), paused AS (
+        UPDATE taskd.schedule AS schedule
+        SET paused_at = moment, paused_until = ends_at, pause_reason = taskd.checked_reason(reason),
+            paused_by = taskd.who(session_user, taskd.checked_actor(actor)),
+            next_at = CASE WHEN ends_at IS NULL THEN next_at
+                           WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, every_s, ends_at) END
+        FROM held
+        WHERE schedule.name = held.name
+        RETURNING schedule.name::text
+    ), recorded AS (
+        SELECT taskd.record_actions('pause', array_agg('schedule ' || name), actor, reason) FROM paused HAVING count(*) > 0
+    )
+    SELECT name FROM paused, (SELECT count(*) FROM recorded) AS a;
+END
+$$;
+
+-- Resume schedules from their next tick on; return the names of those that were paused.
+--
+--     SELECT taskd.resume_schedules(ARRAY['nightly report']);
+-- Called by: SQL clients, resume_schedules.
+CREATE FUNCTION taskd.resume_schedules(schedules text[], actor text DEFAULT NULL) RETURNS SETOF text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT name
+        FROM taskd.schedule
+        WHERE name = ANY (schedules) AND paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true)
+        ORDER BY name
+        FOR NO KEY UPDATE
+    ), resumed AS (
+        UPDATE taskd.schedule AS schedule
+        SET waits_since = NULL, check_at = NULL, paused_at = NULL, paused_until = NULL, pause_reason = NULL, paused_by = NULL,
+            next_at = CASE WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, every_s, clock_timestamp()) END
+        FROM held
+        WHERE schedule.name = held.name
+        RETURNING schedule.name::text
+    ), recorded AS (
+        SELECT taskd.record_actions('resume', array_agg('schedule ' || name), actor) FROM resumed HAVING count(*) > 0
+    )
+    SELECT name FROM resumed, (SELECT count(*) FROM recorded) AS a;
+END
+$$;
+
+-- Delete schedules, but not their jobs. Return the name of each, and the app that still declares it: the next worker of this app
+-- that starts creates the schedule again.
+--
+--     SELECT * FROM taskd.delete_schedules(ARRAY['nightly report']);
+-- Called by: SQL clients, delete_schedules.
+CREATE FUNCTION taskd.delete_schedules(schedules text[], reason text DEFAULT NULL, actor text DEFAULT NULL)
+RETURNS TABLE (name text, declared_by text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH deleted AS (
+        DELETE FROM taskd.schedule AS s
+        WHERE s.name = ANY (schedules)
+        RETURNING s.name::text, CASE WHEN s.withdrawn_at IS NULL THEN s.app END AS app
+    ), recorded AS (
+        SELECT taskd.record_actions('delete', array_agg('schedule ' || deleted.name), actor, reason) FROM deleted HAVING count(*) > 0
+    )
+    SELECT deleted.name, deleted.app FROM deleted, (SELECT count(*) FROM recorded) AS a;
 END
 $$;
 

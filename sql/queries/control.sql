@@ -6,12 +6,12 @@
 
 -- See taskd.change().
 
--- name: change_jobs(ids bigint[], priority smallint, run_at timestamptz, delay_s double precision, args text, update_args text, queue text, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, no_deadline boolean)
+-- name: change_jobs(ids bigint[], priority smallint, run_at timestamptz, delay_s double precision, args text, update_args text, queue text, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, no_deadline boolean, actor text)
 -- roles: admin
 -- moves: queued -> scheduled, scheduled -> queued, queued -> blocked, scheduled -> blocked, blocked -> queued, blocked -> scheduled
 SELECT job_id AS id, outcome
 FROM taskd.change($1::bigint[], $2::smallint, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8::smallint, $9,
-                  CASE WHEN $12 THEN timestamptz 'infinity' ELSE $10 END, $11);
+                  CASE WHEN $12 THEN timestamptz 'infinity' ELSE $10 END, $11, actor => $13);
 
 -- The tasks of waiting jobs, so that the client can check new arguments against the published tasks.
 
@@ -21,13 +21,13 @@ SELECT DISTINCT task::text AS task FROM taskd.job WHERE id = ANY ($1::bigint[]) 
 
 -- See taskd.pause_tasks() and taskd.resume_tasks().
 
--- name: pause_tasks(names text[], for_s double precision, reason text)
+-- name: pause_tasks(names text[], for_s double precision, reason text, actor text)
 -- roles: admin
-SELECT name FROM taskd.pause_tasks($1::text[], $2, $3) AS name;
+SELECT name FROM taskd.pause_tasks($1::text[], $2, $3, $4) AS name;
 
--- name: resume_tasks(names text[])
+-- name: resume_tasks(names text[], actor text)
 -- roles: admin
-SELECT name FROM taskd.resume_tasks($1::text[]) AS name;
+SELECT name FROM taskd.resume_tasks($1::text[], $2) AS name;
 
 -- Unpark the jobs that this worker can run: after the pause of their task, or because this worker is the first one of their
 -- queue that can run them. Every worker runs this, in batches; a later call finds jobs that another worker parks meanwhile. A

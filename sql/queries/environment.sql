@@ -13,7 +13,7 @@ INSERT INTO taskd.environment (name) VALUES ($1) ON CONFLICT (one) DO NOTHING;
 -- Let the database belong to an environment. With `pauses`, the same transaction pauses every known queue and every schedule
 -- until they are resumed, so that no worker of this environment starts a job of the former environment.
 
--- name: adopt_database(name text, pauses boolean, reason text)
+-- name: adopt_database(name text, pauses boolean, reason text, actor text)
 -- roles: admin
 WITH known AS MATERIALIZED (
     SELECT name::text FROM taskd.queue
@@ -21,14 +21,15 @@ WITH known AS MATERIALIZED (
     UNION SELECT queue::text FROM taskd.schedule
     UNION SELECT queue::text FROM taskd.job
 ), queues AS (
-    INSERT INTO taskd.queue AS queue (name, paused_at, pause_reason)
-    SELECT name, clock_timestamp(), $3 FROM known WHERE $2 ORDER BY name
+    INSERT INTO taskd.queue AS queue (name, paused_at, pause_reason, paused_by)
+    SELECT name, clock_timestamp(), $3, taskd.who(session_user, $4) FROM known WHERE $2 ORDER BY name
     ON CONFLICT (name) DO UPDATE
-    SET paused_at = excluded.paused_at, paused_until = NULL, pause_reason = excluded.pause_reason
+    SET paused_at = excluded.paused_at, paused_until = NULL, pause_reason = excluded.pause_reason,
+        paused_by = excluded.paused_by
     RETURNING name
 ), schedules AS (
     UPDATE taskd.schedule
-    SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3
+    SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3, paused_by = taskd.who(session_user, $4)
     WHERE $2
     RETURNING name
 ), named AS (

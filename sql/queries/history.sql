@@ -23,3 +23,9 @@ SELECT taskd.prune_default_partition($1) AS pruned;
 -- name: prune_keys(batch bigint)
 -- roles: worker
 SELECT taskd.prune_keys($1) AS pruned;
+
+-- Delete old actions by hand; see the function.
+
+-- name: prune_actions(batch bigint)
+-- roles: worker
+SELECT taskd.prune_actions($1) AS pruned;

@@ -83,7 +83,7 @@ WHERE task.name = mine.name
 -- they immediately admit jobs that the new bounds allow. If a burst is given, but no rate, and the limit has no rate or a rate
 -- that needs a larger burst (`handed_out_per_s`), nothing changes, and no row is returned.
 
--- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[], handed_out_per_s integer)
+-- name: set_limit(name text, concurrency integer, concurrency_in_all integer, rate double precision, burst integer, without text[], handed_out_per_s integer, actor text)
 -- roles: admin
 WITH changed AS (
     INSERT INTO taskd.job_limit AS rule (name, concurrency, concurrency_in_all, rate, burst, by_hand)
@@ -105,12 +105,14 @@ WITH changed AS (
 ), notified AS (
     SELECT taskd.notify('taskd_' || queue, '')
     FROM (SELECT DISTINCT unnest(queues) AS queue FROM taskd.worker WHERE died_at IS NULL) AS q
+), recorded AS (
+    SELECT taskd.record_actions('set', ARRAY['limit ' || name], $8, NULL, to_jsonb(changed.*) - 'name') FROM changed
 )
-SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r;
+SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM recorded) AS a;
 
 -- Remove bounds that were set by hand: the bounds that the code declares apply again. A limit that no code declares is deleted.
 
--- name: clear_limits(names text[])
+-- name: clear_limits(names text[], actor text)
 -- roles: admin
 WITH held AS MATERIALIZED (
     SELECT name, declared FROM taskd.job_limit WHERE name = ANY ($1::text[]) AND by_hand ORDER BY name FOR UPDATE
@@ -133,8 +135,12 @@ WITH held AS MATERIALIZED (
     SELECT taskd.notify('taskd_' || queue, '')
     FROM (SELECT DISTINCT unnest(queues) AS queue FROM taskd.worker WHERE died_at IS NULL) AS q
     WHERE EXISTS (SELECT FROM held)
+), recorded AS (
+    SELECT taskd.record_actions('clear', array_agg('limit ' || name), $2) FROM held HAVING count(*) > 0
 )
-SELECT name FROM (SELECT name FROM deleted UNION ALL SELECT name FROM reset) AS cleared, (SELECT count(*) FROM notified) AS r
+SELECT name
+FROM (SELECT name FROM deleted UNION ALL SELECT name FROM reset) AS cleared, (SELECT count(*) FROM notified) AS r,
+     (SELECT count(*) FROM recorded) AS a
 ORDER BY name;
 
 -- Each limit with its bounds, the number of jobs that hold its slots (along job_limit_slots), and the number of jobs that
@@ -203,7 +209,7 @@ LIMIT $2;
 -- worker process. The next claims use the new limits; workers are notified, so that they claim immediately. A new rate keeps the
 -- remaining tokens, because otherwise each change of a rate would allow another burst.
 
--- name: limit_queue(name text, concurrency integer, max_running integer, max_depth integer, rate double precision, burst integer, without text[])
+-- name: limit_queue(name text, concurrency integer, max_running integer, max_depth integer, rate double precision, burst integer, without text[], actor text)
 -- roles: admin
 WITH changed AS (
     INSERT INTO taskd.queue AS queue (name, concurrency, max_running, max_depth, rate, burst)
@@ -223,8 +229,10 @@ WITH changed AS (
     RETURNING name::text, concurrency, max_running, max_depth, rate, burst
 ), notified AS (
     SELECT taskd.notify('taskd_' || name, ''), taskd.notify('taskd', '') FROM changed
+), recorded AS (
+    SELECT taskd.record_actions('set', ARRAY['queue ' || name], $8, NULL, to_jsonb(changed.*) - 'name') FROM changed
 )
-SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r;
+SELECT changed.* FROM changed, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM recorded) AS a;
 
 -- name: count_depths()
 -- roles: worker

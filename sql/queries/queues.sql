@@ -12,13 +12,13 @@ ON CONFLICT (name) DO NOTHING;
 
 -- See taskd.pause_queues() and taskd.resume_queues(); without names, all queues.
 
--- name: pause_queues(names text[], for_s double precision, reason text)
+-- name: pause_queues(names text[], for_s double precision, reason text, actor text)
 -- roles: admin
-SELECT name FROM taskd.pause_queues(coalesce($1::text[], taskd.all_queues()), $2, $3) AS name;
+SELECT name FROM taskd.pause_queues(coalesce($1::text[], taskd.all_queues()), $2, $3, $4) AS name;
 
--- name: resume_queues(names text[])
+-- name: resume_queues(names text[], actor text)
 -- roles: admin
-SELECT name FROM taskd.resume_queues(coalesce($1::text[], taskd.all_queues())) AS name;
+SELECT name FROM taskd.resume_queues(coalesce($1::text[], taskd.all_queues()), $2) AS name;
 
 -- The retention of a queue. A queue without a row has the default retention.
 
@@ -28,13 +28,20 @@ SELECT $1::text AS name, coalesce(queue.keep_done_s, 604800) AS keep_done_s, coa
 FROM (SELECT) AS once
 LEFT JOIN taskd.queue AS queue ON queue.name = $1;
 
--- name: keep_queue(name text, keep_done_s integer, keep_failed_s integer)
+-- name: keep_queue(name text, keep_done_s integer, keep_failed_s integer, actor text)
 -- roles: admin
-INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s)
-VALUES ($1::text, coalesce($2, 604800), coalesce($3, 2592000))
-ON CONFLICT (name) DO UPDATE
-SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, queue.keep_failed_s)
-RETURNING name::text, keep_done_s, keep_failed_s;
+WITH kept AS (
+    INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s)
+    VALUES ($1::text, coalesce($2, 604800), coalesce($3, 2592000))
+    ON CONFLICT (name) DO UPDATE
+    SET keep_done_s = coalesce($2, queue.keep_done_s), keep_failed_s = coalesce($3, queue.keep_failed_s)
+    RETURNING name::text, keep_done_s, keep_failed_s
+), recorded AS (
+    SELECT taskd.record_actions('keep', ARRAY['queue ' || name], $4, NULL,
+                                jsonb_build_object('keep_done_s', keep_done_s, 'keep_failed_s', keep_failed_s))
+    FROM kept
+)
+SELECT kept.* FROM kept, (SELECT count(*) FROM recorded) AS a;
 
 -- The live jobs of queues, for a worker with `--until-empty`. The worker runs until there are no `runnable` jobs (queued, or due
 -- and waiting for a limit), no `running` jobs and no `soon` jobs (due and not promoted yet, or claimed before and due again

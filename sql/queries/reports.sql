@@ -72,7 +72,8 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
            'done', progress.done, 'total', progress.total, 'note', progress.note,
            'reported_ago_s', date_part('epoch', clock_timestamp() - progress.reported_at)
-       )::text END AS progress
+       )::text END AS progress,
+       taskd.actions_of('job ' || job.id)::text AS actions
 FROM taskd.jobs AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
 LEFT JOIN taskd.task AS published ON published.name = job.task
@@ -128,10 +129,10 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        halt.paused_at AS task_paused_at, date_part('epoch', clock_timestamp() - halt.paused_at) AS task_paused_ago_s,
        halt.paused_until AS task_paused_until,
        date_part('epoch', halt.paused_until - clock_timestamp()) AS task_resumes_in_s,
-       halt.pause_reason AS task_pause_reason,
+       halt.pause_reason AS task_pause_reason, halt.paused_by AS task_paused_by,
        pause.paused_at, date_part('epoch', clock_timestamp() - pause.paused_at) AS paused_ago_s,
        pause.paused_until, date_part('epoch', pause.paused_until - clock_timestamp()) AS resumes_in_s,
-       pause.pause_reason,
+       pause.pause_reason, pause.paused_by,
        found.worker_id::text AS worker_id, owner.host AS worker_host, owner.pid AS worker_pid,
        owner.state AS worker_state,
        date_part('epoch', clock_timestamp() - owner.renewed_at) AS worker_renewed_ago_s,
@@ -304,7 +305,7 @@ SELECT named.queue,
             THEN date_part('epoch', clock_timestamp() - least(queued.oldest, scheduled.oldest))
        END AS oldest_due_s,
        paused.paused_at IS NOT NULL AS paused,
-       paused.paused_until, paused.pause_reason,
+       paused.paused_until, paused.pause_reason, paused.paused_by,
        coalesce(serving.workers, 0) AS workers, kept.concurrency,
        coalesce(kept.keep_done_s, 604800) AS keep_done_s,
        coalesce(kept.keep_failed_s, 2592000) AS keep_failed_s,
@@ -443,12 +444,23 @@ SELECT ARRAY(
        $1::text IS NOT NULL AND EXISTS (SELECT FROM newest WHERE queue = $1) AS queue_met,
        $2::text IS NOT NULL AND EXISTS (SELECT FROM newest WHERE task = $2) AS task_met;
 
+-- Actions by hand, newest first, along action_at, or along action_of for one target.
+
+-- name: list_actions(since_s double precision, target text, by text, batch bigint)
+-- roles: observer, admin
+SELECT at, action, target, taskd.who(login, actor) AS by, login::text, actor, reason, detail::text AS detail
+FROM taskd.action
+WHERE at > now() - make_interval(secs => $1) AND ($2::text IS NULL OR target = $2)
+  AND ($3::text IS NULL OR position(lower($3) IN lower(taskd.who(login, actor))) > 0)
+ORDER BY at DESC
+LIMIT $4;
+
 -- name: list_tasks(batch bigint)
 -- roles: producer, worker, observer, admin
 SELECT name::text, app, queue::text, kind, max_attempts::smallint, timeout_s::double precision,
        args_schema::text, args_version, redact, alias_of,
        paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_until, pause_reason,
-       published_at
+       paused_by,       published_at
 FROM taskd.task
 ORDER BY name
 LIMIT $1;

@@ -69,41 +69,24 @@ FROM astray
 WHERE schedule.name = astray.name
 RETURNING schedule.name::text, withdraws;
 
--- Delete schedules. `app`: the app that still declares the schedule; the next worker of this app that starts creates it again.
+-- See taskd.delete_schedules(), taskd.pause_schedules(), taskd.resume_schedules() and taskd.run_schedule().
 
--- name: delete_schedules(names text[])
+-- name: delete_schedules(names text[], actor text)
 -- roles: admin
-DELETE FROM taskd.schedule
-WHERE name = ANY ($1::text[])
-RETURNING name::text, CASE WHEN withdrawn_at IS NULL THEN app END AS app;
+SELECT name, declared_by FROM taskd.delete_schedules($1::text[], actor => $2);
 
--- Pause schedules: ticks during the pause are never fired, and the next tick is the first one after the pause. If the pause has
--- an end, the next tick is set here to the first one after that end; for cron it is set to NULL, and a worker computes it. If a
--- worker has read a tick before the pause, fire_schedule() does nothing.
+-- name: pause_schedules(names text[], for_s double precision, reason text, actor text)
+-- roles: admin
+SELECT name FROM taskd.pause_schedules($1::text[], $2, $3, $4) AS name;
 
--- name: pause_schedules(names text[], for_s double precision, reason text)
--- roles: worker, admin
-UPDATE taskd.schedule
-SET paused_at = clock.now, paused_until = clock.now + make_interval(secs => $2), pause_reason = $3,
-    next_at = CASE WHEN $2 IS NULL THEN next_at
-                   WHEN cron IS NULL
-                   THEN taskd.next_interval_tick(starts_at, every_s, clock.now + make_interval(secs => $2)) END
-FROM (SELECT clock_timestamp() AS now) AS clock
-WHERE name = ANY ($1::text[])
-RETURNING name::text;
+-- name: resume_schedules(names text[], actor text)
+-- roles: admin
+SELECT name FROM taskd.resume_schedules($1::text[], $2) AS name;
 
--- name: resume_schedules(names text[])
--- roles: worker, admin
-UPDATE taskd.schedule
-SET waits_since = NULL, check_at = NULL, paused_at = NULL, paused_until = NULL, pause_reason = NULL,
-    next_at = CASE WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, every_s, clock_timestamp()) END
-WHERE name = ANY ($1::text[]) AND paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true)
-RETURNING name::text;
-
--- name: run_schedule(name text)
+-- name: run_schedule(name text, actor text)
 -- roles: admin
 -- moves: - -> queued, - -> scheduled, - -> blocked, blocked -> cancelled, scheduled -> cancelled, queued -> cancelled
-SELECT outcome, ids FROM taskd.run_schedule($1);
+SELECT outcome, ids FROM taskd.run_schedule($1, $2);
 
 -- Due schedules without a query, or, if `with_query` is true, those whose query runs as this user. A schedule without a next
 -- tick is due, too, so that the worker computes the next tick. `now` is the time of the database, or the end of the
@@ -139,7 +122,7 @@ SELECT outcome, jobs, error FROM taskd.fire_schedule($1, $2, $3, $4::timestamptz
 -- name: pause_invalid_schedule(name text, revision bigint, error text)
 -- roles: worker, admin
 UPDATE taskd.schedule
-SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3,
+SET paused_at = clock_timestamp(), paused_until = NULL, pause_reason = $3, paused_by = NULL,
     last_error = $3, last_error_at = clock_timestamp()
 WHERE name = $1 AND revision = $2 AND NOT stopped
 RETURNING name::text;
@@ -170,7 +153,7 @@ SELECT name::text, app, task::text, queue::text, every_s, cron, timezone, starts
        date_part('epoch', next_at - clock_timestamp()) AS due_in_s, last_tick, last_run, waits_since, catch_up, catch_up_max, overlap,
        jitter_s, deadline_s, ends_by::text, ends_by_s, query_user::text, skipped, skipped_tick, last_error, last_error_at,
        paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_at, paused_until,
-       pause_reason, withdrawn_at, stopped, changed_at, created_at, clock_timestamp() AS now,
+       pause_reason, paused_by, withdrawn_at, stopped, changed_at, created_at, clock_timestamp() AS now,
        (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name) AS live,
        (SELECT count(*) FROM taskd.job WHERE job.schedule = schedule.name AND ends_by < clock_timestamp()) AS late,
        (SELECT count(*) FILTER (WHERE finished_at > ends_by) FROM recently WHERE recently.schedule = schedule.name) AS ended_late,

@@ -72,7 +72,7 @@ WHERE task.name = theirs.name;
 -- the task again (check_upkeep). `despite_jobs`: also delete the records of tasks that live jobs or schedules name. `jobs`: the
 -- number of live jobs of the task, counted up to 1,000.
 
--- name: forget_tasks(names text[], despite_jobs boolean)
+-- name: forget_tasks(names text[], despite_jobs boolean, actor text)
 -- roles: admin
 WITH seen AS MATERIALIZED (
     SELECT task.name, task.app,
@@ -87,9 +87,11 @@ WITH seen AS MATERIALIZED (
     USING seen
     WHERE task.name = seen.name AND workers = 0 AND ($2 OR jobs = 0 AND schedules = '{}')
     RETURNING task.name
+), recorded AS (
+    SELECT taskd.record_actions('forget', array_agg('task ' || name), $3) FROM forgotten HAVING count(*) > 0
 )
 SELECT seen.name::text, app, workers, jobs, schedules, EXISTS (SELECT FROM forgotten AS f WHERE f.name = seen.name) AS forgotten
-FROM seen
+FROM seen, (SELECT count(*) FROM recorded) AS a
 ORDER BY seen.name;
 
 -- name: find_tasks(names text[])

@@ -25,7 +25,8 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
            'done', progress.done, 'total', progress.total, 'note', progress.note,
            'reported_ago_s', date_part('epoch', clock_timestamp() - progress.reported_at)
-       )::text END AS progress
+       )::text END AS progress,
+       taskd.actions_of('job ' || job.id)::text AS actions
 FROM taskd.jobs AS job
 LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
 LEFT JOIN taskd.task AS published ON published.name = job.task

@@ -125,9 +125,14 @@ LIMIT $2;
 -- Two statements in two transactions stop a workflow. stop_workflow prevents further stages from starting. When it has
 -- committed, the job of a next stage either exists, so that workflow_jobs_to_cancel finds it, or is never inserted.
 
--- name: stop_workflow(id bigint)
+-- name: stop_workflow(id bigint, reason text, actor text)
 -- roles: admin
-UPDATE taskd.workflow SET stopped_at = coalesce(stopped_at, clock_timestamp()) WHERE id = $1 RETURNING id;
+WITH stopped AS (
+    UPDATE taskd.workflow SET stopped_at = coalesce(stopped_at, clock_timestamp()) WHERE id = $1 RETURNING id
+), recorded AS (
+    SELECT taskd.record_actions('cancel', ARRAY['workflow ' || id], $3, $2) FROM stopped
+)
+SELECT id FROM stopped, (SELECT count(*) FROM recorded) AS a;
 
 -- name: workflow_jobs_to_cancel(id bigint)
 -- roles: worker, observer, admin

@@ -85,6 +85,7 @@ COMMANDS = {
     "tasks": Lazy(
         "tasks", "tasks", "List, pause, resume and forget the tasks that workers have published."
     ),
+    "actions": Lazy("actions", "actions", "List what people have done by hand, newest first."),
     "stats": Lazy("stats", "stats", "Show recent outcomes, wait and run times, and errors."),
     "top": Lazy(
         "top.command",

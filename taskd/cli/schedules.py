@@ -15,6 +15,7 @@ from taskd.cli.shared.arguments import PAIRS, arguments, with_json_hint
 from taskd.cli.shared.output import (
     Row,
     moment,
+    pause_note,
     paused_for,
     print_json,
     print_rows,
@@ -55,7 +56,7 @@ def _next(row: Row) -> str:
         waits = row["waits_since"] is not None and row["due_in_s"] <= 0
         return moment(row["next_at"]) + (", waits for a live job" if waits else "")
     until = f"paused until {moment(row['paused_until'])}" if row["paused_until"] else "paused"
-    return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
+    return until + pause_note(row)
 
 
 def _withdrawn(row: Row) -> str:

@@ -93,7 +93,7 @@ async def cancel_workflow(
         The state of each of these jobs, by id: `cancelled`, or `running` if the cancellation of the
         job was requested. None if there is no such workflow.
     """
-    if not await workflows.stop(on, workflow_id):
+    if not await workflows.stop(on, workflow_id, reason):
         return None
     moved: dict[int, JobState] = {}
     while len(moved) < limit and (left := await workflows.jobs_to_cancel(on, workflow_id)):

@@ -11,6 +11,7 @@ import msgspec
 from taskd.core.schedule import Cron, Due, Every, Schedule, When, first
 from taskd.core.schedule import zones as all_zones
 from taskd.errors import AppError, ScheduleNotFound
+from taskd.store.acting import actor
 from taskd.store.connections.statements import Fetches
 
 Row = dict[str, Any]
@@ -240,19 +241,20 @@ async def list_(on: Fetches) -> list[Row]:
 
 async def delete(on: Fetches, names: Sequence[str]) -> dict[str, str | None]:
     """Delete schedules; return by name the app that still declares each (None: no app)."""
-    return {row[0]: row[1] for row in await on.fetch("delete_schedules", list(names))}
+    return {row[0]: row[1] for row in await on.fetch("delete_schedules", list(names), actor())}
 
 
 async def pause(
     on: Fetches, names: Sequence[str], for_s: float | None, reason: str | None
 ) -> list[str]:
     """Pause schedules for `for_s` seconds (None: until resumed); return the names that exist."""
-    return sorted(row[0] for row in await on.fetch("pause_schedules", list(names), for_s, reason))
+    rows = await on.fetch("pause_schedules", list(names), for_s, reason, actor())
+    return sorted(row[0] for row in rows)
 
 
 async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
     """Resume schedules from their next tick on; return the names of those that were paused."""
-    return sorted(row[0] for row in await on.fetch("resume_schedules", list(names)))
+    return sorted(row[0] for row in await on.fetch("resume_schedules", list(names), actor()))
 
 
 class Ran(NamedTuple):
@@ -277,7 +279,7 @@ async def run(on: Fetches, name: str) -> Ran:
         PermissionDenied: this user has no right to run schedules, or the schedule has a query,
             which runs as another user.
     """
-    outcome, ids = (await on.fetch("run_schedule", name))[0]
+    outcome, ids = (await on.fetch("run_schedule", name, actor()))[0]
     if outcome is None:
         raise ScheduleNotFound(
             f"there is no schedule {name!r}. List schedules: taskd schedules list"

@@ -10,6 +10,7 @@ import msgspec
 
 from taskd.core.jobs.limit import LimitOf, limit_of
 from taskd.core.jobs.unique import Unique, of_rule
+from taskd.store.acting import actor
 from taskd.store.connections.statements import Fetches
 
 NAMES_MAX = 10_000
@@ -72,12 +73,13 @@ async def pause(
         The names of the tasks that are paused now, former names included. Tasks that no worker has
         published are missing.
     """
-    return sorted(row[0] for row in await on.fetch("pause_tasks", list(names), for_s, reason))
+    rows = await on.fetch("pause_tasks", list(names), for_s, reason, actor())
+    return sorted(row[0] for row in rows)
 
 
 async def resume(on: Fetches, names: Sequence[str]) -> list[str]:
     """Resume tasks; return the names of those that were paused."""
-    return sorted(row[0] for row in await on.fetch("resume_tasks", list(names)))
+    return sorted(row[0] for row in await on.fetch("resume_tasks", list(names), actor()))
 
 
 class Forgotten(NamedTuple):
@@ -108,7 +110,8 @@ async def forget(on: Fetches, names: Sequence[str], *, despite_jobs: bool) -> li
     Returns:
         The tasks that were published, sorted by name.
     """
-    return [Forgotten(*row) for row in await on.fetch("forget_tasks", list(names), despite_jobs)]
+    rows = await on.fetch("forget_tasks", list(names), despite_jobs, actor())
+    return [Forgotten(*row) for row in rows]
 
 
 async def names(on: Fetches) -> list[str]:

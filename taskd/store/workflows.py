@@ -12,6 +12,7 @@ from taskd.core.jobs.unique import Enqueued
 from taskd.core.workflows.stages import STAGES_MAX
 from taskd.core.workflows.tree import parents_first
 from taskd.core.workflows.workflow import Plan
+from taskd.store.acting import actor
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs.jobs import enqueue_args
@@ -157,9 +158,9 @@ async def stats(on: Fetches, name: str, limit: int) -> list[Row]:
     return [dict(row) for row in await on.fetch("workflow_stats", name, limit)]
 
 
-async def stop(on: Fetches, workflow_id: int) -> bool:
+async def stop(on: Fetches, workflow_id: int, reason: str) -> bool:
     """Stop a workflow, so that no further stage starts; return whether the workflow exists."""
-    return bool(await on.fetch("stop_workflow", workflow_id))
+    return bool(await on.fetch("stop_workflow", workflow_id, reason, actor()))
 
 
 class Restarted(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 
@@ -68,7 +70,7 @@ def test_a_pause_is_shown_with_its_reason_until_it_is_resumed(taskd):
     every_hour(taskd)
     paused = {"paused": ["tidy"], "for_s": None, "reason": "moving"}
     assert taskd.json("schedules", "pause", "tidy", "--reason", "moving") == [paused]
-    assert "paused: moving" in taskd("schedules", "list").stdout
+    assert re.search(r"paused, by \S+ \(shell .*\): moving", taskd("schedules", "list").stdout)
     every_hour(taskd, "tidy", "--priority", "5")
     assert taskd.json("schedules", "list")[0]["pause_reason"] == "moving"
     assert "resumed: tidy" in taskd("schedules", "resume", "tidy").stderr

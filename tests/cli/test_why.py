@@ -229,9 +229,10 @@ def test_a_paused_queue_says_since_when_until_when_and_why(taskd, why):
     words, text = why(made)
     assert words == ["paused", "queued"]
     assert "The queue email is paused, since " in text
-    assert "): provider\n  next: taskd queues resume email\n" in text
+    assert re.search(r"by \S+ \(shell .*\): provider\n", text)
+    assert ": provider\n  next: taskd queues resume email\n" in text
     taskd("queues", "pause", "email")
-    assert "until it is resumed.\n" in why(made)[1]
+    assert re.search(r"until it is resumed, by \S+ \(shell .*\)\.\n", why(made)[1])
     taskd("queues", "pause", "email", "--for", "1ms")
     assert why(made)[0] == ["queued"]
 

@@ -117,6 +117,7 @@ CALLS = (
         "unblock_dependants",
         "add_to_workflow",
         "prune_workflows",
+        "prune_actions",
         "prune_keys",
         "prune_default_partition",
         "make_history_partitions",

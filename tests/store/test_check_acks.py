@@ -66,7 +66,9 @@ async def test_the_check_of_an_ack_that_was_not_written_is_running(lane: Lane, m
 
 @pytest.mark.parametrize("state", [None, DONE, FAILED, CANCELLED])
 async def test_without_a_history_a_written_ack_is_absent(sql, lane: Lane, me, state) -> None:
-    await sql.execute("INSERT INTO taskd.queue VALUES ('q', NULL, NULL, NULL, 0, 0)")
+    await sql.execute(
+        "INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s) VALUES ('q', 0, 0)"
+    )
     job = await run_one(lane, me)
     written = await done(lane, job) if state is None else await settle(lane, job, state)
     assert written in (1, state)

@@ -101,7 +101,9 @@ async def test_two_cancels_of_one_job_write_one_end(sql, lane: Lane, connect: Co
 
 
 async def test_without_a_history_a_cancelled_job_is_gone(sql, lane: Lane) -> None:
-    await sql.execute("INSERT INTO taskd.queue VALUES ('q', NULL, NULL, NULL, 0, 0)")
+    await sql.execute(
+        "INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s) VALUES ('q', 0, 0)"
+    )
     [job_id] = await enqueue(lane)
     assert await jobs.cancel(lane, [job_id], "by hand") == {job_id: CANCELLED}
     assert await row(sql, job_id) is None

@@ -370,7 +370,9 @@ async def test_a_cancel_in_flight_is_stepped_over_and_then_decides(
 
 
 async def test_without_a_history_a_crashed_job_is_gone(sql, lane: Lane, me) -> None:
-    await sql.execute("INSERT INTO taskd.queue VALUES ('q', NULL, NULL, NULL, 0, 0)")
+    await sql.execute(
+        "INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s) VALUES ('q', 0, 0)"
+    )
     job = await run_one(lane, me)
     await sql.execute("UPDATE taskd.job SET crashes = $1", MAX_CRASHES - 1)
     await bury(lane, me)

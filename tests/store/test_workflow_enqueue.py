@@ -135,7 +135,9 @@ async def test_an_unknown_id_is_refused(sql, lane: Lane) -> None:
 
 
 async def test_a_job_without_a_history_can_have_dependants(sql, lane: Lane, me) -> None:
-    await sql.execute("INSERT INTO taskd.queue VALUES ('q', NULL, NULL, NULL, 0, 0)")
+    await sql.execute(
+        "INSERT INTO taskd.queue (name, keep_done_s, keep_failed_s) VALUES ('q', 0, 0)"
+    )
     ids = await start(lane, ("a", []), ("b", ["a"]))
     [parent] = await claim(lane, me)
     await settle(lane, parent, DONE, result='{"x": 1}')

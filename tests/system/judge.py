@@ -34,6 +34,7 @@ although no worker declares it; whose overlap is `wait` or `cancel`, and of whic
 ran at a time; whose overlap is `wait`, and that left out a tick |
 | I18 | a job with max_attempts=1 that began twice; one that started again after more deaths of its
 workers than max_crashes |
+| I19 | a finished job that was moved by hand, and no action says by whom |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such
 handlers calls `check(records=False)`, which leaves out the checks that need records.

@@ -52,6 +52,10 @@ CREATE TABLE judge.worker (
 -- When schedules were withdrawn, and resumed or set by hand.
 CREATE TABLE judge.withdrawal (schedule text NOT NULL, at timestamptz NOT NULL, until timestamptz);
 
+-- What people did to jobs by hand: taskd.action, with its transaction.
+CREATE TABLE judge.by_hand (job bigint NOT NULL, action text NOT NULL, txid xid8 NOT NULL DEFAULT pg_current_xact_id());
+CREATE INDEX by_hand_job ON judge.by_hand (job, txid);
+
 -- What handlers write over a connection of their own: `start`, then `done` or `raised` just before they end.
 CREATE TABLE judge.record (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -252,6 +256,14 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION judge.see_action() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO judge.by_hand (job, action)
+    SELECT split_part(target, ' ', 2)::bigint, action FROM new_rows WHERE target LIKE 'job %';
+    RETURN NULL;
+END
+$$;
+
 CREATE FUNCTION judge.see_schedule() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     hits bigint := 0;
@@ -298,6 +310,8 @@ CREATE TRIGGER judge_rewriting AFTER UPDATE ON taskd.job_history
     REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT EXECUTE FUNCTION judge.see_rewriting();
 CREATE TRIGGER judge_worker AFTER INSERT OR UPDATE OF died_at, draining ON taskd.worker
     FOR EACH ROW EXECUTE FUNCTION judge.see_worker();
+CREATE TRIGGER judge_action AFTER INSERT ON taskd.action
+    REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION judge.see_action();
 CREATE TRIGGER judge_schedule AFTER UPDATE OF withdrawn_at, last_tick ON taskd.schedule
     FOR EACH ROW EXECUTE FUNCTION judge.see_schedule();
 
@@ -815,6 +829,11 @@ CREATE VIEW judge.breach AS
     JOIN judge.bound AS bound ON bound.job = claim.job
     WHERE claim.closed_as = 'rescue' AND EXISTS (SELECT 1 FROM judge.claim AS later WHERE later.job = claim.job AND later.seq > claim.seq)
     GROUP BY claim.job, bound.max_crashes HAVING count(*) > bound.max_crashes
+    UNION ALL
+    SELECT 'I19', 'unattributed', s.job, format('%s -> %s, and no action says who did it', s.old_state, s.new_state), false
+    FROM judge.step AS s
+    WHERE s.old_state IN ('done', 'failed', 'cancelled')
+      AND NOT EXISTS (SELECT FROM judge.by_hand AS h WHERE h.job = s.job AND h.txid = s.txid)
     UNION ALL
     SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false
     FROM pg_stat_activity

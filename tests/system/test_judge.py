@@ -43,7 +43,7 @@ async def test_cancelled_and_forgotten_jobs_are_lawful(scene: Open) -> None:
     stage = await scene(strict=True)
     cancelled = await stage.enqueue()
     await jobs.cancel(stage.house, [cancelled], "not needed")
-    await stage.house.fetch("keep_queue", QUEUE, 0, 0)
+    await stage.house.fetch("keep_queue", QUEUE, 0, 0, None)
     forgotten = await one_job_done(stage)
     verdict = await stage.judge.check(enqueued=[cancelled, forgotten])
     verdict.require()

@@ -413,6 +413,13 @@ async def member_that_nobody_awaits(stage: Scene) -> None:
     await stage.sql(ADDED, first)
 
 
+async def retried_by_nobody(stage: Scene) -> None:
+    job_id = await stage.enqueue()
+    await jobs.cancel(stage.house, [job_id], "odd")
+    await stage.sql("ALTER TABLE taskd.action DISABLE TRIGGER USER")
+    await jobs.retry(stage.house, [job_id])
+
+
 async def ledger_entry_twice(stage: Scene) -> dict[str, Any]:
     job_id = await one_job_done(stage)
     return {"ledgers": {TASK: [job_id, job_id]}}
@@ -495,6 +502,7 @@ BREACHES = [
     (local_day_fired_twice, "I17", "local time twice"),
     (two_ticks_at_a_time, "I17", "overlap"),
     (waiting_tick_left_out, "I17", "tick lost"),
+    (retried_by_nobody, "I19", "unattributed"),
 ]
 
 

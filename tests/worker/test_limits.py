@@ -86,7 +86,7 @@ async def test_a_cancelled_job_gives_its_place_back(desk: Desk) -> None:
     started = await desk.start()
     first, second = await desk.enqueue(work.job(True), work.job(False))
     await desk.state(first, "running")
-    await desk.lane.fetch("cancel_jobs", [first], "", None)
+    await desk.lane.fetch("cancel_jobs", [first], "", None, True, None)
     started.worker.parts.reconciler.wakeup.set()
     await desk.settled(first, second)
 

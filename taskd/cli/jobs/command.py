@@ -150,7 +150,7 @@ def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: b
 
 
 def _print_job(row: dict[str, Any]) -> None:
-    errors = row.pop("errors")
+    errors, actions = row.pop("errors"), row.pop("actions")
     texts = {}
     for name, value in row.items():
         if value is None:
@@ -162,6 +162,8 @@ def _print_job(row: dict[str, Any]) -> None:
         else:
             texts[name] = text(value)
     print_fields(texts)
+    for action in actions:
+        click.echo(printable(f"by hand: {moment(action.at)} {action.text()}"))
     for error in errors:
         _print_error(error)
 

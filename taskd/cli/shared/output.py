@@ -114,7 +114,7 @@ def failure_text(row: Row) -> str:
 
 
 def paused(row: Row) -> str:
-    """Return the end and the reason of a pause, for the column PAUSED.
+    """Return the end of a pause, who has paused, and the reason, for the column PAUSED.
 
     For a pause without an end, the text begins with `yes`. If the queue or the task is not paused,
     the text is empty.
@@ -122,7 +122,13 @@ def paused(row: Row) -> str:
     if not row["paused"]:
         return ""
     until = f"until {moment(row['paused_until'])}" if row["paused_until"] else "yes"
-    return until + (f": {row['pause_reason']}" if row["pause_reason"] else "")
+    return until + pause_note(row)
+
+
+def pause_note(row: Row) -> str:
+    """Return who has paused, and the reason: `, by taskd_web (dashboard ada): provider down`."""
+    by = f", by {row['paused_by']}" if row["paused_by"] else ""
+    return by + (f": {row['pause_reason']}" if row["pause_reason"] else "")
 
 
 def paused_for(for_s: float | None) -> str:

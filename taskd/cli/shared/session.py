@@ -80,9 +80,11 @@ class Session:
         The embedded PostgreSQL is started if necessary.
         """
         from taskd.client import open_target
+        from taskd.store.acting import act_as
         from taskd.store.connections.database import Database
 
         Database.room_s = ROOM_S
+        act_as(shell_user())
         target = await open_target(self.load().settings)
         try:
             if target.embedded is not None and target.embedded.started:
@@ -126,6 +128,21 @@ class Session:
                 return await work(lane)
             finally:
                 await lane.close()
+
+
+def shell_user() -> str:
+    """Return the user of the shell, for whom the commands act: `shell ada@web-1, as root`."""
+    import getpass
+    import os
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "?"
+    by_sudo = os.environ.get("SUDO_USER")
+    other = f", as {user}" if by_sudo and by_sudo != user else ""
+    return f"shell {(by_sudo or user)[:60]}@{socket.gethostname()[:60]}{other[:66]}"
 
 
 def _built_ins() -> list[Task[..., Any]]:

@@ -171,11 +171,13 @@ class Facts(msgspec.Struct, frozen=True):
     task_paused_until: datetime | None
     task_resumes_in_s: float | None
     task_pause_reason: str | None
+    task_paused_by: str | None
     paused_at: datetime | None
     paused_ago_s: float | None
     paused_until: datetime | None
     resumes_in_s: float | None
     pause_reason: str | None
+    paused_by: str | None
     limit_name: str | None
     limit_known: bool | None
     limit_concurrency: int | None

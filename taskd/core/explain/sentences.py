@@ -139,8 +139,9 @@ def _paused(facts: Facts) -> Words:
         if facts.paused_until
         else "until it is resumed"
     )
+    because = _by(facts.paused_by) + _because(facts.pause_reason)
     return (
-        f"The queue {facts.queue} is paused, {since}, {until}{_because(facts.pause_reason)}",
+        f"The queue {facts.queue} is paused, {since}, {until}{because}",
         [f"taskd queues resume {facts.queue}"],
     )
 
@@ -153,8 +154,9 @@ def _task_paused(facts: Facts) -> Words:
         else "until it is resumed"
     )
     name = first_line(facts.task)
+    because = _by(facts.task_paused_by) + _because(facts.task_pause_reason)
     return (
-        f"The task {name} is paused, {since}, {until}{_because(facts.task_pause_reason)}",
+        f"The task {name} is paused, {since}, {until}{because}",
         [f"taskd tasks resume {shlex.quote(facts.task)}"],
     )
 
@@ -489,6 +491,10 @@ def _verb(subjects: int, verb: str) -> str:
 
 def _due(facts: Facts) -> str:
     return f"{moment(facts.run_at)}, in {span(facts.due_in_s)}"
+
+
+def _by(who: str | None) -> str:
+    return f", by {first_line(who)}" if who else ""
 
 
 def _because(text: str | None) -> str:

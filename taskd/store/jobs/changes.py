@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from taskd.core.jobs.job_changes import Change, ChangeOutcome
+from taskd.store.acting import actor
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs.jobs import ANY_JOB, Among
 
@@ -38,6 +39,7 @@ async def change(
         new.deadline,
         new.deadline_s,
         new.no_deadline,
+        actor(),
     )
     return {row[0]: ChangeOutcome(row[1]) for row in rows}
 

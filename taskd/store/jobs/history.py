@@ -61,6 +61,15 @@ async def prune_keys(on: Fetches) -> int:
     return await _prune(on, "prune_keys")
 
 
+async def prune_actions(on: Fetches) -> int:
+    """Delete old actions by hand, in batches; return how many.
+
+    Raises:
+        StoreUnavailable: as prune_default().
+    """
+    return await _prune(on, "prune_actions")
+
+
 async def _prune(on: Fetches, statement: str) -> int:
     total = 0
     while True:

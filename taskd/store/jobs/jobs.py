@@ -18,6 +18,8 @@ from taskd.core.jobs.job import Job, JobState, NewJob
 from taskd.core.jobs.json_values import to_json_type
 from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict
 from taskd.core.outcomes.ack import Ack
+from taskd.store.acting import actor
+from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.group_enqueue import Group
 from taskd.store.connections.pool import Pool
@@ -433,7 +435,10 @@ async def cancel(
         The state of each job, by id: `cancelled`, or `running` if its cancellation was requested.
         Jobs that were neither cancelled nor asked to stop are missing.
     """
-    rows = await on.fetch("cancel_jobs", list(ids), reason, list(states) or None)
+    # `alone`: the transaction contains only this statement. That is certain only without a caller's
+    # connection.
+    alone = isinstance(on, Pool | Lane)
+    rows = await on.fetch("cancel_jobs", list(ids), reason, list(states) or None, alone, actor())
     return {row[0]: JobState(row[1]) for row in rows}
 
 
@@ -448,5 +453,5 @@ async def retry(
     Jobs that were cancelled because of a retried job are retried with it. See taskd.retry() for the
     jobs that stay in the history.
     """
-    rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s)
+    rows = await on.fetch("retry_jobs", list(ids), run_at, delay_s, actor())
     return sorted(row[0] for row in rows)

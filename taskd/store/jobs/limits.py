@@ -12,6 +12,7 @@ from taskd.core.jobs.job import Job
 from taskd.core.jobs.limit import HANDED_OUT_PER_S, Limit, check_burst
 from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError, InvalidJob
+from taskd.store.acting import actor
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import busy_marks
 from taskd.store.jobs.jobs import ANY_JOB, NONE_REFUSED, URGENCY, Among
@@ -167,7 +168,7 @@ async def set_limit(
     if rate is not None:
         check_burst(rate, burst)
     bounds = (concurrency, concurrency_in_all, rate, burst)
-    rows = await on.fetch("set_limit", name, *bounds, list(without), HANDED_OUT_PER_S)
+    rows = await on.fetch("set_limit", name, *bounds, list(without), HANDED_OUT_PER_S, actor())
     if not rows and "rate" not in without:
         rates = {row["name"]: row["rate"] for row in await list_limits(on)}
         if rates.get(name) is not None:
@@ -177,7 +178,7 @@ async def set_limit(
 
 async def clear(on: Fetches, names: Sequence[str]) -> list[str]:
     """Remove bounds that were set by hand; return the names of the limits that had such bounds."""
-    return [row[0] for row in await on.fetch("clear_limits", list(names))]
+    return [row[0] for row in await on.fetch("clear_limits", list(names), actor())]
 
 
 async def list_limits(on: Fetches) -> list[dict[str, Any]]:
@@ -214,9 +215,8 @@ async def limit_queue(
     Raises:
         InvalidJob: a burst is given, but no rate, and the queue has no rate.
     """
-    rows = await on.fetch(
-        "limit_queue", name, concurrency, max_running, max_depth, rate, burst, list(without)
-    )
+    bounds = (concurrency, max_running, max_depth, rate, burst)
+    rows = await on.fetch("limit_queue", name, *bounds, list(without), actor())
     if max_depth is not None:
         # While a busy mark from before this change is set, producers do not check the depth.
         await busy_marks.clear_busy_mark(on, name, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ from taskd.core.explain.reasons import AHEAD_MAX, Facts
 from taskd.core.jobs.job import JobState
 from taskd.core.stored_json import decoded, errors_of
 from taskd.store import workflows
+from taskd.store.acting import actor
 from taskd.store.connections.statements import Fetches
 from taskd.store.workers import Incarnation
 
@@ -32,6 +33,27 @@ class Progress(msgspec.Struct):
     total: float | None
     note: str
     reported_ago_s: float
+
+
+class Action(msgspec.Struct):
+    """An action by hand on a job, a queue, a schedule, ...
+
+    Attributes:
+        by: the database user, and in parentheses the actor whom the client has named.
+        detail: further values, such as what was changed.
+    """
+
+    at: datetime
+    action: str
+    by: str
+    reason: str | None = None
+    detail: dict[str, Any] | None = None
+
+    def text(self) -> str:
+        """Return the action in a line: `cancel by taskd_web (dashboard ada): withdrawn`."""
+        values = ", ".join(f"{name} {value}" for name, value in (self.detail or {}).items())
+        action = f"{self.action} ({values})" if values else self.action
+        return f"{action} by {self.by}" + (f": {self.reason}" if self.reason else "")
 
 
 class Errors(NamedTuple):
@@ -52,8 +74,8 @@ class Errors(NamedTuple):
 async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row | None:
     """Return all columns of one job; None if the id is unknown.
 
-    `args`, `result` and `metadata` are JSON as text, `errors` are PastErrors, and `progress` is a
-    Progress or None.
+    `args`, `result` and `metadata` are JSON as text, `errors` are PastErrors, `actions` are
+    Actions, and `progress` is a Progress or None.
 
     Args:
         unredacted: show the arguments that the job's task redacts.
@@ -66,7 +88,10 @@ async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row
 def read_parts(row: Row) -> Row:
     """Return the columns of a job that are JSON of a known form, decoded."""
     progress = decoded(row["progress"], Progress, None)
-    return {"errors": errors_of(row["errors"]), "progress": progress}
+    actions = decoded(row["actions"], list[Action], [])
+    for each in actions:
+        each.at = each.at.astimezone(UTC)
+    return {"errors": errors_of(row["errors"]), "progress": progress, "actions": actions}
 
 
 async def why_job(on: Fetches, job_id: int) -> Facts | None:
@@ -102,7 +127,7 @@ async def kept_by_queue(on: Fetches, name: str) -> Row:
 
 async def keep_queue(on: Fetches, name: str, done_s: int | None, failed_s: int | None) -> Row:
     """Set how long a queue keeps finished jobs (None: unchanged); return the queue's new row."""
-    return _rows(await on.fetch("keep_queue", name, done_s, failed_s))[0]
+    return _rows(await on.fetch("keep_queue", name, done_s, failed_s, actor()))[0]
 
 
 class DueQueues(NamedTuple):
@@ -170,6 +195,19 @@ class Names(NamedTuple):
 async def known_names(on: Fetches, queue: str | None, task: str | None) -> Names:
     """Return the names of queues and tasks, and whether a recent job has a requested name."""
     return Names(*(await on.fetch("known_names", queue, task, ROWS_MAX))[0])
+
+
+async def list_actions(
+    on: Fetches, *, since_s: float, target: str | None, by: str | None, limit: int
+) -> list[Row]:
+    """Return at most `limit` actions by hand of the last `since_s` seconds, newest first.
+
+    Args:
+        target: what was acted on: `job 17`, `queue email`, `task send`, `schedule nightly`,
+            `limit api`, `worker 42`, `workflow 7`.
+        by: a part of the database user or of the actor, in upper or lower case.
+    """
+    return _rows(await on.fetch("list_actions", since_s, target, by, limit))
 
 
 async def list_tasks(on: Fetches) -> list[Row]:

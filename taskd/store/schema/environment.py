@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from taskd.store.acting import actor
 from taskd.store.connections.statements import Fetches
 
 
@@ -46,5 +47,5 @@ async def adopt(on: Fetches, wanted: str, *, pauses: bool | None) -> Adopted:
     if pauses is None:
         pauses = former not in (None, wanted)
     reason = f"a copy of {former}'s database" if former else f"the database now belongs to {wanted}"
-    rows = await on.fetch("adopt_database", wanted, pauses, reason)
+    rows = await on.fetch("adopt_database", wanted, pauses, reason, actor())
     return Adopted(former, pauses, *rows[0])

@@ -209,7 +209,7 @@ async def pause_schedule(board: Dashboard, request: Request) -> Response:
     """Pause a schedule until it is resumed."""
     session, form = await board.acting(request)
     name = one(form, "name")
-    if not await schedules.pause(board.on, [name], None, f"by {session.who}"):
+    if not await schedules.pause(board.on, [name], None, None):
         raise ScheduleNotFound(f"there is no schedule {name[:200]!r}")
     done = "paused until resumed"
     return _schedule_done(board, session, name, "pause", done)

@@ -29,6 +29,7 @@ from taskd.errors import (
     TaskdError,
     WorkflowNotFound,
 )
+from taskd.store.acting import act_as
 from taskd.store.connections.database import Database
 from taskd.store.connections.pool import Pool
 from taskd.store.reading import dashboard
@@ -160,6 +161,7 @@ class Dashboard:
         form = await form_of(request)
         if not hmac.compare_digest(one(form, "csrf").encode(), session.csrf.encode()):
             raise Refused("this form belongs to an earlier login: go back and reload the page")
+        act_as(f"dashboard {session.who}")
         return session, form
 
     def log_in(self, request: Request, who: str, to: str) -> Response:

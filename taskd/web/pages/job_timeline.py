@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 from taskd.core.jobs.failure import ARGS_UNFIT
@@ -54,7 +55,17 @@ def timeline(job: dict[str, Any]) -> list[Moment]:
     elif job["state"] == JobState.SCHEDULED:
         title = f"attempt {job['attempt'] + 1} is due" if kept else "is due"
         moments.append(Moment(job["run_at"], "scheduled", title))
-    return _with_gaps(moments)
+    moments += [Moment(each.at, "plain", each.text()) for each in job["actions"]]
+    return _with_gaps(_in_order(moments))
+
+
+def _in_order(moments: list[Moment]) -> list[Moment]:
+    """Sort the events by their times; an event without a time stays behind the one before it."""
+    keyed: list[tuple[datetime, Moment]] = []
+    for each in moments:
+        before = keyed[-1][0] if keyed else datetime.min.replace(tzinfo=UTC)
+        keyed.append((each.at or before, each))
+    return [each for _, each in sorted(keyed, key=itemgetter(0))]
 
 
 def _birth(job: dict[str, Any]) -> str:

@@ -83,5 +83,6 @@ STEPS: dict[str, Callable[[Lane], Awaitable[Any]]] = {
     "prune progress": results.prune_progress,
     "prune logs": logs.prune,
     "delete full token buckets": limits.prune_buckets,
+    "prune actions by hand": history.prune_actions,
     "prune workers": _forget_workers,
 }

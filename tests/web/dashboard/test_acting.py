@@ -244,7 +244,8 @@ async def test_schedules_run_now_and_pause(guarded, sql):
     assert await sql.fetchval("SELECT schedule FROM taskd.job") == "nightly <1>"
     assert "enqueued 1 job" in (await guarded.get("/schedules")).text
     await guarded.act("/schedules/pause", name="nightly <1>")
-    assert await sql.fetchval("SELECT pause_reason FROM taskd.schedule") == "by admin"
+    paused_by = await sql.fetchval("SELECT paused_by FROM taskd.schedule")
+    assert paused_by.endswith(" (dashboard admin)")
     await guarded.act("/schedules/resume", name="nightly <1>")
     assert await sql.fetchval("SELECT paused_at FROM taskd.schedule") is None
     for action in ("run", "pause"):
