@@ -8,8 +8,8 @@
 --                   published. Handlers that enqueue jobs need taskd_producer as well.
 --   taskd_observer  reads everything, for dashboards and metrics, except the arguments, results, unique keys, metadata and log
 --                   lines of jobs, and the arguments and queries of schedules.
---   taskd_admin     reads everything; enqueues, cancels, retries and changes jobs; pauses and resumes queues and tasks; sets the
---                   retention and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules;
+--   taskd_admin     reads everything; enqueues, cancels, retries, completes, restarts, changes and deletes jobs; pauses and
+--                   resumes queues and tasks; declares workers dead; sets the retention and the limits of queues; sets limits; creates, changes, pauses, runs and deletes schedules;
 --                   forgets tasks; names the environment of the database.
 --
 -- The script can be run again at any time, and must be run after a migration (`taskd db migrate` does this): in one
@@ -305,6 +305,11 @@ GRANT EXECUTE ON FUNCTION
     taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
                  timestamptz, double precision, text, text),
     taskd.find_key(text, text), taskd.forget_key(text, text),
+    taskd.complete(bigint[], jsonb, text, boolean, text),
+    taskd.restart(bigint[], text, double precision, boolean, text),
+    taskd.run_again(bigint[], text, text),
+    taskd.delete(bigint[], text, boolean, text),
+    taskd.declare_dead(bigint, text, text),
     taskd.all_queues(), taskd.pause_queues(text[], double precision, text, text), taskd.resume_queues(text[], text),
     taskd.pause_tasks(text[], double precision, text, text), taskd.resume_tasks(text[], text),
     taskd.pause_schedules(text[], double precision, text, text), taskd.resume_schedules(text[], text),

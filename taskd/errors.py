@@ -36,6 +36,7 @@ TaskdError                       1
 ├── ScheduleNotFound             3  no schedule has that name
 ├── WorkflowNotFound             3  no workflow has that id
 ├── LimitNotFound                3  no limit has that name
+├── WorkerNotFound               3  no worker has that id
 ├── InvalidTransition            1  the state of the job does not allow the action
 ├── ResultsTooLarge              1  the results of the jobs that a job waited for are too large
 └── LeaseLost                    1  this attempt no longer owns its job
@@ -282,6 +283,12 @@ class WorkflowNotFound(TaskdError):
 
 class LimitNotFound(TaskdError):
     """No worker has published a limit of that name, and no operator has set one."""
+
+    exit_code = 3
+
+
+class WorkerNotFound(TaskdError):
+    """No worker has this id, or its row was deleted a week after its end."""
 
     exit_code = 3
 

@@ -938,7 +938,7 @@ RETURN (((abs(taskd.busy_mark(queue, 0)) - taskd.busy_mark_until(queue, clock_ti
 -- seen the change (taskd/worker/claiming/busy_mark.py). The function is volatile, so it looks for workers with a new
 -- snapshot. Above READ COMMITTED there is no new snapshot, so there it does not look for workers and notifies a queue that is
 -- not polled. The setting enable_seqscan keeps the plan on the index, whatever the statistics were when the query was planned.
--- Called by: 13 functions, 3 statements.
+-- Called by: 15 functions, 3 statements.
 CREATE FUNCTION taskd.notify_workers(queue text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1007,7 +1007,7 @@ $$;
 -- because that worker polls the queue. A mark can be cleared by mistake: one pair of workers in a thousand shares the last
 -- bits of their ids, and another mark can be written between the read and the write. Such a mark is renewed within a second,
 -- and until then workers are notified.
--- Called by: clear_busy_mark, retire_worker, declare_workers_dead.
+-- Called by: declare_dead(), clear_busy_mark, retire_worker, declare_workers_dead.
 CREATE FUNCTION taskd.clear_busy_mark(queue text, worker_id bigint) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -1130,7 +1130,7 @@ $$;
 
 -- Return the state of a waiting job that is due at that time. Every change to `queued`, except by admission itself, uses this
 -- function, because a job with a limit must wait for its admission. The planner inlines the body.
--- Called by: 10 functions, 1 statements.
+-- Called by: 12 functions, 1 statements.
 CREATE FUNCTION taskd.state_when_due(limit_name text, due timestamptz) RETURNS taskd.job_state
 LANGUAGE sql STABLE
 RETURN CASE WHEN due > now() THEN 'scheduled'::taskd.job_state
@@ -1730,7 +1730,7 @@ $$;
 
 -- Return whether a row of job_key holds its key. The id alone does not name the job of the row: if the sequence of ids goes
 -- back, another job gets the id.
--- Called by: enqueue_unique(), key_holder(), prune_keys(), find_key(), forget_key(), retry().
+-- Called by: 7 functions, 0 statements.
 CREATE FUNCTION taskd.key_is_held(kept taskd.job_key) RETURNS boolean
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -2732,7 +2732,7 @@ $$;
 -- next wave. If more than a thousand jobs wait, upkeep handles them after the commit, so that the time of this call does not
 -- grow with the number of jobs that wait. The function runs with the owner's rights, because workers and admins are allowed
 -- to end jobs, but not to write dependencies.
--- Called by: 2 functions, 5 statements.
+-- Called by: 3 functions, 5 statements.
 CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -2889,7 +2889,7 @@ END
 $$;
 
 -- Lock jobs that the caller will cancel or change, and all jobs that their end can move or end.
--- Called by: cancel(), change().
+-- Called by: cancel(), change(), complete(), delete().
 CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -3342,7 +3342,7 @@ $$;
 -- Return the next stage of a pipeline: {"stage": its plan, "args": {...}}, or {"fault": why it cannot start}, or NULL if the
 -- run ends. `next` is the choice of the handler: {"stage": name, "args": {...}}, {"stop": true}, or NULL. `unstored`: why the
 -- result of the handler was not stored, or NULL.
--- Called by: restart_run(), ack_outcomes, complete_job.
+-- Called by: begin_stage_after(), restart_run(), ack_outcomes, complete_job.
 CREATE FUNCTION taskd.next_stage(workflow_id bigint, node text, result jsonb, next jsonb, unstored text) RETURNS jsonb
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3400,6 +3400,50 @@ BEGIN
 END
 $$;
 
+-- Return the plan of a stage of a run, or NULL if the run has no such stage or is stopped. The run is locked against a stop.
+-- Called by: begin_stage_after(), enqueue_next_stage().
+CREATE FUNCTION taskd.plan_of_stage(workflow_id bigint, stage text) RETURNS jsonb
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT s.plan
+    FROM taskd.workflow AS w CROSS JOIN LATERAL jsonb_array_elements(w.stages) AS s (plan)
+    WHERE w.id = workflow_id AND w.stopped_at IS NULL AND s.plan ->> 'name' = stage
+    FOR SHARE OF w;
+$$;
+
+-- Begin the next stage of a pipeline after a job that is completed by hand, with its result; return the id of the new job, or NULL
+-- if the job is no stage, is the last one, or has begun the next stage before.
+-- Called by: complete().
+CREATE FUNCTION taskd.begin_stage_after(
+    parent_id bigint, workflow_id bigint, node text, metadata jsonb, schedule text, tick timestamptz, ends_by timestamptz,
+    result jsonb
+) RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    step jsonb := taskd.next_stage(workflow_id, node, result, NULL, NULL);
+    stage jsonb;
+BEGIN
+    IF step ? 'fault' THEN
+        RAISE EXCEPTION 'job % cannot be completed with this result: %', parent_id, step ->> 'fault'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass a result that the next stage accepts.';
+    END IF;
+    IF step IS NULL
+       OR EXISTS (SELECT FROM taskd.dependency AS d WHERE d.parent_id = parent_id AND d.counted AND d.on_failed = 'cancel') THEN
+        RETURN NULL;
+    END IF;
+    stage := taskd.plan_of_stage(workflow_id, step #>> '{stage,name}');
+    IF stage IS NULL THEN
+        RETURN NULL;
+    END IF;
+    RETURN taskd.insert_stage(workflow_id, stage, step -> 'args', parent_id, metadata, schedule, tick, ends_by);
+END
+$$;
+
 -- Enqueue the job of the next stage, in the statement that ends the job of the previous stage, and before it deletes that job;
 -- return the id of the new job, or NULL if the run ends. `step` is the result of taskd.next_stage(). The new job gets the default
 -- metadata of its task, and the metadata of the previous job, except the defaults of that job's task. It also gets the schedule of
@@ -3441,11 +3485,8 @@ BEGIN
         RAISE EXCEPTION 'job % cannot begin a stage: it has begun one, or no worker of % runs it; complete it with the login of its '
             'worker', parent_id, session_user USING ERRCODE = 'insufficient_privilege';
     END IF;
-    SELECT s.plan INTO stage
-    FROM taskd.workflow AS w CROSS JOIN LATERAL jsonb_array_elements(w.stages) AS s (plan)
-    WHERE w.id = parent.workflow_id AND w.stopped_at IS NULL AND s.plan ->> 'name' = step #>> '{stage,name}'
-    FOR SHARE OF w;
-    IF NOT FOUND THEN
+    stage := taskd.plan_of_stage(parent.workflow_id, step #>> '{stage,name}');
+    IF stage IS NULL THEN
         RETURN NULL;
     END IF;
     RETURN taskd.insert_stage(
@@ -3455,7 +3496,7 @@ END
 $$;
 
 -- Enqueue the job of a stage of a run; return its id. `parent_id`: the job whose result it gets, or NULL.
--- Called by: enqueue_next_stage(), start_at_stage(), restart_run().
+-- Called by: begin_stage_after(), enqueue_next_stage(), start_at_stage(), restart_run().
 CREATE FUNCTION taskd.insert_stage(
     workflow_id bigint, stage jsonb, args jsonb, parent_id bigint, metadata jsonb, schedule text, tick timestamptz,
     ends_by timestamptz DEFAULT NULL
@@ -4774,7 +4815,7 @@ $$;
 -- be locked: for these, the function inserts an opening instead. Above READ COMMITTED, where there is no new snapshot after the
 -- lock, all limits count as not locked. An opening is also inserted if a trigger of the user refuses the next job of a limit:
 -- the outcome of the job that has ended must not wait for another job.
--- Called by: cancel(), ack_done, ack_outcomes, expire_jobs, rescue_jobs.
+-- Called by: cancel(), free_places(), ack_done, ack_outcomes, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -5204,7 +5245,7 @@ $$;
 -- most jobs that can have been added. If the sum of both is below the limit, nothing is counted. Otherwise the jobs in the
 -- snapshot are counted, without those of open transactions. The function runs with the owner's rights, because producers are
 -- not allowed to read waiting jobs.
--- Called by: run_enqueue_checks(), enqueue_jobs(), enqueue_usual_jobs(), enqueue_unique(), enqueue_workflow(), make_scheduled_jobs().
+-- Called by: 7 functions, 0 statements.
 CREATE FUNCTION taskd.check_queue_room(queue text, max_depth integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -5238,7 +5279,7 @@ $$;
 
 -- Return the person or program for whom a client acts: the argument, or else the setting `taskd.actor` of the session. It is what
 -- the client claims, so it is always stored together with the database user.
--- Called by: record_actions(), pause_queues(), pause_tasks(), pause_schedules().
+-- Called by: record_actions(), action_text(), pause_queues(), pause_tasks(), pause_schedules().
 CREATE FUNCTION taskd.checked_actor(actor text) RETURNS text
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -5256,7 +5297,7 @@ $$;
 
 -- Return who acts, for people: the database user, and in parentheses the actor whom the client names: `taskd_web (dashboard ada)`.
 -- The user comes first, and is quoted if its name has other characters than a-z, 0-9 and _, so that no actor can pass for a user.
--- Called by: actions_of(), pause_queues(), pause_tasks(), pause_schedules(), adopt_database, list_actions, the schema.
+-- Called by: 5 functions, 2 statements, the schema.
 CREATE FUNCTION taskd.who(login name, actor text) RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -5265,7 +5306,7 @@ AS $$
 $$;
 
 -- Record an action on each of these targets.
--- Called by: 11 functions, 6 statements.
+-- Called by: 16 functions, 6 statements.
 CREATE FUNCTION taskd.record_actions(
     action text, targets text[], actor text, reason text DEFAULT NULL, detail jsonb DEFAULT NULL
 ) RETURNS void
@@ -5282,7 +5323,7 @@ END
 $$;
 
 -- Return the targets of an action on these jobs.
--- Called by: cancel(), retry(), change().
+-- Called by: cancel(), retry(), change(), complete(), restart(), delete().
 CREATE FUNCTION taskd.job_targets(ids bigint[]) RETURNS text[]
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -5426,7 +5467,7 @@ END
 $$;
 
 -- Return these jobs, and the jobs that were cancelled because of them, in the order of their ids.
--- Called by: retry().
+-- Called by: retry(), complete().
 CREATE FUNCTION taskd.cancelled_with(ids bigint[]) RETURNS bigint[]
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -5459,7 +5500,7 @@ $$;
 -- The jobs that were cancelled because of a retried job are retried with it. A job that is retried together with a parent,
 -- or while that parent is live, waits for the parent again. A job is not retried if one of its parents has failed and is not
 -- retried. The function runs with the owner's rights, because no other user is allowed to move jobs out of the history.
--- Called by: SQL clients, restart_run(), retry_jobs.
+-- Called by: SQL clients, complete(), restart_run(), retry_jobs.
 CREATE FUNCTION taskd.retry(
     ids bigint[],
     run_at timestamptz DEFAULT NULL,
@@ -5963,6 +6004,433 @@ BEGIN
                           ELSE 'unknown' END
         FROM (SELECT DISTINCT unnest(ids) AS id) AS i
         ORDER BY i.id;
+END
+$$;
+
+-- Return the errors of a job whose running attempt was ended by hand: with an entry that says so, and by whom. By this entry, the
+-- worker recognises why its outcome is refused (check_acks).
+-- Called by: complete(), restart().
+CREATE FUNCTION taskd.with_ended_attempt(
+    errors jsonb, attempt smallint, worker_id bigint, fence bigint, started_at timestamptz, what text
+) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT (CASE WHEN jsonb_array_length(errors) >= 20 THEN errors - 1 ELSE errors END) || jsonb_build_object(
+        'attempt', attempt, 'worker', worker_id::text, 'fence', fence, 'started', started_at, 'ended', clock_timestamp(),
+        'type', 'EndedByHand', 'message', what
+    )
+$$;
+
+-- Return a text about an action for the errors of a job: what was done, who has done it, and why.
+-- Called by: complete(), restart().
+CREATE FUNCTION taskd.action_text(done text, actor text, reason text) RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT done || ' by ' || taskd.who(session_user, taskd.checked_actor(actor)) || coalesce(': ' || nullif(reason, ''), '')
+$$;
+
+-- Admit the next jobs of these keys, or insert openings if the transaction can stay open for long.
+-- Called by: complete(), restart(), delete().
+CREATE FUNCTION taskd.free_places(limit_names text[], limit_keys text[], alone boolean) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF alone AND limit_names <> '{}' THEN
+        PERFORM taskd.free_slots(limit_names, limit_keys);
+    ELSE
+        INSERT INTO taskd.opening (limit_name, limit_key) SELECT * FROM unnest(limit_names, limit_keys);
+    END IF;
+END
+$$;
+
+-- Complete jobs by hand: they end as `done`, with this result, as if a worker had run them. Return the completed jobs, and the
+-- state that each had before; jobs that are done already, and unknown jobs, are not in the result.
+--
+--     SELECT * FROM taskd.complete(ARRAY[17], '{"sent": true}', reason => 'sent by post');
+--
+-- Waiting, running, failed and cancelled jobs can be completed. The worker of a running job is notified, and cancels its handler;
+-- whatever the handler does, its outcome is refused. Jobs that wait for a completed job continue, and so do the jobs that were
+-- cancelled because it had failed or was cancelled. In a pipeline, the next stage begins with the result. The rows of the jobs
+-- stay locked until the caller commits. The function runs with the owner's rights, because no other user is allowed to end jobs.
+-- Called by: SQL clients, complete_jobs.
+CREATE FUNCTION taskd.complete(
+    ids bigint[],
+    result jsonb DEFAULT NULL,
+    reason text DEFAULT NULL,
+    alone boolean DEFAULT false,            -- the transaction contains only this call, so that it may lock limits
+    actor text DEFAULT NULL                 -- for whom the client acts; see taskd.action
+) RETURNS TABLE (job_id bigint, state text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+<<vars>>
+DECLARE
+    what text := taskd.action_text('completed', actor, reason);
+    past bigint[];
+    ended bigint[];
+    states text[];
+    places text[];
+    keys text[];
+    notified bigint;
+BEGIN
+    IF octet_length(complete.result::text) > 262144 THEN
+        RAISE EXCEPTION 'the result takes % bytes; the limit is 262144', octet_length(complete.result::text)
+            USING ERRCODE = 'program_limit_exceeded', HINT = 'Store the data elsewhere and pass a reference to it.';
+    END IF;
+    -- Upkeep no longer handles the dependants of a failed job that is completed; and no job begins to wait for it until the commit.
+    PERFORM FROM taskd.unblocking AS u WHERE u.parent_id = ANY (ids) ORDER BY u.parent_id, u.id FOR UPDATE;
+    past := ARRAY(
+        SELECT h.id FROM taskd.job_history AS h
+        WHERE h.id = ANY (ids) AND h.state::text IN ('failed', 'cancelled')
+          -- If several jobs have the id (see taskd.mend_sequences()), the live one is meant, or else the newest.
+          AND NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = h.id)
+          AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
+        ORDER BY h.id
+        FOR UPDATE
+    );
+    PERFORM taskd.lock_jobs(ids);
+    SELECT array_agg(f.id), array_agg(f.state) INTO vars.ended, states
+    FROM (
+        SELECT j.id, j.state::text AS state FROM taskd.job AS j WHERE j.id = ANY (ids)
+        UNION ALL
+        SELECT h.id, h.state::text FROM taskd.job_history AS h WHERE h.id = ANY (past) AND h.state <> 'done'
+    ) AS f;
+    PERFORM taskd.record_actions('complete', taskd.job_targets(vars.ended), actor, reason);
+    DELETE FROM taskd.unblocking AS u WHERE u.parent_id = ANY (past);
+    UPDATE taskd.workflow AS w
+    SET stopped_at = NULL
+    WHERE w.stopped_at IS NOT NULL
+      AND w.id = ANY (ARRAY(SELECT h.workflow_id FROM taskd.job_history AS h WHERE h.id = ANY (past)));
+    PERFORM taskd.begin_stage_after(f.id, f.workflow_id, f.node, f.metadata, f.schedule, f.tick, f.ends_by, complete.result)
+    FROM (
+        SELECT j.id, j.workflow_id, j.node, j.metadata, j.schedule, j.tick, j.ends_by FROM taskd.job AS j WHERE j.id = ANY (ids)
+        UNION ALL
+        SELECT h.id, h.workflow_id, h.node, h.metadata, h.schedule, h.tick, h.ends_by FROM taskd.job_history AS h WHERE h.id = ANY (past)
+        ORDER BY 1
+    ) AS f
+    WHERE f.workflow_id IS NOT NULL;
+    WITH gone AS (
+        DELETE FROM taskd.job AS job WHERE job.id = ANY (ids) RETURNING job.*
+    ), again AS (
+        DELETE FROM taskd.job_history AS h
+        WHERE h.id = ANY (past)
+          AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
+        RETURNING h.*
+    ), done AS (
+        SELECT id, enqueued_at, run_at, started_at, timeout_s, fence, priority, attempt, max_attempts, crashes, interrupts,
+               queue::text, task::text, args::jsonb,
+               CASE WHEN worker_id IS NULL THEN errors
+                    ELSE taskd.with_ended_attempt(errors, attempt, worker_id, fence, started_at, what) END AS errors,
+               key_scope, unique_key, version, deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key,
+               metadata
+        FROM gone
+        UNION ALL
+        SELECT id, enqueued_at, run_at, started_at, timeout_s, fence, priority, attempt, max_attempts, crashes, interrupts,
+               queue, task, args, errors,
+               key_scope, unique_key, version, deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key,
+               metadata
+        FROM again
+    ), kept AS (
+        INSERT INTO taskd.job_history (
+            id, worker_id, enqueued_at, run_at, started_at, finished_at, expires_at, timeout_s, fence,
+            state, priority, attempt, max_attempts, crashes, interrupts, queue, task, args, errors, result,
+            key_scope, unique_key, version,
+            deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata
+        )
+        SELECT done.id, NULL, done.enqueued_at, done.run_at, done.started_at, clock_timestamp(),
+               now() + make_interval(secs => greatest(coalesce(queue.keep_done_s, 604800),
+                                                      CASE WHEN done.workflow_id IS NOT NULL THEN 86400 END)),
+               done.timeout_s, done.fence, 'done', done.priority, done.attempt, done.max_attempts, done.crashes,
+               done.interrupts, done.queue, done.task, done.args, done.errors, complete.result,
+               done.key_scope, done.unique_key, done.version,
+               done.deadline, done.ends_by, done.args_version, done.schedule, done.tick, done.workflow_id, done.node,
+               done.limit_name, done.limit_key, done.metadata
+        FROM done
+        LEFT JOIN taskd.queue AS queue ON queue.name = done.queue
+        WHERE coalesce(queue.keep_done_s, 604800) > 0 OR done.workflow_id IS NOT NULL
+    ), notified AS (
+        SELECT taskd.notify('taskd', w.worker_id::text)
+        FROM (SELECT DISTINCT worker_id FROM gone WHERE worker_id IS NOT NULL) AS w
+        UNION ALL
+        SELECT taskd.notify('taskd:ended', id::text) FROM gone WHERE awaited
+    ), followers AS (
+        SELECT taskd.enqueue_follower(task, unique_key, follower) FROM gone WHERE follower IS NOT NULL
+    )
+    SELECT array_agg(limit_name), array_agg(limit_key),
+           (SELECT count(*) FROM notified) + (SELECT count(*) FROM followers)
+    INTO places, keys, vars.notified
+    FROM gone
+    WHERE limit_name IS NOT NULL AND (gone.state IN ('running', 'queued') OR gate IN ('next', 'admitted'));
+    PERFORM taskd.unblock(vars.ended, array_fill('done'::text, ARRAY[coalesce(cardinality(vars.ended), 0)]));
+    -- The jobs that were cancelled because of a job that now is done.
+    PERFORM taskd.retry(ARRAY(SELECT unnest(taskd.cancelled_with(past)) EXCEPT SELECT unnest(past)), reason => reason, actor => actor)
+    WHERE past <> '{}';
+    PERFORM taskd.free_places(places, keys, alone);
+    RETURN QUERY SELECT * FROM unnest(vars.ended, states);
+END
+$$;
+
+-- End running attempts by hand, and start their jobs again. Return the new state of each of these jobs; other jobs are not in the
+-- result.
+--
+--     SELECT * FROM taskd.restart(ARRAY[17], 'it has hung since midnight');
+--
+-- Use it for a job that hangs. The worker is notified, and cancels the handler; whatever the handler does, its outcome is refused.
+-- The next attempt is due after delay_s seconds, five by default, so that the handler can end before: a handler that ignores its
+-- cancellation, such as a plain function in a thread, still runs beside the next attempt. The attempt counts, and the job gets
+-- another one if it was the last. A requested cancellation and a deadline that would have passed are removed. The function runs
+-- with the owner's rights, because no other user is allowed to end attempts.
+-- Called by: SQL clients, restart_jobs.
+CREATE FUNCTION taskd.restart(
+    ids bigint[],
+    reason text DEFAULT NULL,
+    delay_s double precision DEFAULT 5,
+    alone boolean DEFAULT false,            -- the transaction contains only this call, so that it may lock limits
+    actor text DEFAULT NULL                 -- for whom the client acts; see taskd.action
+) RETURNS TABLE (job_id bigint, state text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    due timestamptz := now() + make_interval(secs => coalesce(delay_s, 5));
+    what text := taskd.action_text('restarted', actor, reason);
+    restarted bigint[];
+    states text[];
+    workers bigint[];
+    queues text[];
+    places text[];
+    keys text[];
+BEGIN
+    WITH held AS MATERIALIZED (
+        SELECT j.id, j.worker_id FROM taskd.job AS j WHERE j.id = ANY (ids) AND j.worker_id IS NOT NULL ORDER BY j.id FOR UPDATE
+    ), back AS (
+        UPDATE taskd.job AS j
+        SET state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(j.limit_name, due) END,
+            run_at = greatest(due, clock_timestamp()), worker_id = NULL, parked = false, cancel_reason = NULL,
+            deadline = CASE WHEN j.deadline > due THEN j.deadline END,
+            max_attempts = CASE WHEN j.attempt - j.crashes >= coalesce(
+                                    j.max_attempts, (SELECT t.max_attempts FROM taskd.task AS t WHERE t.name = j.task), 20)
+                                THEN least(j.attempt - j.crashes + 1, 1000) ELSE j.max_attempts END,
+            errors = taskd.with_ended_attempt(j.errors, j.attempt, held.worker_id, j.fence, j.started_at, what)
+        FROM held
+        WHERE j.id = held.id AND j.state = 'running'
+        RETURNING j.id, j.state::text AS state, held.worker_id, j.queue::text AS queue, j.limit_name, j.limit_key
+    )
+    SELECT array_agg(id), array_agg(back.state), array_agg(DISTINCT worker_id), array_agg(DISTINCT queue),
+           array_agg(limit_name) FILTER (WHERE limit_name IS NOT NULL), array_agg(limit_key) FILTER (WHERE limit_name IS NOT NULL)
+    INTO restarted, states, workers, queues, places, keys
+    FROM back;
+    PERFORM taskd.record_actions('restart', taskd.job_targets(restarted), actor, reason);
+    PERFORM taskd.notify('taskd', w.id::text) FROM unnest(workers) AS w (id);
+    IF due < clock_timestamp() + interval '60 s' THEN
+        PERFORM taskd.notify_workers(q.name) FROM unnest(queues) AS q (name);
+    END IF;
+    PERFORM taskd.free_places(places, keys, alone);
+    RETURN QUERY SELECT * FROM unnest(restarted, states);
+END
+$$;
+
+-- Delete jobs, with their log lines and unique keys. Return for each id: `deleted`; `running`; `in a workflow`, if the job belongs
+-- to a workflow of which other jobs are live; or `unknown`.
+--
+--     SELECT * FROM taskd.delete(ARRAY[17, 18], 'test data');
+--
+-- A running job must be cancelled first: its worker would still do its work. The jobs of a workflow need each other until all of
+-- them have ended: a live job can wait for one of the others, or read its result. All jobs of a workflow can be deleted together.
+-- Clients that wait for the outcome of a deleted job are notified. The action remains recorded. The function runs with the
+-- owner's rights, because no other user is allowed to end jobs.
+-- Called by: SQL clients, delete_jobs.
+CREATE FUNCTION taskd.delete(
+    ids bigint[],
+    reason text DEFAULT NULL,
+    alone boolean DEFAULT false,            -- the transaction contains only this call, so that it may lock limits
+    actor text DEFAULT NULL                 -- for whom the client acts; see taskd.action
+) RETURNS TABLE (job_id bigint, outcome text)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+<<vars>>
+DECLARE
+    gone bigint[];
+    bound bigint[];
+    places text[];
+    keys text[];
+    notified bigint;
+BEGIN
+    PERFORM FROM taskd.job_history AS h WHERE h.id = ANY (ids) ORDER BY h.id FOR UPDATE;
+    PERFORM taskd.lock_jobs(ids);
+    -- OFFSET 0 keeps the planner from reading all jobs.
+    bound := ARRAY(
+        SELECT m.id
+        FROM (
+            SELECT j.id, j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (ids)
+            UNION ALL
+            SELECT h.id, h.workflow_id FROM taskd.job_history AS h WHERE h.id = ANY (ids)
+        ) AS m
+        CROSS JOIN LATERAL (
+            SELECT FROM taskd.job AS mate
+            WHERE mate.workflow_id = m.workflow_id AND (mate.id <> ALL (ids) OR mate.state = 'running')
+            LIMIT 1
+        ) AS mate
+        UNION
+        SELECT d.parent_id
+        FROM (SELECT e.parent_id, e.job_id FROM taskd.dependency AS e WHERE e.parent_id = ANY (ids) OFFSET 0) AS d
+        CROSS JOIN LATERAL (
+            SELECT FROM taskd.job AS waits
+            WHERE waits.id = d.job_id AND (waits.id <> ALL (ids) OR waits.state = 'running')
+            OFFSET 0
+        ) AS waits
+    );
+    gone := ARRAY(
+        SELECT f.id
+        FROM (
+            SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (ids) AND j.state <> 'running'
+            UNION
+            SELECT h.id FROM taskd.job_history AS h
+            WHERE h.id = ANY (ids) AND NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = h.id AND j.state = 'running')
+        ) AS f
+        WHERE f.id <> ALL (bound)
+        ORDER BY 1
+    );
+    PERFORM taskd.record_actions('delete', taskd.job_targets(gone), actor, reason);
+    DELETE FROM taskd.job_log AS l WHERE l.job_id = ANY (gone);
+    DELETE FROM taskd.progress AS p WHERE p.job_id = ANY (gone);
+    DELETE FROM taskd.unblocking AS u WHERE u.parent_id = ANY (gone);
+    DELETE FROM taskd.job_key AS k
+    USING (
+        SELECT j.task::text, j.unique_key FROM taskd.job AS j WHERE j.id = ANY (gone) AND j.unique_key IS NOT NULL AND j.follower IS NULL
+        UNION
+        SELECT h.task, h.unique_key FROM taskd.job_history AS h WHERE h.id = ANY (gone) AND h.unique_key IS NOT NULL
+    ) AS held
+    WHERE k.task = held.task AND k.unique_key = held.unique_key AND k.job_id = ANY (gone);
+    DELETE FROM taskd.job_history AS h WHERE h.id = ANY (gone);
+    WITH ended AS (
+        DELETE FROM taskd.job AS j WHERE j.id = ANY (gone) RETURNING j.*
+    ), announced AS (
+        SELECT taskd.notify('taskd:ended', id::text) FROM ended WHERE awaited
+    ), followers AS (
+        SELECT taskd.enqueue_follower(task, unique_key, follower) FROM ended WHERE follower IS NOT NULL
+    )
+    SELECT array_agg(limit_name), array_agg(limit_key), (SELECT count(*) FROM announced) + (SELECT count(*) FROM followers)
+    INTO places, keys, notified
+    FROM ended
+    WHERE limit_name IS NOT NULL AND (ended.state = 'queued' OR gate IN ('next', 'admitted'));
+    PERFORM taskd.free_places(places, keys, alone);
+    RETURN QUERY
+        SELECT i.id, CASE WHEN i.id = ANY (gone) THEN 'deleted'
+                          WHEN EXISTS (SELECT FROM taskd.job AS j WHERE j.id = i.id AND j.state = 'running') THEN 'running'
+                          WHEN i.id = ANY (bound) THEN 'in a workflow'
+                          ELSE 'unknown' END
+        FROM (SELECT DISTINCT unnest(ids) AS id) AS i
+        ORDER BY i.id;
+END
+$$;
+
+-- Run finished jobs again, as copies: a copy is a new job with the same task, arguments, queue, priority and options. Return the
+-- id of each copied job, and that of its copy; live and unknown jobs are not in the result.
+--
+--     SELECT * FROM taskd.run_again(ARRAY[17], 'the report was wrong');
+--
+-- The finished job stays as it is, with its result. The copy belongs to no workflow and no schedule, and has no deadline. It holds
+-- the unique key of the job; if another job holds that key, the job is not copied. The function runs with the owner's rights,
+-- because no user is allowed to insert jobs.
+-- Called by: SQL clients, run_jobs_again.
+CREATE FUNCTION taskd.run_again(ids bigint[], reason text DEFAULT NULL, actor text DEFAULT NULL)
+RETURNS TABLE (job_id bigint, copy_id bigint)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+<<vars>>
+DECLARE
+    past taskd.job_history;
+    new_id bigint;
+BEGIN
+    -- Keys in the order of taskd.enqueue_unique_batch(), so that the two cannot wait for each other.
+    FOR past IN
+        SELECT h.* FROM taskd.job_history AS h
+        WHERE h.id = ANY (ids) AND NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = h.id)
+          AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
+        ORDER BY h.unique_key IS NOT NULL, h.task, h.unique_key, h.id
+    LOOP
+        PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
+        FROM taskd.queue AS q WHERE q.name = past.queue AND q.max_depth IS NOT NULL;
+        INSERT INTO taskd.job AS j (
+            queue, task, args, priority, state, max_attempts, timeout_s, key_scope, unique_key, version, args_version,
+            limit_name, limit_key, metadata
+        )
+        SELECT past.queue, past.task, past.args, past.priority, taskd.state_when_due(past.limit_name, now()), past.max_attempts,
+               past.timeout_s, past.key_scope, past.unique_key, past.version, past.args_version,
+               past.limit_name, past.limit_key, past.metadata
+        WHERE NOT EXISTS (
+            SELECT FROM taskd.job_key AS k
+            WHERE k.task = past.task AND k.unique_key = past.unique_key AND k.job_id <> past.id AND taskd.key_is_held(k)
+        )
+        ON CONFLICT (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL
+        DO NOTHING
+        RETURNING j.id INTO new_id;
+        CONTINUE WHEN NOT FOUND;
+        UPDATE taskd.job_key AS k SET job_id = new_id
+        WHERE k.task = past.task AND k.unique_key = past.unique_key AND k.job_id = past.id;
+        PERFORM taskd.notify_workers(past.queue);
+        PERFORM taskd.record_actions('run again', ARRAY['job ' || past.id], actor, reason, jsonb_build_object('copy', new_id));
+        PERFORM taskd.record_actions('copy', ARRAY['job ' || new_id], actor, reason, jsonb_build_object('of', past.id));
+        job_id := past.id;
+        copy_id := new_id;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+-- Declare a worker dead by hand, before its lease has expired. Return `dead`, `lives`, `dead before` or `unknown`.
+--
+--     SELECT taskd.declare_dead(4711, 'the host has burnt down');
+--
+-- The jobs of the worker are then rescued at once. A worker that has renewed its lease within the last third of the lease's
+-- duration lives, and is not declared dead. Call the function only if you know that the process has ended or stands still: a
+-- worker that is cut off from the database runs its handlers until it notices that, two thirds of the lease after its last
+-- renewal, and its jobs would run twice at a time meanwhile. Its outcomes are refused in any case, and it registers anew. The
+-- death says nothing about the jobs, and no attempt of theirs counts. The function runs with the owner's rights, because admins
+-- are not allowed to change workers.
+-- Called by: SQL clients, declare_worker_dead.
+CREATE FUNCTION taskd.declare_dead(worker_id bigint, reason text DEFAULT NULL, actor text DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    declared taskd.worker;
+BEGIN
+    SELECT * INTO declared FROM taskd.worker AS w WHERE w.id = worker_id FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN 'unknown';
+    ELSIF declared.died_at IS NOT NULL THEN
+        RETURN 'dead before';
+    ELSIF clock_timestamp() < declared.renewed_at + (declared.lease_until - declared.renewed_at) / 3 THEN
+        RETURN 'lives';
+    END IF;
+    UPDATE taskd.worker AS w SET died_at = clock_timestamp() WHERE w.id = worker_id;
+    PERFORM taskd.clear_busy_mark(queue, worker_id) FROM unnest(declared.queues) AS queue;
+    PERFORM taskd.record_actions(
+        'declare dead', ARRAY['worker ' || worker_id], actor, reason, jsonb_build_object('host', declared.host, 'pid', declared.pid)
+    );
+    PERFORM taskd.notify('taskd', '');  -- workers check at once, and rescue its jobs
+    RETURN 'dead';
 END
 $$;
 

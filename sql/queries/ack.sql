@@ -241,7 +241,8 @@ HAVING count(*) > 0;
 -- ack again. `done`: the job was completed before. `acked`: another outcome was written before. `lost`: the job was rescued, or
 -- another worker has claimed it. A rescue keeps the fence, so only the error that a rescue adds shows that the job was rescued
 -- and not acked. This error must have the start time of the same claim, because a worker that was declared dead can claim a
--- rescued job a second time.
+-- rescued job a second time. `by hand`: a user has completed or restarted the job while this attempt ran, which the entry in its
+-- errors shows.
 --
 -- `deleted` and `absent`: the job has no row. `deleted`: all queues of the worker keep finished jobs for a day or longer, so a
 -- job that had ended would be in the history: a user deleted the row, or a failover lost it. `absent`: a queue of the worker
@@ -252,6 +253,8 @@ HAVING count(*) > 0;
 SELECT ack.id,
        CASE
            WHEN job.id IS NULL THEN CASE WHEN worker.keeps_history THEN 'deleted' ELSE 'absent' END
+           WHEN job.errors @> jsonb_build_array(jsonb_build_object('type', 'EndedByHand', 'worker', $1::text, 'fence', ack.fence))
+           THEN 'by hand'
            WHEN job.fence <> ack.fence OR job.worker_id <> $1 THEN 'lost'
            WHEN job.last_error ->> 'type' = 'WorkerLost' AND job.last_error ->> 'worker' = $1::text
                 AND (job.last_error ->> 'started')::timestamptz = job.started_at THEN 'lost'
@@ -260,10 +263,10 @@ SELECT ack.id,
        END AS status
 FROM unnest($2::bigint[], $3::bigint[]) AS ack (id, fence)
 LEFT JOIN LATERAL (
-    SELECT id, worker_id, fence, state, started_at, errors -> -1 AS last_error
+    SELECT id, worker_id, fence, state, started_at, errors, errors -> -1 AS last_error
     FROM taskd.job WHERE id = ack.id
     UNION ALL
-    (SELECT id, worker_id, fence, state, started_at, errors -> -1
+    (SELECT id, worker_id, fence, state, started_at, errors, errors -> -1
      FROM taskd.job_history WHERE id = ack.id
      -- Several jobs can have the id if the sequence of ids has gone back.
      ORDER BY (fence = ack.fence AND worker_id = $1) IS TRUE DESC

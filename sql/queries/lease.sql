@@ -237,6 +237,12 @@ WITH dead AS (
 )
 SELECT id, host, pid FROM dead, (SELECT count(*) FROM unmarked) AS w;
 
+-- Declare a worker dead by hand; see taskd.declare_dead().
+
+-- name: declare_worker_dead(id bigint, reason text, actor text)
+-- roles: admin
+SELECT taskd.declare_dead($1, $2, $3) AS outcome;
+
 -- Rescue jobs of dead workers.
 --
 -- After a death that says nothing about the jobs, the jobs become `scheduled` with their old due times, and their attempts do not

@@ -62,7 +62,11 @@ class Lazy(NamedTuple):
 COMMANDS = {
     "run": Lazy("run.command", "run", "Run jobs until stopped."),
     "enqueue": Lazy("enqueue.command", "enqueue", "Enqueue a job, or many from stdin."),
-    "jobs": Lazy("jobs.command", "jobs", "List, show, retry, cancel and change jobs."),
+    "jobs": Lazy(
+        "jobs.command",
+        "jobs",
+        "List, show, retry, cancel, change, complete, restart and delete jobs.",
+    ),
     "why": Lazy(
         "why", "why", "Explain why a job does not run, or what it is doing, and what to do next."
     ),

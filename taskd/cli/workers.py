@@ -1,4 +1,4 @@
-"""`taskd workers`: the workers and their queues."""
+"""`taskd workers`: the workers and their queues; declare a worker dead."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from taskd.cli.shared.output import failure_text, print_rows, printable, span_of, text_of
-from taskd.cli.shared.session import DURATION, Session, json_option, pass_session
+from taskd.cli.shared.output import (
+    failure_text,
+    print_json,
+    print_rows,
+    printable,
+    span_of,
+    text_of,
+)
+from taskd.cli.shared.session import DURATION, REASON, Session, json_option, pass_session
 from taskd.core.humanize import given_up
 from taskd.core.migration import CodeRange
+from taskd.errors import InvalidTransition, WorkerNotFound
 
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
@@ -31,7 +39,7 @@ COLUMNS = {
 }
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option(
     "--dead",
     "dead_s",
@@ -41,8 +49,8 @@ COLUMNS = {
     help="Also list workers that ended within this time.",
 )
 @json_option
-@pass_session
-def workers(session: Session, dead_s: float, as_json: bool) -> None:
+@click.pass_context
+def workers(ctx: click.Context, dead_s: float, as_json: bool) -> None:
     """List live workers, and workers that ended recently.
 
     STATE is `live`, `draining` (the worker is stopping), `late`, `silent` or `dead`. Late: the
@@ -52,7 +60,11 @@ def workers(session: Session, dead_s: float, as_json: bool) -> None:
     which the code of the worker is made. If a service of a worker fails repeatedly, stderr names
     the service.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     from taskd.store.reading import reports
+
+    session: Session = ctx.obj
 
     async def read(lane: Lane) -> tuple[list[Row], list[Row]]:
         return await reports.list_workers(lane, dead_s), await reports.failing_services(lane)
@@ -70,3 +82,39 @@ def workers(session: Session, dead_s: float, as_json: bool) -> None:
             session.echo(f"{printable(row['host'])} (pid {row['pid']}) is late: it {silence}")
     if not any(row["state"] in ("live", "late") for row in rows):
         session.echo("no live worker. Start one: taskd run")
+
+
+@workers.command("declare-dead")
+@click.argument("worker_id", metavar="ID", type=click.IntRange(1, 2**63 - 1))
+@click.option("--reason", type=REASON, default="", help="Reason; `taskd actions` shows it.")
+@json_option
+@pass_session
+def declare_dead(session: Session, worker_id: int, reason: str, as_json: bool) -> None:
+    """Declare a worker dead before its lease expires, so that its jobs run elsewhere at once.
+
+    Use this only if you know that its process has ended or stands still: a worker that is merely
+    cut off from the database still runs its handlers, until it stops them two thirds of a lease
+    after its last renewal. A worker that has renewed its lease within the last third of the lease
+    is not declared dead: stop it instead. A worker that comes back registers anew, and cannot write
+    the outcomes of its old jobs.
+    """
+    from taskd.store import workers as store
+
+    outcome = session.run(lambda lane: store.declare_dead_by_hand(lane, worker_id, reason))
+    if as_json:
+        print_json({"id": str(worker_id), "outcome": outcome})
+    match outcome:
+        case "dead":
+            session.echo(f"worker {worker_id} is declared dead; its jobs are rescued now")
+        case "dead before":
+            raise InvalidTransition(f"worker {worker_id} was declared dead before")
+        case "lives":
+            raise InvalidTransition(
+                f"worker {worker_id} renews its lease, so it lives. To end it, stop its process: "
+                "`taskd workers` shows the host and the pid"
+            )
+        case _:
+            raise WorkerNotFound(
+                f"no worker has the id {worker_id}: see `taskd workers`. The rows of dead workers "
+                "are deleted after a week"
+            )

@@ -61,9 +61,10 @@ def job_released(job: Job) -> None:
 
 
 def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
-    """An attempt was cut short; `why`: `stop`, `fence` (lease lost), `foreign` (by other code).
+    """An attempt was cut short; `why`: `stop`, `fence` (lease lost), `by hand`, or `foreign`.
 
-    `foreign` means that code outside of taskd has cancelled the asyncio task of the attempt.
+    `by hand` means that a user has completed or restarted the job, and `foreign` that code outside
+    of taskd has cancelled the asyncio task of the attempt.
     """
     emit(
         "job.interrupted",
@@ -87,6 +88,11 @@ def process_killed(job: Job, why: str, pid: int) -> None:
 def job_lost(job_id: int, fence: int) -> None:
     """An outcome was not written, because another worker owns the job now."""
     emit("job.lost", "warning", job_id=job_id, fence=fence)
+
+
+def job_ended_by_hand(job_id: int, fence: int) -> None:
+    """An outcome was not written, because a user has completed or restarted the job meanwhile."""
+    emit("job.ended_by_hand", "warning", job_id=job_id, fence=fence)
 
 
 def job_deleted(job_id: int, fence: int) -> None:

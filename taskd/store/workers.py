@@ -13,6 +13,7 @@ from taskd.core.migration import CodeRange
 from taskd.core.tasks.registry import BUILT_IN_APP, PipelinePlan, Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError
+from taskd.store.acting import actor
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn, definition
@@ -322,6 +323,17 @@ async def declare_dead(on: Fetches, ids: Sequence[int], *, proved: bool) -> list
     """
     rows = await on.fetch("declare_workers_dead", list(ids), proved)
     return [f"{row[1]}/{row[2]}" for row in rows]
+
+
+async def declare_dead_by_hand(on: Fetches, worker_id: int, reason: str) -> str:
+    """Declare a worker dead before its lease has expired.
+
+    Returns:
+        `dead`; `lives` if the worker has renewed its lease within the last third of the lease;
+        `dead before`; or `unknown`.
+    """
+    outcome: str = (await on.fetch("declare_worker_dead", worker_id, reason, actor()))[0][0]
+    return outcome
 
 
 async def prune(on: Fetches, after_s: float) -> None:

@@ -63,7 +63,10 @@ def test_the_transitions_table_has_every_state_and_names_who_moves() -> None:
     made = readme.transitions()
     for state in JobState:
         assert f"`{state}`" in made
-    assert "| `running` | `done` | `ack_done`, `ack_outcomes`, `complete_job` |" in made
+    assert (
+        "| `running` | `done` | `ack_done`, `ack_outcomes`, `complete_job`, `complete_jobs` |"
+        in made
+    )
     assert not any(line.endswith("|  |") for line in made.splitlines())
 
 

@@ -13,6 +13,7 @@ from tests.store.helpers import (
     CANCELLED,
     DONE,
     FAILED,
+    RUNNING,
     bury,
     done,
     rescue,
@@ -21,8 +22,11 @@ from tests.store.helpers import (
 )
 
 # Ways in which a job can end.
-ENDS = ["done", "done with a result", "completed", "failed", "cancelled", "by hand", "crashed"]
-GOOD = ENDS[:3]
+ENDS = [
+    "done", "done with a result", "completed", "completed by hand",
+    "failed", "cancelled", "by hand", "crashed",
+]  # fmt: skip
+GOOD = ENDS[:4]
 # The state of a job by its policy and the outcome of its parent.
 AFTERWARDS = {
     ("cancel", True): "queued",
@@ -80,6 +84,8 @@ async def end(on: Any, me: int, job: Job, how: str) -> None:
             await settle(on, job, DONE, result='{"a": 1}')
         case "completed":
             assert await on.fetch("complete_job", job.id, job.worker_id, job.fence, "1", None, None)
+        case "completed by hand":
+            assert await jobs.complete(on, [job.id], None, "odd") == {job.id: RUNNING}
         case "failed":
             await settle(on, job, FAILED, reason="no")
         case "expired":

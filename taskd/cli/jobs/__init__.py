@@ -1,1 +1,1 @@
-"""`taskd jobs`: list and show jobs; retry, cancel and change them, one by one or in bulk."""
+"""`taskd jobs`: list and show jobs; retry, cancel, change, complete, restart and delete them."""

@@ -36,7 +36,8 @@ AFTER_CANCEL = (JobState.CANCELLED, JobState.RUNNING)
 ids_argument = click.argument("ids", metavar="[ID]...", type=JOB_ID, nargs=-1)
 
 
-def _how(done: str, options: dict[str, Any], as_json: bool) -> How:
+def how_of(done: str, options: dict[str, Any], as_json: bool) -> How:
+    """Take the options of a bulk action out of the options of a command."""
     return How(done, options.pop("dry_run"), options.pop("yes"), options.pop("limit"), as_json)
 
 
@@ -73,7 +74,7 @@ def retry(
         raise click.UsageError("give either --in or --at")
     if failed:
         filters["states"] = (*filters["states"], JobState.FAILED.value)
-    how = _how("retried", filters, as_json)
+    how = how_of("retried", filters, as_json)
     selected = chosen(ids, filters, FINISHED_BADLY)
 
     async def bring_back(on: Fetches, batch: Sequence[int]) -> Collection[int]:
@@ -97,13 +98,13 @@ def retry(
     back, before = session.run(work)
     left = set(ids) - set(back)
     if as_json:
-        print_json({"retried": back, "dry_run": how.dry_run, "refused": _refused(left, before)})
+        print_json({"retried": back, "dry_run": how.dry_run, "refused": refused_rows(left, before)})
     else:
         for job_id in back:
             click.echo(job_id)
     if back:
         session.echo(f"{count(len(back), 'job')} {'would be ' if how.dry_run else ''}retried")
-    _raise_for(left, before, _not_retryable)
+    raise_for(left, before, _not_retryable)
 
 
 @click.command()
@@ -127,7 +128,7 @@ def cancel(
     With ids, the command prints one line per job: the id, and `cancelled` or `running` (the worker
     then stops the attempt within seconds). With a filter, it prints only the ids.
     """
-    how = _how("cancelled", filters, as_json)
+    how = how_of("cancelled", filters, as_json)
     selected = chosen(ids, filters, LIVE)
     states = [*selected.states] if selected is not None else ()
 
@@ -156,11 +157,11 @@ def cancel(
             state: [job_id for job_id in sorted(ended) if ended[job_id] == state]
             for state in AFTER_CANCEL
         }
-        print_json(by_state | {"dry_run": how.dry_run, "refused": _refused(left, before)})
+        print_json(by_state | {"dry_run": how.dry_run, "refused": refused_rows(left, before)})
     else:
         for job_id, state in sorted(ended.items()):
             click.echo(f"{job_id}\t{state}")
-    _raise_for(left, before, _not_cancellable)
+    raise_for(left, before, _not_cancellable)
 
 
 @click.command("set")
@@ -230,7 +231,7 @@ def set_(
     )
     if change.empty:
         raise click.UsageError("give at least one change: --priority, --at, --in, --arg ...")
-    how = _how("changed", options, as_json)
+    how = how_of("changed", options, as_json)
     selected = chosen(ids, options, WAITING)
 
     async def alter(on: Fetches, batch: Sequence[int]) -> dict[int, ChangeOutcome]:
@@ -275,7 +276,7 @@ def _raise_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
             raise InvalidTransition(f"{became}: {names}; only waiting jobs can be changed")
 
 
-def _refused(left: set[int], before: dict[int, JobState]) -> list[Row]:
+def refused_rows(left: set[int], before: dict[int, JobState]) -> list[Row]:
     """Return the jobs that were not changed, with their states; an unknown id has state None."""
     return [{"id": job_id, "state": before.get(job_id)} for job_id in sorted(left)]
 
@@ -287,6 +288,8 @@ def _not_retryable(job_id: int, state: JobState) -> str:
             "another job holds its unique key, or it has had 1,000 attempts. See: "
             f"taskd why {job_id}"
         )
+    if state is JobState.DONE:
+        return f"job {job_id} is done; run it again as a copy: taskd jobs run-again {job_id}"
     return f"job {job_id} is {state}; only failed and cancelled jobs can be retried"
 
 
@@ -294,7 +297,7 @@ def _not_cancellable(job_id: int, state: JobState) -> str:
     return f"job {job_id} is {state} already; only live jobs can be cancelled"
 
 
-def _raise_for(
+def raise_for(
     left: set[int], before: dict[int, JobState], why: Callable[[int, JobState], str]
 ) -> None:
     """If some jobs were not changed, raise an error that says why.

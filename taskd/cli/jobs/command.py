@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskd.cli.jobs.by_hand import complete, delete, restart, run_again
 from taskd.cli.jobs.change import cancel, retry, set_, unknown_jobs
 from taskd.cli.jobs.filters import filter_of, filter_options
 from taskd.cli.jobs.logs import print_attempt
@@ -76,7 +77,7 @@ COLUMNS = {
 
 @click.group()
 def jobs() -> None:
-    """List, show, retry, cancel and change jobs."""
+    """List, show, retry, cancel, change, complete, restart and delete jobs."""
 
 
 @jobs.command("list")
@@ -191,5 +192,5 @@ def _print_error(error: PastError) -> None:
         click.echo(printable(error.traceback.rstrip()))
 
 
-for _command in (retry, cancel, set_):
+for _command in (retry, cancel, set_, complete, restart, run_again, delete):
     jobs.add_command(_command)

@@ -93,6 +93,11 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (JobState.QUEUED, JobState.CANCELLED),
         (JobState.SCHEDULED, JobState.FAILED),  # its deadline has passed
         (JobState.QUEUED, JobState.FAILED),
+        (JobState.BLOCKED, JobState.DONE),  # completed by hand
+        (JobState.SCHEDULED, JobState.DONE),
+        (JobState.QUEUED, JobState.DONE),
+        (JobState.FAILED, JobState.DONE),
+        (JobState.CANCELLED, JobState.DONE),
         (JobState.FAILED, JobState.QUEUED),  # retry by hand
         (JobState.FAILED, JobState.SCHEDULED),
         (JobState.CANCELLED, JobState.QUEUED),

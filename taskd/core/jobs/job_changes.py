@@ -18,6 +18,10 @@ from taskd.core.jobs.job import (
 from taskd.core.validation import check_int
 from taskd.errors import InvalidJob
 
+# The delay before the next attempt of a restarted job. The handler of the ended attempt can end in
+# this time.
+RESTART_DELAY_S = 5.0
+
 
 class ChangeOutcome(StrEnum):
     """Whether a job was changed, or why not."""
@@ -26,6 +30,17 @@ class ChangeOutcome(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     # There is no job with the given id.
+    UNKNOWN = "unknown"
+
+
+class DeleteOutcome(StrEnum):
+    """Whether a job was deleted, or why not."""
+
+    DELETED = "deleted"
+    # A worker would still do its work: the job must be cancelled first.
+    RUNNING = "running"
+    # Other jobs of its workflow are live, and need it.
+    IN_A_WORKFLOW = "in a workflow"
     UNKNOWN = "unknown"
 
 

@@ -56,8 +56,8 @@ class Interrupted:
     Attributes:
         abandoned: the handler ignored the cancellation and possibly still runs.
         why: `stop` if the worker stops; `fence` if the worker had lost its lease, or could not
-            renew it; `foreign` if code of the app outside of the handler cancelled the attempt's
-            asyncio task.
+            renew it; `by hand` if a user has completed or restarted the job; `foreign` if code of
+            the app outside of the handler cancelled the attempt's asyncio task.
         cleanup: as in TimedOut.
     """
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskd.core.jobs.job import Job, JobState, NewJob
+from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
 from taskd.core.jobs.json_values import to_json_type
 from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict
 from taskd.core.outcomes.ack import Ack
@@ -366,7 +367,7 @@ async def check_acks(
     """Return, by job id, the status of acks that matched no row, or whose reply was lost.
 
     The comment of the statement check_acks (sql/queries/ack.sql) explains the status: `running`,
-    `done`, `acked`, `lost`, `deleted` or `absent`.
+    `done`, `acked`, `lost`, `by hand`, `deleted` or `absent`.
     """
     return {row[0]: row[1] for row in await on.fetch("check_acks", worker_id, ids, fences)}
 
@@ -435,11 +436,53 @@ async def cancel(
         The state of each job, by id: `cancelled`, or `running` if its cancellation was requested.
         Jobs that were neither cancelled nor asked to stop are missing.
     """
-    # `alone`: the transaction contains only this statement. That is certain only without a caller's
-    # connection.
-    alone = isinstance(on, Pool | Lane)
-    rows = await on.fetch("cancel_jobs", list(ids), reason, list(states) or None, alone, actor())
+    args = (list(ids), reason, list(states) or None, _is_alone(on), actor())
+    rows = await on.fetch("cancel_jobs", *args)
     return {row[0]: JobState(row[1]) for row in rows}
+
+
+async def complete(
+    on: Fetches, ids: Sequence[int], result: str | None, reason: str
+) -> dict[int, JobState]:
+    """Complete jobs by hand; return the state that each completed job had before, by id.
+
+    Args:
+        result: the result as JSON text; None: the jobs have no result.
+
+    Raises:
+        ValueRefused: the next stage of a pipeline does not accept the result.
+    """
+    rows = await on.fetch("complete_jobs", list(ids), result, reason, _is_alone(on), actor())
+    return {row[0]: JobState(row[1]) for row in rows}
+
+
+async def restart(
+    on: Fetches, ids: Sequence[int], reason: str, delay_s: float = RESTART_DELAY_S
+) -> dict[int, JobState]:
+    """End running attempts, and start their jobs again; return the new state of each, by id.
+
+    Args:
+        delay_s: seconds until the next attempt is due. The handler of the ended attempt is
+            cancelled in this time.
+    """
+    args = (list(ids), reason, float(delay_s), _is_alone(on), actor())
+    return {row[0]: JobState(row[1]) for row in await on.fetch("restart_jobs", *args)}
+
+
+async def run_again(on: Fetches, ids: Sequence[int], reason: str) -> dict[int, int]:
+    """Run finished jobs again, as copies; return the id of the copy of each copied job, by id."""
+    return dict(await on.fetch("run_jobs_again", list(ids), reason, actor()))
+
+
+async def delete(on: Fetches, ids: Sequence[int], reason: str) -> dict[int, DeleteOutcome]:
+    """Delete waiting and finished jobs; return the outcome for each id."""
+    rows = await on.fetch("delete_jobs", list(ids), reason, _is_alone(on), actor())
+    return {row[0]: DeleteOutcome(row[1]) for row in rows}
+
+
+def _is_alone(on: Fetches) -> bool:
+    """Return whether a statement is a transaction of its own: certain only without a caller's."""
+    return isinstance(on, Pool | Lane)
 
 
 async def retry(

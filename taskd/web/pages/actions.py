@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -22,7 +23,7 @@ from taskd.core.jobs.failure import REASON_BYTES_MAX
 from taskd.core.jobs.job import FINISHED_BADLY, LIVE, JobState, check_queue
 from taskd.core.jobs.job_filter import JobFilter
 from taskd.errors import InvalidJob, ScheduleNotFound
-from taskd.store import queues, schedules
+from taskd.store import queues, schedules, workers
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import jobs
 from taskd.store.reading import dashboard, reports
@@ -57,6 +58,56 @@ async def cancel_job(board: Dashboard, request: Request) -> Response:
     return await _job_done(board, session, job_id, "cancel", done)
 
 
+async def complete_job(board: Dashboard, request: Request) -> Response:
+    """Complete a job by hand, with a result."""
+    session, form = await board.acting(request)
+    job_id, result = job_id_of(request), one(form, "result") or None
+    if result is not None:
+        try:
+            msgspec.json.decode(result)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise Refused(f'the result is not JSON: {error}. Write a text as "text"') from None
+    completed = await jobs.complete(board.on, [job_id], result, _cut(one(form, "reason")))
+    done = f"job {job_id} was completed" if completed else ""
+    return await _job_done(board, session, job_id, "complete", done)
+
+
+async def restart_job(board: Dashboard, request: Request) -> Response:
+    """End the running attempt of a job, and start the job again."""
+    session, form = await board.acting(request)
+    job_id = job_id_of(request)
+    restarted = await jobs.restart(board.on, [job_id], _cut(one(form, "reason")))
+    done = f"job {job_id} was restarted; its next attempt is due in seconds" if restarted else ""
+    return await _job_done(board, session, job_id, "restart", done)
+
+
+async def run_job_again(board: Dashboard, request: Request) -> Response:
+    """Run a done job again, as a copy; go to the page of the copy."""
+    session, _ = await board.acting(request)
+    job_id = job_id_of(request)
+    copies = await jobs.run_again(board.on, [job_id], "")
+    done = f"job {copies[job_id]} is a copy of job {job_id}" if copies else ""
+    answer = await _job_done(board, session, job_id, "run-again", done)
+    return RedirectResponse(f"/jobs/{copies[job_id]}", 303) if copies else answer
+
+
+async def declare_worker_dead(board: Dashboard, request: Request) -> Response:
+    """Declare a worker dead that is late or silent."""
+    session, form = await board.acting(request)
+    worker_id = job_id_of(request)
+    outcome = await workers.declare_dead_by_hand(board.on, worker_id, _cut(one(form, "reason")))
+    said = {
+        "dead": "is declared dead; its jobs are rescued now",
+        "dead before": "was declared dead before",
+        "lives": "renews its lease, so it lives: stop its process instead",
+    }.get(outcome, "is unknown")
+    if outcome == "dead":
+        events.action_taken("workers.declare_dead", session.who, f"worker {worker_id}", 0, [])
+    session.notes.append(f"worker {worker_id} {said}")
+    board.live.forget()
+    return RedirectResponse("/workers", 303)
+
+
 async def _job_done(
     board: Dashboard, session: Session, job_id: int, action: str, done: str
 ) -> Response:
@@ -74,6 +125,13 @@ async def _left(board: Dashboard, job_id: int, action: str) -> str:
         return f"no job has the id {job_id}"
     if action == "cancel":
         return f"job {job_id} is {state} already: only live jobs can be cancelled"
+    if action == "complete":
+        return f"job {job_id} is {state} already"
+    if action == "restart":
+        return f"job {job_id} is {state}: only running jobs can be restarted"
+    if action == "run-again":
+        live = f"job {job_id} is {state}: only finished jobs can run again"
+        return live if state in LIVE else f"another job holds the unique key of job {job_id}"
     if state in FINISHED_BADLY:
         return f"job {job_id} stays {state}: its page says below why it cannot be retried"
     return f"job {job_id} is {state}: only failed and cancelled jobs can be retried"

@@ -27,6 +27,7 @@ from taskd.errors import (
     SchemaError,
     StoreUnavailable,
     TaskdError,
+    WorkerNotFound,
     WorkflowNotFound,
 )
 from taskd.store.acting import act_as
@@ -232,7 +233,13 @@ class Dashboard:
                 return 404, "Not found", message, ""
             case Refused() | EnqueueError() | InvalidTransition():
                 return 400, "This is not possible", message, ""
-            case JobNotFound() | WorkflowNotFound() | ScheduleNotFound() | LimitNotFound():
+            case (
+                JobNotFound()
+                | WorkflowNotFound()
+                | ScheduleNotFound()
+                | LimitNotFound()
+                | WorkerNotFound()
+            ):
                 return 404, "Not found", message, ""
             case PermissionDenied():
                 advice = (

@@ -67,8 +67,8 @@ class Acker:
     Attributes:
         on_written: functions to call after each batch, even if all its outcomes were set aside.
         on_lost: functions to call with each lost outcome. An outcome is lost if its job was
-            rescued, claimed again or deleted. If the outcome was added with a callback, only this
-            callback is called.
+            rescued, claimed again, deleted, or completed or restarted by hand. If the outcome was
+            added with a callback, only this callback is called.
         on_refused_result: functions to call with each success that PostgreSQL has stored as a
             failure, because the next stage of the pipeline does not accept the result.
         tried_at: when the acker last sent a statement (time.monotonic).
@@ -314,6 +314,8 @@ class Acker:
             match statuses.get(each.id):
                 case "lost":
                     events.job_lost(each.id, each.fence)
+                case "by hand":
+                    events.job_ended_by_hand(each.id, each.fence)
                 case "deleted":
                     events.job_deleted(each.id, each.fence)
                 case "acked" if each.id in self._callbacks:

@@ -61,7 +61,8 @@ class Attempt(msgspec.Struct, eq=False):
             for a slot, or the handler.
         stood_still_s: how many of the seconds since `began` do not count, because the process or
             its event loop stood still.
-        why: why taskd has cancelled the attempt (`timeout`, `stop`, `cancel`, `fence`, `no slot`);
+        why: why taskd has cancelled the attempt (`timeout`, `stop`, `cancel`, `fence`, `by hand`,
+            `no slot`);
             None if taskd has not cancelled it. A CancelledError does not show whether taskd has,
             because a handler can raise or swallow a CancelledError itself.
         cancel_reason: the reason that was given with a requested cancellation.
@@ -196,7 +197,8 @@ class Attempt(msgspec.Struct, eq=False):
         )
 
     def _interrupted(self, abandoned: bool = False, cleanup: Cleanup = None) -> Interrupted:
-        return Interrupted(abandoned, "fence" if self.why == "fence" else "stop", cleanup)
+        why = self.why if self.why in ("fence", "by hand") else "stop"
+        return Interrupted(abandoned, why, cleanup)
 
     def stack(self) -> str:
         """Return where the attempt waits, for the log."""

@@ -501,6 +501,16 @@ class Runner:
             self._buffer.remove(job)
             self._record(job, None, None, CancelRequested(reason), now)
 
+    def take_away(self, job: Job) -> None:
+        """Cancel the attempt of a claim that a user has ended by hand, or drop the buffered job."""
+        now = time.monotonic()
+        attempt = self.attempts.running.get(job.id)
+        if attempt is not None and attempt.job is job:
+            attempt.cancel("by hand", now)
+        elif job in self._buffer:
+            self._buffer.remove(job)
+            self._record(job, None, None, NotStarted(), now)
+
     def abandon_all(self) -> None:
         """Abandon all running attempts."""
         for attempt in self.attempts:
@@ -564,11 +574,11 @@ class Runner:
         """Return whether a job is in the buffer, or runs and was not abandoned."""
         return job_id in self.attempts.running or any(job.id == job_id for job in self._buffer)
 
-    def job_ids(self) -> Iterable[int]:
-        """Yield the ids of the jobs for which has_job() returns True."""
-        yield from self.attempts.running
-        for job in self._buffer:
-            yield job.id
+    def jobs(self) -> Iterable[Job]:
+        """Yield the jobs for which has_job() returns True."""
+        for attempt in self.attempts:
+            yield attempt.job
+        yield from self._buffer
 
 
 def _jobs_per_slot(queue: str, registry: Registry) -> int:

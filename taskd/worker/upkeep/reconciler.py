@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from taskd import events
-from taskd.core.jobs.job import JobState
+from taskd.core.jobs.job import Job, JobState
 from taskd.core.outcomes.ack import Ack
 from taskd.store import workers
 from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
 from taskd.store.workers import RunningJob
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease.state import Lease
@@ -23,6 +24,8 @@ IDLE_CHECK_EVERY_S = 15.0
 
 class Reconciler(Loop):
     """Service: releases jobs that the worker never received, and cancels jobs on request.
+
+    It also cancels the attempts of jobs that a user has completed or restarted by hand.
 
     The worker never receives a claimed job if the reply to the claim is lost. While the worker is
     idle and no reply was lost, the reconciler compares every IDLE_CHECK_EVERY_S.
@@ -64,6 +67,7 @@ class Reconciler(Loop):
         if calm and now - self._checked_at < IDLE_CHECK_EVERY_S:
             return
         worker_id, here = self._lease.worker_id, self._job_ids()
+        before = [(runner, job) for runner in self._runners for job in runner.jobs()]
         rows = await self._running_jobs(worker_id)
         self._checked_at = now
         if self._claim_lost_at is not None and now - self._claim_lost_at > 2 * self._grace_s:
@@ -76,10 +80,30 @@ class Reconciler(Loop):
             self._acker.outcome(Ack(row.id, worker_id, row.fence, JobState.QUEUED, refund=True))
         if missing:
             events.jobs_reconciled([row.id for row in missing])
+        await self._take_away(before, {row.id for row in rows})
         for row in rows:
             if row.cancel_reason is not None:
                 for runner in self._runners:
                     runner.cancel_job(row.id, row.cancel_reason)
+
+    async def _take_away(self, before: Sequence[tuple[Runner, Job]], running: set[int]) -> None:
+        """Cancel attempts whose jobs a user has completed or restarted by hand.
+
+        A job that no longer runs for this worker can also have another cause: a failover has lost
+        its claim, or its handler has completed it. Then the attempt continues.
+        """
+        worker_id, unwritten = self._lease.worker_id, set(self._acker.unwritten())
+        gone = [
+            (runner, job) for runner, job in before
+            if job.id not in running and job.id not in unwritten and job.worker_id == worker_id
+        ]  # fmt: skip
+        if not gone:
+            return
+        ids, fences = [job.id for _, job in gone], [job.fence for _, job in gone]
+        statuses = await jobs.check_acks(self._claims[0], worker_id, ids, fences)
+        for runner, job in gone:
+            if statuses.get(job.id) == "by hand":
+                runner.take_away(job)
 
     async def _running_jobs(self, worker_id: int) -> list[RunningJob]:
         first, *others = self._claims
@@ -91,5 +115,5 @@ class Reconciler(Loop):
     def _job_ids(self) -> set[int]:
         here = set(self._acker.unwritten())
         for runner in self._runners:
-            here.update(runner.job_ids())
+            here.update(job.id for job in runner.jobs())
         return here

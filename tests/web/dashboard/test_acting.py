@@ -346,3 +346,55 @@ async def test_a_workers_port_has_it_where_nobody_else_reaches_it_or_with_a_logi
     assert mounted(database, Settings(web_password=PASSWORD), "0.0.0.0:9090") is not None
     with pytest.raises(ConfigError):
         mounted(database, Settings(web_password="short"), "127.0.0.1:9090")
+
+
+async def test_jobs_are_completed_restarted_and_run_again(guarded, sql, emitted):
+    job_id = await enqueue(sql)
+    assert (await guarded.act(f"/jobs/{job_id}/restart")).status_code == 303
+    page = (await guarded.get(f"/jobs/{job_id}")).text
+    assert f"job {job_id} is queued: only running jobs can be restarted" in page
+    await sql.execute(
+        "UPDATE taskd.job SET state = 'running', worker_id = 1, attempt = 1, fence = 1, "
+        "started_at = now()"
+    )
+    assert "End the attempt and start the job again" in (await guarded.get(f"/jobs/{job_id}")).text
+    await guarded.act(f"/jobs/{job_id}/restart", reason="it hangs")
+    assert await state(sql, job_id) == "scheduled"
+    page = (await guarded.get(f"/jobs/{job_id}")).text
+    assert "(dashboard admin): it hangs" in page
+    refused = await guarded.act(f"/jobs/{job_id}/complete", result="{no")
+    assert refused.status_code == 400
+    assert "the result is not JSON" in refused.text
+    assert (await guarded.post(f"/jobs/{job_id}/complete", data={"csrf": "x"})).status_code == 400
+    await guarded.act(f"/jobs/{job_id}/complete", result='{"sent": true}', reason="by post")
+    assert await state(sql, job_id) == "done"
+    page = (await guarded.get(f"/jobs/{job_id}")).text
+    assert "complete by " in page
+    assert "Run again as a copy" in page
+    answer = await guarded.act(f"/jobs/{job_id}/run-again")
+    copy = int(answer.headers["location"].rpartition("/")[2])
+    assert f"job {copy} is a copy of job {job_id}" in (await guarded.get(f"/jobs/{copy}")).text
+    assert await state(sql, copy) == "queued"
+    await guarded.act(f"/jobs/{copy}/run-again")
+    assert "only finished jobs can run again" in (await guarded.get(f"/jobs/{copy}")).text
+    acted = [fields["action"] for name, fields in emitted if name == "action.taken"]
+    assert acted == ["jobs.restart", "jobs.complete", "jobs.run-again"]
+
+
+async def test_only_a_worker_that_is_late_can_be_declared_dead(guarded, sql):
+    await sql.execute(
+        "INSERT INTO taskd.worker (id, renewed_at, lease_until, pid, pid_started, host, boot_id, "
+        "pid_namespace, version, app, queues, tasks) VALUES "
+        "(77, now(), now() + interval '30 s', 1, 1, 'h', '', '', '', 'a', '{}', '{}'), "
+        "(78, now() - interval '15 s', now() + interval '15 s', 1, 1, 'h', '', '', '', 'a', '{}', "
+        "'{}')"
+    )
+    page = (await guarded.get("/workers")).text
+    assert "/workers/78/declare-dead" in page
+    assert "/workers/77/declare-dead" not in page
+    await guarded.act("/workers/77/declare-dead")
+    assert "renews its lease, so it lives" in (await guarded.get("/workers")).text
+    await guarded.act("/workers/78/declare-dead", reason="its host is off")
+    assert "worker 78 is declared dead" in (await guarded.get("/workers")).text
+    rows = await sql.fetch("SELECT id FROM taskd.worker WHERE died_at IS NOT NULL")
+    assert [each["id"] for each in rows] == [78]
