@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 from taskd.client import job_changes
-from taskd.client.connecting.connections import ClientConnections
+from taskd.client.by_hand import ClientByHand
 from taskd.client.schedules import Schedules
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.failure import clean_reason
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taskd.store.workflows import Restarted
 
 
-class ClientControl(ClientConnections):
+class ClientControl(ClientByHand):
     """The methods of a client that change jobs, queues, tasks and schedules."""
 
     async def cancel(self, chosen: Chosen, reason: str = "") -> dict[int, JobState]:

@@ -62,6 +62,9 @@ def test_run_again_copies_done_jobs(taskd):
     [shown] = taskd.json("jobs", "show", copy)
     assert (shown["state"], shown["args"]) == ("queued", {"to": "ada"})
     assert shown["actions"][0]["detail"] == {"of": job}
+    by_filter = taskd("jobs", "run-again", "--task", "send", "--state", "done")
+    assert by_filter.stdout == f"{copy + 1}\n"
+    assert "1 job copied" in by_filter.stderr
 
 
 def test_delete_removes_jobs_and_says_why_it_does_not(taskd):

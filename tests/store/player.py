@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from taskd.core.jobs.job import Job, NewJob
 from taskd.core.jobs.limit import LimitOf
 from taskd.core.jobs.unique import AFTER_THE_END, Unique
-from tests.store.oracle import Oracle
+from tests.store.oracle_hands import HandsOracle
 from tests.store.oracle_rows import Row, Rule
 from tests.store.stage import CONCURRENCY, FREE, LIMITED, QUEUES, Stage
 
@@ -92,14 +92,14 @@ class Player(RuleBasedStateMachine):
     def __init__(self, stage: Stage) -> None:
         super().__init__()
         self.stage, self.on = stage, stage.hand
-        self.oracle = Oracle(
+        self.oracle = HandsOracle(
             forgets={QUEUES[1]}, limited_tasks={LIMITED}, published_queue=QUEUES[0]
         )
         self.oracle.limits[LIMITED] = Rule(CONCURRENCY, None, (CONCURRENCY, None))
         self.tokens: list[Job] = []  # all claims whose reply a worker has received
         self.issued: set[tuple[int, int, int]] = set()
         self.workers: list[int] = []
-        self.backup: Oracle | None = None
+        self.backup: HandsOracle | None = None
         self.failovers = 0
         self.newest = 10  # above the versions that are drawn
         self.spoken = 0  # each logged text is unique

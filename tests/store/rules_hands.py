@@ -114,6 +114,36 @@ class Hands(Player):
         assert came == self.oracle.retry(ids, due=due)
         return came  # type: ignore[no-any-return]
 
+    @rule(picks=PICKS)
+    @precondition(lambda self: self.oracle.rows)
+    def complete_by_hand(self, picks: list[int]) -> None:
+        ids = self.some(picks)
+        went = self.do(jobs.complete(self.on, ids, '"by hand"', "odd"))
+        assert went == self.oracle.complete_by_hand(ids)
+
+    @rule(picks=PICKS, due=st.booleans())
+    @precondition(lambda self: self.oracle.live("running"))
+    def restart(self, picks: list[int], due: bool) -> None:
+        ids = self.some(picks, "running", "queued")
+        went = self.do(jobs.restart(self.on, ids, "odd", 0.0 if due else HOUR_S))
+        assert went == self.oracle.restart(ids, due=due)
+
+    @rule(picks=PICKS)
+    @precondition(lambda self: self.oracle.rows)
+    def delete(self, picks: list[int]) -> None:
+        ids = [job for job in self.some(picks) if self.oracle.may_delete(job)]
+        went = self.do(jobs.delete(self.on, ids, "odd"))
+        assert went == self.oracle.delete(ids)
+
+    @rule(picks=PICKS)
+    @precondition(lambda self: self.some([0], *FINISHED))
+    def run_again(self, picks: list[int]) -> None:
+        [job] = self.some(picks[:1], *FINISHED)
+        copies = self.do(jobs.run_again(self.on, [job], "odd"))
+        assert list(copies) == ([job] if self.oracle.may_run_again(job) else [])
+        for made in copies.values():
+            self.oracle.run_again(job, made)
+
     @rule(queue=QUEUE, paused=st.sampled_from([False, False, True]))
     @precondition(lambda self: self.oracle.rows)
     def pause_queue(self, queue: str, paused: bool) -> None:

@@ -105,6 +105,15 @@ FUNCTIONS = {
     "an older job that keeps the key when a newer one goes back to waiting": FunctionBug(
         "return_with_key", ((r"IF holder\.id > job_id OR", "IF holder.id > 0 OR"),)
     ),
+    "a completion that leaves those who waited for it": FunctionBug(
+        "complete", ((r"PERFORM taskd\.unblock\(vars\.ended, [^\n]*\n", ""),)
+    ),
+    "a restart that keeps the place in the limit": FunctionBug(
+        "restart", ((r"PERFORM taskd\.free_places\([^\n]*\n", ""),)
+    ),
+    "a deletion that keeps the key": FunctionBug(
+        "delete", ((r"AND k\.job_id = ANY \(gone\)", "AND false"),)
+    ),
     "a retry that begins the fences anew": FunctionBug(
         "retry", ((r"past\.timeout_s, past\.fence,", "past.timeout_s, 0,"),)
     ),

@@ -10,7 +10,8 @@
 | --- | --- |
 | I1 | an enqueued job without exactly one final state: lost, stuck, twice |
 | I2 | a `done` job that never ran |
-| I3 | a transition that is not in `TRANSITIONS`, a queued suspect, a changed history |
+| I3 | a transition that is not in `TRANSITIONS`, an outcome of a job that does not run (unless
+it was completed by hand), a queued suspect, a changed history |
 | I4 | a fence of more than one claim; a `done` that the job's own attempt did not cause |
 | I5 | the same, written by a worker that had lost the job; a dead worker that became alive |
 | I6 | two attempts of one job at a time, unless the first one is paused, cut off or abandoned |
@@ -34,7 +35,7 @@ although no worker declares it; whose overlap is `wait` or `cancel`, and of whic
 ran at a time; whose overlap is `wait`, and that left out a tick |
 | I18 | a job with max_attempts=1 that began twice; one that started again after more deaths of its
 workers than max_crashes |
-| I19 | a finished job that was moved by hand, and no action says by whom |
+| I19 | a job that was moved or completed by hand, and no action says by whom |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such
 handlers calls `check(records=False)`, which leaves out the checks that need records.

@@ -194,17 +194,21 @@ BEGIN
     )
     INSERT INTO judge.violation ("check", what, job, detail)
     -- An outcome for a job that does not run can only be that of a run which lost it.
-    SELECT 'I3', CASE WHEN live.old_state IN ('blocked', 'scheduled', 'queued') THEN 'stale write' ELSE 'transition' END,
+    SELECT 'I3', CASE WHEN live.old_state <> 'running' THEN 'stale write' ELSE 'transition' END,
            seen.job,
            format('%s -> %s, fence %s -> %s', coalesce(live.old_state, '?'), seen.new_state,
                   coalesce(live.old_fence::text, '?'), seen.fence)
     FROM seen
     LEFT JOIN LATERAL (
         SELECT e.old_state, e.old_fence FROM judge.event AS e
-        WHERE e.job = seen.job AND e.txid = seen.txid AND e.kind = 'gone'
+        WHERE e.job = seen.job AND e.txid = seen.txid AND e.kind IN ('gone', 'taken')
         ORDER BY e.seq DESC LIMIT 1
     ) AS live ON true
     WHERE live.old_fence IS DISTINCT FROM seen.fence
+       -- A user who completes jobs says so first, in the same transaction.
+       OR seen.new_state = 'done' AND live.old_state <> 'running'
+          AND NOT EXISTS (SELECT 1 FROM judge.by_hand AS h
+                          WHERE h.job = seen.job AND h.txid = seen.txid AND h.action = 'complete')
        OR NOT EXISTS (SELECT 1 FROM judge.allowed AS a
                       WHERE a.old_state = live.old_state AND a.new_state = seen.new_state)
        -- A job that waits fails for one reason, and not before its time.
@@ -375,7 +379,16 @@ BEGIN
            z.interrupts, a.old_run_at, z.run_at, z.started_at, z.queue, z.txid, false
     FROM numbered AS z
     LEFT JOIN numbered AS a ON a.kind = 'taken' AND a.job = z.job AND a.txid = z.txid AND a.n = z.n
-    WHERE z.kind = 'born';
+    WHERE z.kind = 'born'
+    UNION ALL
+    -- A finished job that was completed or deleted by hand.
+    SELECT a.seq, a.at, a.job, a.old_state, coalesce(z.new_state, 'forgotten'), NULL, NULL, a.old_fence, a.old_fence,
+           a.old_attempt, a.old_attempt, a.old_crashes, a.old_crashes, a.old_interrupts, a.old_interrupts,
+           a.old_run_at, a.old_run_at, a.started_at, a.queue, a.txid, false
+    FROM numbered AS a
+    JOIN judge.by_hand AS h ON h.job = a.job AND h.txid = a.txid AND h.action IN ('complete', 'delete')
+    LEFT JOIN numbered AS z ON z.kind = 'kept' AND z.job = a.job AND z.txid = a.txid
+    WHERE a.kind = 'taken' AND NOT EXISTS (SELECT FROM numbered AS b WHERE b.kind IN ('born', 'gone') AND b.job = a.job AND b.txid = a.txid);
     ANALYZE judge.step;
 
     INSERT INTO judge.claim
@@ -427,6 +440,11 @@ $$;
 
 -- The law.
 
+-- Whether a user has done this to a job at any time.
+CREATE FUNCTION judge.was(job bigint, action text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM judge.by_hand AS h WHERE h.job = was.job AND h.action = was.action)
+$$;
+
 CREATE VIEW judge.last AS
     SELECT DISTINCT ON (job) * FROM judge.step ORDER BY job, seq DESC;
 
@@ -450,6 +468,7 @@ CREATE VIEW judge.stale_write AS
             AND (run.outcome = 'done' OR claim.closed_as = 'forgotten')
       )
       AND EXISTS (SELECT 1 FROM judge.run WHERE run.job = claim.job)
+      AND NOT judge.was(claim.job, 'complete') AND NOT judge.was(claim.job, 'delete')
       -- The run that earned it began in the same process under a claim that a failover took back.
       AND NOT EXISTS (
           SELECT 1 FROM judge.said
@@ -476,7 +495,8 @@ CREATE VIEW judge.unexplained AS
     JOIN judge.run AS past ON past.claim = before.seq
     WHERE run.claim_n > 1
       AND (before.closed_as IS NULL OR before.closed_as IN ('release', 'stolen', 'burn')
-           OR (before.closed_as = 'retry' AND past.outcome = 'done' AND past.ended_at <= before.closed_at))
+           OR (before.closed_as = 'retry' AND past.outcome = 'done' AND past.ended_at <= before.closed_at
+               AND NOT judge.was(run.job, 'restart')))
       -- Its outcome was taken back by a failover: the worker gives back what it no longer knows.
       AND NOT (before.closed_as = 'release' AND EXISTS (
           SELECT 1 FROM judge.said WHERE said.job = run.job AND said.what = 'rolled back'))
@@ -564,7 +584,7 @@ CREATE VIEW judge.breach AS
     UNION ALL
     SELECT 'I1', 'lost', job, format('it left queue %s, which keeps everything, without a trace', queue), false
     FROM judge.last AS last
-    WHERE new_state = 'forgotten'
+    WHERE new_state = 'forgotten' AND NOT judge.was(job, 'delete')
       AND NOT EXISTS (
           SELECT 1 FROM taskd.queue WHERE name = last.queue AND (keep_done_s = 0 OR keep_failed_s = 0)
       )
@@ -578,7 +598,8 @@ CREATE VIEW judge.breach AS
     UNION ALL
     SELECT 'I2', 'never ran', job, 'done without a single start', true
     FROM judge.claim AS claim
-    WHERE closed_as = 'done' AND NOT EXISTS (SELECT 1 FROM judge.run WHERE run.job = claim.job)
+    WHERE closed_as = 'done' AND NOT judge.was(job, 'complete')
+      AND NOT EXISTS (SELECT 1 FROM judge.run WHERE run.job = claim.job)
     UNION ALL
     SELECT 'I4', 'two claims', job, format('fence %s was handed out %s times', fence, count(*)), false
     FROM judge.claim GROUP BY job, fence HAVING count(*) > 1
@@ -599,6 +620,8 @@ CREATE VIEW judge.breach AS
            OR p.pid = o.other_pid AND o.started_at BETWEEN p.at AND coalesce(p.until, 'infinity') + interval '5 seconds'
     )
       AND NOT EXISTS (SELECT 1 FROM judge.said WHERE said.job = o.job AND said.what = 'left behind')
+      -- The worker of a restarted job can be cut off, or its handler can take longer than the restart waits.
+      AND NOT judge.was(o.job, 'restart')
     UNION ALL
     SELECT 'I7', 'unexplained', job, why, true FROM judge.unexplained
     UNION ALL
@@ -664,7 +687,7 @@ CREATE VIEW judge.breach AS
         ORDER BY jobs.version DESC LIMIT 1
     ) AS job ON true
     WHERE job.id IS NULL
-       OR job.state = 'done' AND NOT EXISTS (
+       OR job.state = 'done' AND NOT judge.was(job.id, 'complete') AND NOT EXISTS (
            SELECT 1 FROM judge.worked AS w
            WHERE w.task = n.task AND w.unique_key = n.unique_key AND w.version >= n.version
        )
@@ -689,7 +712,8 @@ CREATE VIEW judge.breach AS
     CROSS JOIN LATERAL (
         SELECT EXISTS (
             SELECT FROM taskd.dependency AS d JOIN judge.last ON last.job = d.parent_id
-            WHERE d.job_id = job.id AND d.on_failed IS NOT NULL AND last.new_state IN ('failed', 'cancelled')
+            WHERE d.job_id = job.id AND d.on_failed IS NOT NULL
+              AND (last.new_state IN ('failed', 'cancelled') OR judge.was(d.parent_id, 'complete'))
         ) AS one
     ) AS failed
     WHERE job.state = 'cancelled'
@@ -832,7 +856,7 @@ CREATE VIEW judge.breach AS
     UNION ALL
     SELECT 'I19', 'unattributed', s.job, format('%s -> %s, and no action says who did it', s.old_state, s.new_state), false
     FROM judge.step AS s
-    WHERE s.old_state IN ('done', 'failed', 'cancelled')
+    WHERE (s.old_state IN ('done', 'failed', 'cancelled') OR s.old_state <> 'running' AND s.new_state = 'done')
       AND NOT EXISTS (SELECT FROM judge.by_hand AS h WHERE h.job = s.job AND h.txid = s.txid)
     UNION ALL
     SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false

@@ -420,6 +420,19 @@ async def retried_by_nobody(stage: Scene) -> None:
     await jobs.retry(stage.house, [job_id])
 
 
+async def completed_by_nobody(stage: Scene) -> None:
+    job_id = await stage.enqueue()
+    await stage.sql("ALTER TABLE taskd.action DISABLE TRIGGER USER")
+    await jobs.complete(stage.house, [job_id], None, "odd")
+
+
+async def finished_job_completed_by_nobody(stage: Scene) -> None:
+    job_id = await stage.enqueue()
+    await jobs.cancel(stage.house, [job_id], "odd")
+    await stage.sql("ALTER TABLE taskd.action DISABLE TRIGGER USER")
+    await jobs.complete(stage.house, [job_id], None, "odd")
+
+
 async def ledger_entry_twice(stage: Scene) -> dict[str, Any]:
     job_id = await one_job_done(stage)
     return {"ledgers": {TASK: [job_id, job_id]}}
@@ -503,6 +516,9 @@ BREACHES = [
     (two_ticks_at_a_time, "I17", "overlap"),
     (waiting_tick_left_out, "I17", "tick lost"),
     (retried_by_nobody, "I19", "unattributed"),
+    (completed_by_nobody, "I3", "stale write"),
+    (completed_by_nobody, "I19", "unattributed"),
+    (finished_job_completed_by_nobody, "I3", "stale write"),
 ]
 
 

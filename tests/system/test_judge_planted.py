@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from taskd.core.jobs.verdicts import Fail
 from taskd.core.outcomes.attempt_ends import Interrupted, NotStarted, Raised
 from taskd.store.jobs import jobs
 from tests.planted_bugs import Hand, planted
-from tests.system.judge_helpers import QUEUE, TASK, Open, Scene
+from tests.system.judge_helpers import QUEUE, TASK, Open, Scene, one_job_done, two_in_a_chain
 
 
 async def play_old_run_of_the_same_worker(scene: Scene) -> None:
@@ -210,6 +211,48 @@ async def done_or_blocked(scene: Scene, task: asyncio.Task[Any]) -> None:
             await asyncio.sleep(0.001)
 
 
+async def play_completion_by_hand_before_the_ack(scene: Scene) -> None:
+    """A runs the job when a user completes it; A's handler ends, and A acks its attempt."""
+    job_id = await scene.enqueue()
+    run = await scene.a.claim()
+    await scene.a.begins(run)
+    await jobs.complete(scene.house, [job_id], None, "sent by post")
+    assert await scene.a.finishes(run) == 0
+
+
+async def play_restart_before_the_ack(scene: Scene) -> None:
+    """A hangs in the job when a user restarts it; A's handler ends after B has claimed the job."""
+    scene.left_behind.append(await scene.enqueue())
+    hung = await scene.a.claim()
+    await scene.a.begins(hung)
+    await jobs.restart(scene.house, [hung.id], "it hangs", delay_s=0.001)
+    await scene.promote()
+    again = await scene.b.claim()
+    await scene.b.begins(again)
+    await scene.a.finishes(hung)
+    await scene.b.finishes(again)
+
+
+async def play_completion_of_a_failed_job_and_its_dependants(scene: Scene) -> None:
+    """A job fails and is completed by hand; then the job that waited for it runs."""
+    first, second = await two_in_a_chain(scene)
+    run = await scene.a.claim()
+    await scene.a.begins(run)
+    await scene.a.settles(run, Raised(Fail("odd")))
+    await jobs.complete(scene.house, [first], None, "done by hand")
+    again = await scene.b.claim()
+    assert again.id == second
+    await scene.b.does(again)
+
+
+async def test_deleted_jobs_are_not_lost(scene: Open) -> None:
+    stage = await scene()
+    done, waiting = await one_job_done(stage), await stage.enqueue()
+    await jobs.delete(stage.house, [done, waiting], "test data")
+    verdict = await stage.judge.check(enqueued=[done, waiting])
+    verdict.require()
+
+
 # A bug that is in no text but in something that a worker leaves out: the test asks for it.
 LEFT_OUT = planted("rescue_jobs")
 PLANTED = {
@@ -282,6 +325,17 @@ PLANTED = {
         planted("rescue_jobs", (r"WHEN blame\.crashes > bound\.max_crashes THEN 'failed'\s+", "")),
         {"I18"},
     ),
+    "an ack that takes a restarted job": (
+        play_restart_before_the_ack,
+        planted(
+            "ack_done",
+            (
+                r"AND job\.fence = .*?job\.state = 'running'",
+                "AND $1::bigint IS NOT NULL AND $3::bigint[] IS NOT NULL",
+            ),
+        ),
+        {"I4"},
+    ),
     "double claim": (
         play_two_claims_at_once,
         planted(
@@ -314,3 +368,18 @@ async def test_planted_bug_is_caught(name: str, scene: Open) -> None:
     await play(stage)
     verdict = await stage.verdict()
     assert checks <= verdict.failed_checks, str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("play", "done"),
+    [
+        (play_completion_by_hand_before_the_ack, 1),
+        (play_completion_of_a_failed_job_and_its_dependants, 2),
+    ],
+)
+async def test_jobs_that_are_completed_by_hand_pass(play: Any, done: int, scene: Open) -> None:
+    stage = await scene()
+    await play(stage)
+    verdict = await stage.verdict()
+    verdict.require()
+    assert verdict.figures.done == done

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.jobs.bulk import chosen, filter_options, in_bulk
+from taskd.cli.jobs.bulk import bulk_options, chosen, in_bulk
 from taskd.cli.jobs.change import (
-    WAITING,
     how_of,
     ids_argument,
     raise_for,
     refused_rows,
     unknown_jobs,
 )
+from taskd.cli.jobs.filters import filter_options
 from taskd.cli.shared.output import count, print_json
 from taskd.cli.shared.session import (
     DURATION,
@@ -25,8 +25,8 @@ from taskd.cli.shared.session import (
     json_option,
     pass_session,
 )
-from taskd.core.jobs.job import JobState
-from taskd.core.jobs.job_changes import FINISHED_BADLY, RESTART_DELAY_S, DeleteOutcome
+from taskd.core.jobs.job import FINISHED, FINISHED_BADLY, WAITING, JobState
+from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
 from taskd.errors import InvalidTransition, JobNotFound
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def complete(
 @click.command()
 @ids_argument
 @filter_options(JobState.RUNNING)
+@bulk_options
 @click.option(
     "--in",
     "delay_s",
@@ -129,7 +130,7 @@ def restart(
     taskd jobs restart 4711 --reason 'it hangs in the driver'
     """  # noqa: D301 - click's mark for "do not wrap" is the character itself
     how = how_of("restarted", filters, as_json)
-    selected = chosen(ids, filters)
+    selected = chosen(ids, filters, {JobState.RUNNING})
 
     async def start(on: Fetches, batch: Sequence[int]) -> dict[int, JobState]:
         from taskd.store.jobs import jobs as store
@@ -173,17 +174,35 @@ def _not_restartable(job_id: int, state: JobState) -> str:
 
 
 @click.command("run-again")
-@needed_ids
+@ids_argument
+@filter_options(*FINISHED)
+@bulk_options
 @reason_option
 @json_option
 @pass_session
-def run_again(session: Session, ids: tuple[int, ...], reason: str, as_json: bool) -> None:
+def run_again(
+    session: Session, /, ids: tuple[int, ...], reason: str, as_json: bool, **filters: Any
+) -> None:
     """Run finished jobs again, as copies: new jobs with the same task, arguments and options.
 
     The finished job stays as it is, with its result. The copy belongs to no workflow and no
-    schedule, and has no deadline. A job is not copied while another job holds its unique key. The
-    command prints one line per job: the id, and the id of the copy.
+    schedule, and has no deadline. A job is not copied while another job holds its unique key. With
+    ids, the command prints one line per job: the id, and the id of the copy. With a filter, it
+    prints the ids of the copies.
     """
+    how = how_of("copied", filters, as_json)
+    selected = chosen(ids, filters, FINISHED)
+
+    async def copied(on: Fetches, batch: Sequence[int]) -> Collection[int]:
+        from taskd.store.jobs import jobs as store
+
+        return (await store.run_again(on, batch, reason)).values()
+
+    if selected is not None:
+        in_bulk(session, selected, copied, how)
+        return
+    if how.dry_run:
+        raise click.UsageError("--dry-run works with options that choose jobs, not with ids")
 
     async def work(lane: Lane) -> tuple[dict[int, int], dict[int, JobState]]:
         from taskd.store.jobs import jobs as store
@@ -210,7 +229,8 @@ def _not_copied(job_id: int, state: JobState) -> str:
 
 @click.command()
 @ids_argument
-@filter_options(*WAITING, *sorted(FINISHED_BADLY))
+@filter_options(*WAITING, *FINISHED)
+@bulk_options
 @reason_option
 @json_option
 @pass_session
@@ -220,11 +240,11 @@ def delete(
     """Delete waiting and finished jobs, with their log lines and unique keys.
 
     A running job is not deleted: cancel it first. Jobs of a workflow are deleted only when no other
-    job of it is live, or together. A filter finds no done jobs. The command prints the ids of the
-    deleted jobs; `taskd actions` keeps who has deleted them.
+    job of it is live, or together. The command prints the ids of the deleted jobs; `taskd actions`
+    keeps who has deleted them.
     """
     how = how_of("deleted", filters, as_json)
-    selected = chosen(ids, filters)
+    selected = chosen(ids, filters, WAITING | FINISHED)
 
     async def remove(on: Fetches, batch: Sequence[int]) -> dict[int, DeleteOutcome]:
         from taskd.store.jobs import jobs as store

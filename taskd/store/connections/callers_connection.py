@@ -112,7 +112,11 @@ def _named(name: str, args: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
     return _with_names(name), dict(zip(statement(name).parameters, args, strict=True))
 
 
-class _Asyncpg:
+class CallersConnection:
+    """Runs statements in the caller's transaction, which can stay open for long."""
+
+
+class _Asyncpg(CallersConnection):
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
@@ -125,7 +129,7 @@ class _Asyncpg:
             return rows
 
 
-class _AsyncPsycopg:
+class _AsyncPsycopg(CallersConnection):
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
@@ -140,7 +144,7 @@ class _AsyncPsycopg:
             return await cursor.fetchall()
 
 
-class _Psycopg:
+class _Psycopg(CallersConnection):
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
@@ -153,7 +157,7 @@ class _Psycopg:
             return cursor.fetchall()
 
 
-class _Psycopg2:
+class _Psycopg2(CallersConnection):
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
@@ -166,7 +170,7 @@ class _Psycopg2:
             return rows
 
 
-class _Django:
+class _Django(CallersConnection):
     def __init__(self, conn: Any) -> None:
         if conn.vendor != "postgresql":
             raise TypeError(
@@ -182,7 +186,7 @@ class _Django:
             return rows
 
 
-class _SqlAlchemy:
+class _SqlAlchemy(CallersConnection):
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
@@ -192,7 +196,7 @@ class _SqlAlchemy:
         return rows
 
 
-class _SqlAlchemySession:
+class _SqlAlchemySession(CallersConnection):
     def __init__(self, session: Any) -> None:
         self._session = session
 
@@ -201,7 +205,7 @@ class _SqlAlchemySession:
         return await _SqlAlchemy(self._session.connection()).fetch(name, *args)
 
 
-class _AsyncSqlAlchemy:
+class _AsyncSqlAlchemy(CallersConnection):
     def __init__(self, conn: Any) -> None:
         self._conn = conn
 
@@ -211,7 +215,7 @@ class _AsyncSqlAlchemy:
         return rows
 
 
-class _AsyncSqlAlchemySession:
+class _AsyncSqlAlchemySession(CallersConnection):
     def __init__(self, session: Any) -> None:
         self._session = session
 

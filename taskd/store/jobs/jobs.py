@@ -20,7 +20,7 @@ from taskd.core.jobs.json_values import to_json_type
 from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict
 from taskd.core.outcomes.ack import Ack
 from taskd.store.acting import actor
-from taskd.store.connections.database import Lane
+from taskd.store.connections.callers_connection import CallersConnection
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.group_enqueue import Group
 from taskd.store.connections.pool import Pool
@@ -481,8 +481,8 @@ async def delete(on: Fetches, ids: Sequence[int], reason: str) -> dict[int, Dele
 
 
 def _is_alone(on: Fetches) -> bool:
-    """Return whether a statement is a transaction of its own: certain only without a caller's."""
-    return isinstance(on, Pool | Lane)
+    """Return whether a statement is a transaction of its own."""
+    return not isinstance(on, CallersConnection)
 
 
 async def retry(

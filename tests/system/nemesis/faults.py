@@ -31,6 +31,7 @@ AMBUSHES = (
     ("taskd work", "promote_jobs"),
 )
 TABLES = ("job", "job_history", "worker", "queue", "task")
+PLAIN = "SELECT id FROM taskd.jobs WHERE id = ANY ($1) AND task IN ('instant', 'waits')"
 STORM = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database()
@@ -286,6 +287,16 @@ async def operator(world: World) -> None:
         await client.change(dice.sample(some, k=len(some) // 20), delay_s=dice.choice((0.0, 0.5)))
         await client.retry(dice.sample(some, k=len(some) // 20))
         await client.limit("mixed", dice.choice((5, 20, None)))
+        await by_hand(world, dice.sample(some, k=len(some) // 50))
+
+
+async def by_hand(world: World, ids: list[int]) -> None:
+    """Restart, complete, delete and copy some jobs whose effects nobody counts."""
+    plain = [row[0] for row in await world.cluster.ask(PLAIN, ids)]
+    await world.client.restart(plain, OPERATOR, delay_s=1.0)
+    await world.client.complete(plain[::3], reason=OPERATOR)
+    await world.client.delete(plain[1::3], OPERATOR)
+    world.enqueued += (await world.client.run_again(plain, OPERATOR)).values()
 
 
 FAULTS[operator.__name__] = operator

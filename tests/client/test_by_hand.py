@@ -1,0 +1,81 @@
+"""What a client does by hand, on its own connections and on the caller's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+
+from taskd import Client, NewJob, acting_as
+from taskd.errors import InvalidJob, InvalidTransition, WorkerNotFound
+from taskd.store.connections.database import Lane
+from taskd.store.jobs import jobs
+from tests.store.helpers import done, new_worker, run_one, state_of
+
+
+@pytest.fixture
+async def me(lane: Lane) -> int:
+    return await new_worker(lane)
+
+
+@pytest.fixture
+async def client(dsn: str) -> Any:
+    async with Client(dsn) as made:
+        yield made
+
+
+async def test_a_client_completes_restarts_copies_and_deletes(
+    client: Client, sql: Any, lane: Any, me: int
+) -> None:
+    run = await run_one(lane, me)
+    with acting_as("ada"):
+        assert await client.restart(run.id, "it hangs", delay_s=0) == {run.id: "queued"}
+        assert await client.complete(run.id, {"sent": True}, reason="by post") == {run.id: "queued"}
+        assert await client.result(run.id) == {"sent": True}
+        copies = await client.run_again([run.id], "again")
+        assert await client.delete([run.id, *copies.values()]) == {
+            run.id: "deleted", copies[run.id]: "deleted",
+        }  # fmt: skip
+    actors = await sql.fetch("SELECT DISTINCT actor FROM taskd.action")
+    assert [each["actor"] for each in actors] == ["ada"]
+    assert await done(lane, run) == 0
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_an_action_is_part_of_the_callers_transaction(
+    client: Client, dsn: str, sql: Any, lane: Any, me: int, driver: str
+) -> None:
+    run = await run_one(lane, me)
+    [job_id] = await jobs.enqueue(lane, [NewJob("t", queue="q")])
+    conn: Any = (
+        await asyncpg.connect(dsn)
+        if driver == "asyncpg"
+        else await psycopg.AsyncConnection.connect(dsn)
+    )
+    try:
+        if driver == "asyncpg":
+            await conn.execute("BEGIN")
+        assert await client.restart(run.id, conn=conn) == {run.id: "scheduled"}
+        assert await client.complete(job_id, conn=conn) == {job_id: "queued"}
+        assert len(await client.run_again(job_id, conn=conn)) == 1
+        assert await client.delete(job_id, conn=conn) == {job_id: "deleted"}
+        await (conn.execute("ROLLBACK") if driver == "asyncpg" else conn.rollback())
+    finally:
+        await conn.close()
+    assert await state_of(sql, run.id) == "running"
+    assert await state_of(sql, job_id) == "queued"
+    assert await sql.fetchval("SELECT count(*) FROM taskd.action") == 0
+
+
+async def test_wrong_values_get_a_sentence(client: Client, lane: Any) -> None:
+    with pytest.raises(InvalidJob, match="the jobs were not completed"):
+        await client.complete(1, "x" * 300_000)
+    with pytest.raises(InvalidJob, match="delay_s"):
+        await client.restart(1, delay_s=-1)
+    with pytest.raises(WorkerNotFound, match="no worker has the id 4711"):
+        await client.declare_dead(4711)
+    me = await new_worker(lane)
+    with pytest.raises(InvalidTransition, match="renews its lease, so it lives"):
+        await client.declare_dead(me)
