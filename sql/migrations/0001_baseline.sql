@@ -839,7 +839,7 @@ CREATE INDEX action_at ON taskd.action (at);
 -- never ends its transaction. If it is full, PostgreSQL refuses NOTIFY, which would roll back the caller's transaction;
 -- without a NOTIFY, polls find the jobs. PostgreSQL also refuses PREPARE TRANSACTION after a NOTIFY: a transaction for
 -- two-phase commit begins with SET LOCAL taskd.notify = 'off', and polls find its jobs.
--- Called by: 9 functions, 10 statements.
+-- Called by: 13 functions, 10 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1201,14 +1201,71 @@ RETURN CASE WHEN jsonb_typeof(args) = 'object'
                  AND CASE WHEN pg_column_size(args) <= 400 THEN true ELSE octet_length(args::text) <= 262144 END
             THEN args @@ fits AND args - accepted = '{}' ELSE false END;
 
+-- Return whether a text is the name of a queue, as taskd.queue_name requires it.
+-- Called by: checked_queue_name(), check_job_options().
+CREATE FUNCTION taskd.is_queue_name(queue text) RETURNS boolean
+LANGUAGE sql IMMUTABLE
+RETURN octet_length(queue) >= 1 AND octet_length(queue) <= 48
+    AND (quote_ident(queue) = queue OR queue ~ '^[.]*[a-z0-9_-][a-z0-9_.-]*$');
+
+-- Raise an error that names the option and its allowed values if an option of a job is wrong; otherwise return true. Functions for
+-- SQL clients call it, because the error of a domain or a type names neither. An option that is NULL was not given.
+-- Called by: 8 functions, 0 statements.
+CREATE FUNCTION taskd.check_job_options(
+    queue text DEFAULT NULL, priority integer DEFAULT NULL, run_at timestamptz DEFAULT NULL, delay_s double precision DEFAULT NULL,
+    max_attempts integer DEFAULT NULL, timeout_s double precision DEFAULT NULL, deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL, metadata jsonb DEFAULT NULL
+) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    wrong text := CASE
+        WHEN NOT taskd.is_queue_name(queue) THEN 'queue must consist of 1 to 48 of the characters a-z 0-9 _ . -, and not only of dots'
+        WHEN priority NOT BETWEEN -32768 AND 32767 THEN 'priority must be a number from -32768 to 32767'
+        WHEN run_at < '0002-01-01 00:00:00+00' OR run_at >= '9000-01-01 00:00:00+00' THEN 'run_at must be in the years 2 to 8999'
+        WHEN delay_s NOT BETWEEN -315360000 AND 315360000 THEN 'delay_s must be a number of seconds, at most ten years'
+        WHEN max_attempts NOT BETWEEN 1 AND 1000 THEN 'max_attempts must be a number from 1 to 1000'
+        WHEN timeout_s NOT BETWEEN 0.001 AND 2592000 THEN 'timeout_s must be a number of seconds, from 0.001 to 30 days'
+        WHEN deadline < '0002-01-01 00:00:00+00' OR deadline >= '9000-01-01 00:00:00+00' THEN 'deadline must be in the years 2 to 8999'
+        WHEN deadline_s NOT BETWEEN -315360000 AND 315360000 THEN 'deadline_s must be a number of seconds, at most ten years'
+        WHEN jsonb_typeof(metadata) <> 'object' THEN 'metadata must be a JSON object'
+        WHEN octet_length(metadata::text) > 8192 THEN 'metadata must take at most 8192 bytes'
+    END;
+BEGIN
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION '%', wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN true;
+END
+$$;
+
+-- Raise an error if a name is not printable, or does not take 1 to `bytes_max` bytes; otherwise return true.
+-- Called by: enqueue(), enqueue_unique(), enqueue_after(), check_schedule_options().
+CREATE FUNCTION taskd.check_name(what text, name text, bytes_max integer) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF octet_length(name) NOT BETWEEN 1 AND bytes_max OR name ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN
+        RAISE EXCEPTION '% must be printable and take 1 to % bytes; it takes %', what, bytes_max, octet_length(name)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN true;
+END
+$$;
+
 -- Check the name of a queue and return it. With a cast instead, PostgreSQL would prepare the check for each enqueue, even if
 -- it is not needed.
--- Called by: enqueue().
+-- Called by: enqueue(), pause_queues().
 CREATE FUNCTION taskd.checked_queue_name(queue text) RETURNS taskd.queue_name
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF taskd.is_queue_name(queue) IS NOT TRUE THEN
+        PERFORM taskd.check_job_options(queue => coalesce(queue, ''));
+    END IF;
     RETURN queue;
 END
 $$;
@@ -1685,7 +1742,8 @@ BEGIN
     -- The usual case is one statement with few columns, because PostgreSQL prepares each statement, expression and check
     -- again in every transaction. `notified` is declared for plpgsql.extra_errors, which can require a variable for each
     -- column.
-    IF num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) = 0 THEN
+    IF num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) = 0
+       AND priority BETWEEN -32768 AND 32767 THEN
         INSERT INTO taskd.job AS j (queue, task, args, priority)
         SELECT CASE WHEN coalesce(t.queue = queue, true) THEN t.queue ELSE taskd.checked_queue_name(queue) END,
                t.name, args, priority
@@ -1696,6 +1754,10 @@ BEGIN
         INTO job_id, notified;
     END IF;
     IF job_id IS NULL THEN
+        PERFORM taskd.check_job_options(
+            queue, coalesce(priority, 2147483647), run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata
+        );
+        PERFORM taskd.check_name('task', coalesce(task, ''), 200);
         job_id := taskd.enqueue_one(
             task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, NULL, false,
             no_key => no_key, metadata => metadata
@@ -1852,6 +1914,10 @@ AS $$
 #variable_conflict use_column
 <<vars>>
 DECLARE
+    options_fit CONSTANT boolean := CASE WHEN checked THEN true ELSE
+        taskd.check_job_options(queue, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata)
+        AND taskd.check_name('task', task, 200) AND taskd.check_name('unique_key', taskd.normal_key(unique_key), 200)
+        AND taskd.check_name('limit_name', limit_name, 200) END;
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
     ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
     target_args_version integer := args_version;
@@ -2292,7 +2358,7 @@ $$;
 -- `crashes` and `isolated`: of the job that has ended without success. The follower of a suspect starts as a suspect, so that
 -- a stream of versions that all crash their worker stays in quarantine. But it is charged with one crash only: its arguments
 -- are others. `retry_at`: when the job would have been retried.
--- Called by: cancel(), ack_done, ack_outcomes, complete_job, expire_jobs, rescue_jobs, the schema.
+-- Called by: 3 functions, 5 statements, the schema.
 CREATE FUNCTION taskd.enqueue_follower(
     task text, unique_key text, follower jsonb, crashes integer DEFAULT 0, isolated boolean DEFAULT false,
     retry_at timestamptz DEFAULT NULL
@@ -3305,9 +3371,16 @@ DECLARE
     limit_values jsonb;
     run_id bigint;
 BEGIN
-    IF parents = '{}' OR cardinality(parents) > 10000 OR coalesce(on_failed, '') NOT IN ('cancel', 'wait', 'continue', 'only') THEN
-        RAISE EXCEPTION 'enqueue_after() needs the ids of 1 to 10000 jobs, and cancel, wait, continue or only as on_failed'
-            USING ERRCODE = 'invalid_parameter_value';
+    PERFORM taskd.check_job_options(
+        queue, coalesce(priority, 2147483647), run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata
+    );
+    PERFORM taskd.check_name('task', coalesce(task, ''), 200);
+    PERFORM taskd.check_name('node', node, 100);
+    IF parents = '{}' OR cardinality(parents) > 10000 THEN
+        RAISE EXCEPTION 'after must contain the ids of 1 to 10000 jobs' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF coalesce(on_failed, '') NOT IN ('cancel', 'wait', 'continue', 'only') THEN
+        RAISE EXCEPTION 'on_failed must be cancel, wait, continue or only' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END,
@@ -3938,6 +4011,41 @@ EXCEPTION WHEN data_exception THEN
 END
 $$;
 
+-- Raise an error that names the option and its allowed values if an option of a schedule is wrong.
+-- Called by: set_schedule().
+CREATE FUNCTION taskd.check_schedule_options(
+    name text, every interval, timezone text, query text, queue text, priority integer, max_attempts integer,
+    timeout_s double precision, catch_up text, catch_up_max integer, overlap text, jitter_s double precision,
+    deadline_s double precision, ends_by_s double precision, starts_at timestamptz, next_at timestamptz
+) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    wrong text := CASE
+        WHEN every < interval '1 s' OR every > interval '3650 days' THEN 'every must be from 1 second to 3650 days'
+        WHEN catch_up IS NULL OR catch_up NOT IN ('none', 'last', 'all') THEN 'catch_up must be none, last or all'
+        WHEN catch_up_max IS NULL OR catch_up_max NOT BETWEEN 1 AND 1000 THEN 'catch_up_max must be a number from 1 to 1000'
+        WHEN overlap IS NULL OR overlap NOT IN ('allow', 'skip', 'wait', 'cancel') THEN 'overlap must be allow, skip, wait or cancel'
+        WHEN jitter_s NOT BETWEEN 0 AND 86400 THEN 'jitter_s must be a number of seconds, at most a day'
+        WHEN deadline_s NOT BETWEEN 1 AND 31536000 THEN 'deadline_s must be a number of seconds, from 1 to a year'
+        WHEN ends_by_s NOT BETWEEN 1 AND 31536000 THEN 'ends_by_s must be a number of seconds, from 1 to a year'
+        WHEN octet_length(query) > 65536 THEN 'query must take at most 65536 bytes'
+        WHEN starts_at < '0002-01-01 00:00:00+00' OR starts_at >= '9000-01-01 00:00:00+00' THEN 'starts_at must be in the years 2 to 8999'
+        WHEN next_at < '0002-01-01 00:00:00+00' OR next_at >= '9000-01-01 00:00:00+00' THEN 'next_at must be in the years 2 to 8999'
+        WHEN catch_up = 'all' AND overlap NOT IN ('allow', 'wait') THEN 'catch_up all needs overlap allow or wait'
+        WHEN priority IS NULL THEN 'priority must be a number from -32768 to 32767'
+    END;
+BEGIN
+    PERFORM taskd.check_name('name', coalesce(name, ''), 200);
+    PERFORM taskd.check_name('timezone', coalesce(timezone, ''), 100);
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'schedule "%": %', name, wrong USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM taskd.check_job_options(queue, priority, max_attempts => max_attempts, timeout_s => timeout_s);
+END
+$$;
+
 -- Create or change a schedule; return `created`, `changed`, `unchanged` or `taken`.
 --
 --     SELECT taskd.set_schedule('tidy', 'tidy_up', every => '5 min');
@@ -3997,6 +4105,10 @@ DECLARE
     same boolean;
     before text;
 BEGIN
+    PERFORM taskd.check_schedule_options(
+        name, every, timezone, query, queue, priority, max_attempts, timeout_s, catch_up, catch_up_max, overlap, jitter_s, deadline_s,
+        ends_by_s, starts_at, next_at
+    );
     IF (every IS NULL) = (cron IS NULL) THEN
         RAISE EXCEPTION 'schedule "%": pass either every => ''5 min'' or cron => ''0 3 * * *''', name
             USING ERRCODE = 'invalid_parameter_value';
@@ -5516,6 +5628,7 @@ SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    options_fit CONSTANT boolean := taskd.check_job_options(run_at => run_at, delay_s => delay_s);
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
     tries integer := 0;
     began timestamptz := clock_timestamp();
@@ -5896,6 +6009,9 @@ AS $$
 #variable_conflict use_column
 <<vars>>
 DECLARE
+    options_fit CONSTANT boolean := taskd.check_job_options(
+        queue, priority, run_at, delay_s, max_attempts, timeout_s, nullif(deadline, 'infinity'), deadline_s
+    );
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
     ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));
     wrong record;
@@ -6184,8 +6300,9 @@ $$;
 -- Use it for a job that hangs. The worker is notified, and cancels the handler; whatever the handler does, its outcome is refused.
 -- The next attempt is due after delay_s seconds, five by default, so that the handler can end before: a handler that ignores its
 -- cancellation, such as a plain function in a thread, still runs beside the next attempt. The attempt counts, and the job gets
--- another one if it was the last. A requested cancellation and a deadline that would have passed are removed. The function runs
--- with the owner's rights, because no other user is allowed to end attempts.
+-- another one if it was the last. A requested cancellation and a deadline that would have passed are removed. A job that would
+-- hold its unique key again, which another waiting job holds, is not restarted: cancel it. The function runs with the owner's
+-- rights, because no other user is allowed to end attempts.
 -- Called by: SQL clients, restart_jobs.
 CREATE FUNCTION taskd.restart(
     ids bigint[],
@@ -6201,6 +6318,7 @@ SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    options_fit CONSTANT boolean := taskd.check_job_options(delay_s => delay_s);
     due timestamptz := now() + make_interval(secs => coalesce(delay_s, 5));
     what text := taskd.action_text('restarted', actor, reason);
     restarted bigint[];
@@ -6211,7 +6329,16 @@ DECLARE
     keys text[];
 BEGIN
     WITH held AS MATERIALIZED (
-        SELECT j.id, j.worker_id FROM taskd.job AS j WHERE j.id = ANY (ids) AND j.worker_id IS NOT NULL ORDER BY j.id FOR UPDATE
+        SELECT j.id, j.worker_id
+        FROM taskd.job AS j
+        WHERE j.id = ANY (ids) AND j.worker_id IS NOT NULL
+          AND NOT (j.key_scope = 'waiting' AND j.unique_key IS NOT NULL AND EXISTS (
+              SELECT FROM taskd.job AS other
+              WHERE other.task = j.task AND other.unique_key = j.unique_key
+                AND (CASE WHEN other.key_scope = 'live' OR other.worker_id IS NULL THEN other.unique_key END) = j.unique_key
+          ))
+        ORDER BY j.id
+        FOR UPDATE OF j
     ), back AS (
         UPDATE taskd.job AS j
         SET state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(j.limit_name, due) END,
@@ -6380,7 +6507,7 @@ BEGIN
             SELECT FROM taskd.job_key AS k
             WHERE k.task = past.task AND k.unique_key = past.unique_key AND k.job_id <> past.id AND taskd.key_is_held(k)
         )
-        ON CONFLICT (task, (CASE WHEN key_scope = 'live' OR fence = 0 THEN unique_key END)) WHERE unique_key IS NOT NULL
+        ON CONFLICT (task, (CASE WHEN key_scope = 'live' OR worker_id IS NULL THEN unique_key END)) WHERE unique_key IS NOT NULL
         DO NOTHING
         RETURNING j.id INTO new_id;
         CONTINUE WHEN NOT FOUND;
@@ -6700,6 +6827,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 BEGIN
+    PERFORM taskd.checked_queue_name(n) FROM unnest(queues) AS n;
     RETURN QUERY
     INSERT INTO taskd.queue (name, paused_at, paused_until, pause_reason, paused_by)
     SELECT n, clock_timestamp(), taskd.pause_end(for_s), taskd.checked_reason(reason),

@@ -9,10 +9,8 @@ from taskd.client.connecting.connections import ClientConnections
 from taskd.core.jobs.failure import clean_reason
 from taskd.core.jobs.job import DELAY_S_MAX, JobState
 from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
-from taskd.core.outcomes.results import result_of
 from taskd.core.validation import check_seconds
 from taskd.errors import InvalidJob, InvalidTransition, WorkerNotFound
-from taskd.store import workers
 from taskd.store.jobs import jobs
 
 Ids = int | Iterable[int]
@@ -44,6 +42,8 @@ class ClientByHand(ClientConnections):
             InvalidJob: the result has no JSON form, or is too large.
             ValueRefused: the next stage of a pipeline does not accept the result.
         """
+        from taskd.core.outcomes.results import result_of  # few clients need it
+
         text, unstored = result_of(result)
         if unstored is not None:
             raise InvalidJob(f"the jobs were not completed: {unstored}")
@@ -105,6 +105,8 @@ class ClientByHand(ClientConnections):
             InvalidTransition: the worker renews its lease, or was declared dead before.
             WorkerNotFound: no worker has this id.
         """
+        from taskd.store import workers
+
         on = await self._pool()
         match await workers.declare_dead_by_hand(on, worker_id, clean_reason(reason)):
             case "dead":

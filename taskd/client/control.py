@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 class ClientControl(ClientByHand):
     """The methods of a client that change jobs, queues, tasks and schedules."""
 
-    async def cancel(self, chosen: Chosen, reason: str = "") -> dict[int, JobState]:
+    async def cancel(
+        self, chosen: Chosen, reason: str = "", *, conn: object = None
+    ) -> dict[int, JobState]:
         """Cancel waiting jobs, and request the cancellation of running jobs.
 
         The result contains the state of each job by id, without finished and unknown jobs. The
@@ -42,17 +44,19 @@ class ClientControl(ClientByHand):
             chosen: an id, several ids, or a JobFilter. The jobs of a filter are cancelled in
                 batches of a thousand, each in its own transaction.
             reason: a text of at most 500 bytes.
+            conn: the caller's connection, as for enqueue(): the jobs are cancelled in the caller's
+                transaction, and stay locked until it ends.
 
         Raises:
             InvalidJob: the filter is empty, or selects only finished jobs.
         """
         from taskd.client import bulk
 
-        pool, selected = await self._pool(), bulk.narrowed(chosen, LIVE)
+        on, selected = await self._on(conn), bulk.narrowed(chosen, LIVE)
         ended: dict[int, JobState] = {}
-        async for ids in bulk.batches_of(pool, selected):
+        async for ids in bulk.batches_of(on, selected):
             states = bulk.states_of(selected)
-            ended |= await stored_jobs.cancel(pool, ids, clean_reason(reason), states)
+            ended |= await stored_jobs.cancel(on, ids, clean_reason(reason), states)
         return ended
 
     async def restart_runs(
@@ -89,6 +93,7 @@ class ClientControl(ClientByHand):
         *,
         run_at: datetime | None = None,
         delay_s: float | None = None,
+        conn: object = None,
     ) -> list[int]:
         """Retry failed and cancelled jobs; return the ids of the retried jobs, sorted.
 
@@ -101,6 +106,7 @@ class ClientControl(ClientByHand):
                 of a thousand, each in its own transaction.
             run_at: when the jobs are due, a datetime with a time zone; excludes `delay_s`.
             delay_s: seconds from now until the jobs are due.
+            conn: the caller's connection, as for cancel().
 
         Raises:
             InvalidJob: the time is outside its limits; or the filter is empty, or selects neither
@@ -109,19 +115,22 @@ class ClientControl(ClientByHand):
         from taskd.client import bulk
 
         change = Change(run_at=run_at, delay_s=delay_s)
-        pool, selected = await self._pool(), bulk.narrowed(chosen, FINISHED_BADLY)
+        on, selected = await self._on(conn), bulk.narrowed(chosen, FINISHED_BADLY)
         back: set[int] = set()
-        async for ids in bulk.batches_of(pool, selected):
-            back.update(await stored_jobs.retry(pool, ids, change.run_at, change.delay_s))
+        async for ids in bulk.batches_of(on, selected):
+            back.update(await stored_jobs.retry(on, ids, change.run_at, change.delay_s))
         return sorted(back)
 
-    async def change(self, chosen: Chosen, **changes: Unpack[Changes]) -> dict[int, ChangeOutcome]:
+    async def change(
+        self, chosen: Chosen, *, conn: object = None, **changes: Unpack[Changes]
+    ) -> dict[int, ChangeOutcome]:
         """Change waiting jobs; return an outcome by id: changed, running, finished or unknown.
 
         Args:
             chosen: an id, several ids, or a JobFilter. If the outcome of a job is not `changed`,
                 the job stays as it is. The jobs of a filter are changed in batches of a thousand,
                 each in its own transaction.
+            conn: the caller's connection, as for cancel().
             changes: new values, as Change describes them.
 
         Raises:
@@ -134,10 +143,10 @@ class ClientControl(ClientByHand):
 
         change = Change(**changes)
         job_changes.check_not_empty(change)
-        pool, selected = await self._pool(), bulk.narrowed(chosen, WAITING)
+        on, selected = await self._on(conn), bulk.narrowed(chosen, WAITING)
         outcomes: dict[int, ChangeOutcome] = {}
-        async for ids in bulk.batches_of(pool, selected):
-            outcomes |= await job_changes.change(pool, ids, change)
+        async for ids in bulk.batches_of(on, selected):
+            outcomes |= await job_changes.change(on, ids, change)
         return outcomes
 
     async def find_key(self, task: str, key: str) -> HeldKey | None:
@@ -169,7 +178,12 @@ class ClientControl(ClientByHand):
         return await keys.forget(await self._pool(), task, normal_key(key))
 
     async def pause_tasks(
-        self, tasks: Iterable[str], for_s: float | None = None, reason: str = ""
+        self,
+        tasks: Iterable[str],
+        for_s: float | None = None,
+        reason: str = "",
+        *,
+        conn: object = None,
     ) -> list[str]:
         """Pause tasks, so that workers start none of their jobs; return the names of the tasks.
 
@@ -181,20 +195,21 @@ class ClientControl(ClientByHand):
             for_s: seconds until the tasks resume by themselves. With None, the pause lasts until
                 resume_tasks() is called.
             reason: `taskd why` and the dashboard show it.
+            conn: the caller's connection, as for cancel().
 
         Raises:
             InvalidJob: `for_s` is not above zero, or longer than ten years.
         """
         return await stored_tasks.pause(
-            await self._pool(), list(tasks), above_zero(for_s), clean_reason(reason) or None
+            await self._on(conn), list(tasks), above_zero(for_s), clean_reason(reason) or None
         )
 
-    async def resume_tasks(self, tasks: Iterable[str]) -> list[str]:
+    async def resume_tasks(self, tasks: Iterable[str], *, conn: object = None) -> list[str]:
         """Resume tasks; return the names of the tasks that were paused, sorted.
 
         The result contains the former names of these tasks, too.
         """
-        return await stored_tasks.resume(await self._pool(), list(tasks))
+        return await stored_tasks.resume(await self._on(conn), list(tasks))
 
     async def limit(self, queue: str, concurrency: int | None) -> None:
         """Set a queue's concurrency in each worker process; None restores the worker's setting.
@@ -212,7 +227,12 @@ class ClientControl(ClientByHand):
         )
 
     async def pause(
-        self, queues: Iterable[str], for_s: float | None = None, reason: str = ""
+        self,
+        queues: Iterable[str],
+        for_s: float | None = None,
+        reason: str = "",
+        *,
+        conn: object = None,
     ) -> list[str]:
         """Pause queues, so that workers claim none of their jobs; return the names of the queues.
 
@@ -223,6 +243,7 @@ class ClientControl(ClientByHand):
             for_s: seconds until the queues resume by themselves. With None, the pause lasts until
                 resume() is called.
             reason: `taskd why` and the dashboard show it.
+            conn: the caller's connection, as for cancel().
 
         Raises:
             InvalidJob: a name is not a valid name of a queue, or `for_s` is not between zero and
@@ -230,7 +251,7 @@ class ClientControl(ClientByHand):
         """
         names = [check_queue(name) for name in queues]
         return await stored_queues.pause(
-            await self._pool(), names, above_zero(for_s), clean_reason(reason) or None
+            await self._on(conn), names, above_zero(for_s), clean_reason(reason) or None
         )
 
     async def pause_all(self, for_s: float | None = None, reason: str = "") -> list[str]:
@@ -252,13 +273,13 @@ class ClientControl(ClientByHand):
         """Resume all queues; return the names of the queues that were paused, sorted."""
         return await stored_queues.resume(await self._pool(), None)
 
-    async def resume(self, queues: Iterable[str]) -> list[str]:
+    async def resume(self, queues: Iterable[str], *, conn: object = None) -> list[str]:
         """Resume queues; return the names of the queues that were paused, sorted.
 
         Raises:
             InvalidJob: a name is not a valid name of a queue.
         """
-        return await stored_queues.resume(await self._pool(), [check_queue(q) for q in queues])
+        return await stored_queues.resume(await self._on(conn), [check_queue(q) for q in queues])
 
     @property
     def schedules(self) -> Schedules:

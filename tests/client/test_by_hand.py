@@ -8,11 +8,11 @@ import asyncpg
 import psycopg
 import pytest
 
-from taskd import Client, NewJob, acting_as
+from taskd import Client, JobFilter, NewJob, acting_as
 from taskd.errors import InvalidJob, InvalidTransition, WorkerNotFound
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
-from tests.store.helpers import done, new_worker, run_one, state_of
+from tests.store.helpers import FAILED, done, new_worker, run_one, settle, state_of
 
 
 @pytest.fixture
@@ -79,3 +79,35 @@ async def test_wrong_values_get_a_sentence(client: Client, lane: Any) -> None:
     me = await new_worker(lane)
     with pytest.raises(InvalidTransition, match="renews its lease, so it lives"):
         await client.declare_dead(me)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_cancels_retries_changes_and_pauses_take_the_callers_connection(
+    client: Client, dsn: str, sql: Any, lane: Lane, me: int, driver: str
+) -> None:
+    failed = await run_one(lane, me)
+    await settle(lane, failed, FAILED)
+    changed, cancelled = await jobs.enqueue(lane, [NewJob("t", queue="q")] * 2)
+    conn: Any = (
+        await asyncpg.connect(dsn)
+        if driver == "asyncpg"
+        else await psycopg.AsyncConnection.connect(dsn)
+    )
+    try:
+        if driver == "asyncpg":
+            await conn.execute("BEGIN")
+        assert await client.retry(failed.id, conn=conn) == [failed.id]
+        assert await client.change(changed, priority=3, conn=conn) == {changed: "changed"}
+        assert await client.cancel([cancelled], "odd", conn=conn) == {cancelled: "cancelled"}
+        waiting = JobFilter(queue="q", states=["queued"])
+        assert await client.cancel(waiting, conn=conn) == {
+            failed.id: "cancelled", changed: "cancelled",
+        }  # fmt: skip
+        assert await client.pause(["q"], conn=conn) == ["q"]
+        assert await client.resume(["q"], conn=conn) == ["q"]
+        await (conn.execute("ROLLBACK") if driver == "asyncpg" else conn.rollback())
+    finally:
+        await conn.close()
+    assert await state_of(sql, failed.id) == "failed"
+    assert await state_of(sql, changed) == await state_of(sql, cancelled) == "queued"
+    assert await sql.fetchval("SELECT count(*) FROM taskd.action") == 0

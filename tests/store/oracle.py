@@ -75,6 +75,8 @@ class Oracle(Workflows):
         row = self.rows.get(job)
         if row is None:
             return "absent"
+        if (worker, fence) in row.by_hand:
+            return "by hand"
         if row.fence != fence or row.worker not in {None, worker} or row.lost_by == worker:
             return "lost"
         return row.state if row.state in {"running", "done"} else "acked"

@@ -19,7 +19,9 @@ class HandsOracle(Oracle):
         past = {row.id for row in found if row.finished}
         freed = [(row.limit, row.limit_key) for row in found if not row.finished and row.has_place]
         for row in found:
-            row.lost_by = None if row.state == "running" else row.lost_by
+            if row.state == "running":
+                row.by_hand.add((row.worker, row.fence))
+                row.lost_by = None
             row.follower = None if row.finished else row.follower
             row.worker = row.gate = None
         again = self._cancelled_with(past) - past
@@ -32,6 +34,10 @@ class HandsOracle(Oracle):
     def restart(self, jobs: Iterable[int], *, due: bool) -> dict[int, str]:
         """Return the restarted jobs, and the state of each afterwards."""
         found = [row for row in map(self.rows.get, jobs) if row and row.state == "running"]
+        found = [
+            row for row in found
+            if row.key is None or row.scope == "live" or self.holder(row.task, row.key) is None
+        ]  # fmt: skip
         for row in found:
             tries = row.attempt - row.crashes
             if tries >= (row.max_attempts or MAX_ATTEMPTS):
@@ -39,6 +45,7 @@ class HandsOracle(Oracle):
             row.state = "scheduled" if row.crashes else self.when_due(row.limit, due)
             # Deadlines are as far away as the new time, or have passed.
             row.over = row.over if due and row.over is False else None
+            row.by_hand.add((row.worker, row.fence))
             row.worker = row.cancel = row.lost_by = None
             row.due, row.parked = due, False
         went = {row.id: row.state for row in found}

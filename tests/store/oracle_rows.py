@@ -49,6 +49,7 @@ class Row:
     limit_key: str | None = None
     workflow: bool = False
     over: bool | None = None
+    by_hand: set[tuple[int | None, int]] = field(default_factory=set)  # claims ended by hand
     lost_by: int | None = None  # the worker of its last error, if that says WorkerLost
 
     @property

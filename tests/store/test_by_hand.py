@@ -283,6 +283,20 @@ async def test_a_restarted_job_with_a_limit_goes_through_admission_again(
     ]  # fmt: skip
 
 
+async def test_a_job_whose_key_another_waiting_job_holds_is_not_restarted(
+    sql: Any, lane: Lane, me: int
+) -> None:
+    unique = Unique(key="k", scope="waiting")
+    run = await run_one(lane, me, unique=unique)
+    [newer] = await enqueue(lane, unique=unique)
+    assert await jobs.restart(lane, [run.id], "it hangs") == {}
+    assert await state_of(sql, run.id) == "running"
+    await jobs.cancel(lane, [newer], "odd")
+    assert await jobs.restart(lane, [run.id], "it hangs", delay_s=0) == {run.id: QUEUED}
+    [held] = await enqueue(lane, unique=unique)
+    assert held == run.id
+
+
 async def test_a_suspect_that_is_restarted_stays_in_quarantine(
     sql: Any, lane: Lane, me: int
 ) -> None:

@@ -170,6 +170,8 @@ def _not_restartable(job_id: int, state: JobState) -> str:
         return f"job {job_id} is {state}; retry it: taskd jobs retry {job_id}"
     if state is JobState.DONE:
         return f"job {job_id} is done; run it again as a copy: taskd jobs run-again {job_id}"
+    if state is JobState.RUNNING:
+        return f"job {job_id} still runs: another job waits with its unique key, so cancel it"
     return f"job {job_id} is {state}; only running jobs can be restarted"
 
 
