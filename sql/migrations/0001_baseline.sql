@@ -5612,7 +5612,7 @@ $$;
 -- The jobs that were cancelled because of a retried job are retried with it. A job that is retried together with a parent,
 -- or while that parent is live, waits for the parent again. A job is not retried if one of its parents has failed and is not
 -- retried. The function runs with the owner's rights, because no other user is allowed to move jobs out of the history.
--- Called by: SQL clients, complete(), restart_run(), retry_jobs.
+-- Called by: SQL clients, restart_run(), complete(), retry_jobs.
 CREATE FUNCTION taskd.retry(
     ids bigint[],
     run_at timestamptz DEFAULT NULL,
