@@ -4105,6 +4105,7 @@ DECLARE
     same boolean;
     before text;
 BEGIN
+    no_key := coalesce(no_key, false);
     PERFORM taskd.check_schedule_options(
         name, every, timezone, query, queue, priority, max_attempts, timeout_s, catch_up, catch_up_max, overlap, jitter_s, deadline_s,
         ends_by_s, starts_at, next_at
@@ -6331,7 +6332,7 @@ BEGIN
     WITH held AS MATERIALIZED (
         SELECT j.id, j.worker_id
         FROM taskd.job AS j
-        WHERE j.id = ANY (ids) AND j.worker_id IS NOT NULL
+        WHERE j.id = ANY (ids) AND j.state = 'running'
           AND NOT (j.key_scope = 'waiting' AND j.unique_key IS NOT NULL AND EXISTS (
               SELECT FROM taskd.job AS other
               WHERE other.task = j.task AND other.unique_key = j.unique_key

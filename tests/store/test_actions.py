@@ -137,7 +137,7 @@ async def test_a_cancel_by_a_schedule_names_the_schedule(sql: Any, lane: Lane) -
     await schedules.set_(
         lane, [Schedule("s", NewJob("t", queue="q"), Every(3600), overlap="cancel")]
     )
-    [first] = await schedules.run(lane, "s") or []
+    [first] = (await schedules.run(lane, "s")).ids or []
     await schedules.run(lane, "s")
     assert (await row(sql, first))["state"] == "cancelled"
     rows = await sql.fetch("SELECT actor FROM taskd.action WHERE action = 'cancel'")

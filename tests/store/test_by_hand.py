@@ -200,7 +200,7 @@ async def test_the_next_stage_begins_after_a_stage_was_completed(
 
 
 async def begin(lane: Lane) -> list[int]:
-    made = RUN._run(("x",), {})
+    made = RUN._run(None, ("x",), {})
     return await workflows.start(lane, made, [node.job for node in made.nodes])
 
 

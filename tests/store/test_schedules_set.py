@@ -192,7 +192,7 @@ async def test_a_cron_that_nobody_can_read_pauses_the_schedule(sql: Any, lane: L
         ("cron => '0 3 * *'", "five fields"),
         ("cron => '0 3 * * *', timezone => 'Mars/Olympus'", "no time zone"),
         ("every => '5 min', catch_up => 'some'", "catch_up must be none, last or all"),
-        ("every => '5 min', overlap => 'maybe'", "overlap must be allow, skip"),
+        ("every => '5 min', overlap => 'maybe'", "overlap must be allow, skip, wait"),
         (
             "every => '5 min', catch_up => 'all', overlap => 'skip'",
             "catch_up all needs overlap allow",

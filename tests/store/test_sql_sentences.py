@@ -16,6 +16,7 @@ NONSENSE: dict[str, tuple[str, ...]] = {
     "bigint": ("-9223372036854775808", "9223372036854775807", "0"),
     "double precision": ("NaN", "Infinity", "-Infinity", "-1", "1e308", "0"),
     "timestamp with time zone": TIMES,
+    "time without time zone": (),
     "interval": ("-1 s", "0", "1000 years", "1 month"),
     "jsonb": ("1", "[]", '"x"', "null", '{"a": 1}'),
     "numeric": ("NaN", "1.5", "1e40"),
@@ -27,7 +28,7 @@ NONSENSE: dict[str, tuple[str, ...]] = {
 GIVEN = {
     "task": "t", "args": "{}", "unique_key": "k", "ids": "{1}", "name": "s", "queues": "{q}",
     "tasks": "{t}", "schedules": "{s}", "schedule": "s", "worker_id": "1", "value": "1",
-    "values": "[1]",
+    "values": "[1]", "pipeline": "p", "stage": "s",
 }  # fmt: skip
 NEEDED = {
     "enqueue_after": {"after": "{1}"}, "set_schedule": {"every": "1 hour"},
