@@ -156,7 +156,7 @@ GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, t
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
 GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, isolated, errors)
     ON taskd.job TO taskd_worker;
-GRANT SELECT (id, worker_id, fence, state, started_at, errors, finished_at, reason, schedule, ends_by), INSERT ON taskd.job_history TO taskd_worker;
+GRANT SELECT (id, worker_id, fence, state, queue, started_at, errors, finished_at, reason, schedule, ends_by), INSERT ON taskd.job_history TO taskd_worker;
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
       INSERT (name, app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,

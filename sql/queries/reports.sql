@@ -486,7 +486,8 @@ WITH ended AS (
            percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY run_s) AS run_s,
            avg(run_s) AS run_avg_s, sum(run_s) AS run_sum_s
     FROM (
-        SELECT *, greatest(date_part('epoch', started_at - run_at), CASE WHEN started_at IS NOT NULL THEN 0 END) AS wait_s,
+        SELECT queue, task, state, attempt, finished_at,
+               greatest(date_part('epoch', started_at - run_at), CASE WHEN started_at IS NOT NULL THEN 0 END) AS wait_s,
                date_part('epoch', finished_at - started_at) AS run_s
         FROM taskd.job_history
         WHERE finished_at > coalesce($2, now() - make_interval(secs => $1))

@@ -15,7 +15,14 @@ from tests.logins import Logins
 # Statements that a role may run because of rights that it needs otherwise: a role that may read a
 # whole table can run all its reads.
 BESIDES = {
-    "worker": {"demo_left", "find_bounds", "tasks_of_jobs", "job_logs"},
+    "worker": {
+        "demo_left",
+        "find_bounds",
+        "tasks_of_jobs",
+        "job_logs",
+        "list_queues",
+        "watch_state",
+    },
     "observer": {"check_acks", "find_bounds"},
     "admin": {"check_acks"},
 }
