@@ -124,7 +124,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.enqueue_jobs(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[], double precision[],
                        timestamptz[], double precision[], smallint[], text[], text[], text[]),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
-                         text, double precision, text, double precision, bigint, timestamptz, double precision, integer,
+                         text, double precision, text, double precision, anyelement, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb, boolean, jsonb, text),
     taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
                                double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
@@ -253,7 +253,7 @@ GRANT SELECT (
 GRANT EXECUTE ON FUNCTION
     taskd.find_jobs(jsonb, boolean, boolean, boolean, timestamptz, bigint, bigint), taskd.filter_parts(jsonb, boolean)
     TO taskd_observer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.stored_time(text) TO taskd_worker, taskd_observer, taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.stored_time(text), taskd.version_time(bigint), taskd.version_text(bigint) TO taskd_worker, taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
 -- Observers and workers can read when unique keys expire, but not the keys. So they can check that upkeep deletes expired keys.

@@ -307,20 +307,30 @@ RETURN CASE WHEN value ~ E'^(19|20|21)[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]
             THEN (left(value, 8) || '01' || substr(value, 11))::timestamptz
                  + make_interval(hours => 24 * (substr(value, 9, 2)::integer - 1)) END;
 
+-- Return the time that a stored version stands for, or NULL if the version is a number.
+-- Called by: version_text(), the schema.
+CREATE FUNCTION taskd.version_time(version bigint) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE
+RETURN CASE WHEN version >= 4611686018427387904
+            THEN timestamptz '1970-01-01 00:00:00+00' + (version - 4611686018427387904) * interval '1 microsecond' END;
+
 -- All jobs, live and finished, with the same columns. updated_at: the last moment at which the job is known to have changed: its
 -- enqueue, its claim, the end of its last failed attempt, or its end. Other changes, such as a new priority, store no time.
 CREATE VIEW taskd.jobs AS
     SELECT id, queue::text, task::text, state::text, priority, run_at::timestamptz, attempt,
            max_attempts::smallint, timeout_s::double precision, worker_id, fence, crashes, interrupts,
            cancel_reason IS NOT NULL AS cancel_requested, enqueued_at, started_at, NULL::timestamptz AS finished_at, NULL::text AS reason,
-           args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text, version,
+           args::jsonb, errors, NULL::jsonb AS result, key_scope::text, unique_key::text,
+           (CASE WHEN version < 4611686018427387904 THEN version END)::bigint AS version,
+           taskd.version_time(version)::timestamptz AS version_at,
            deadline::timestamptz, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata::jsonb,
            greatest(enqueued_at, started_at, taskd.stored_time(errors #>> '{-1,ended}'))::timestamptz AS updated_at
     FROM taskd.job
     UNION ALL
     SELECT id, queue, task, state::text, priority, run_at, attempt, max_attempts, timeout_s, worker_id,
            fence, crashes, interrupts, false, enqueued_at, started_at, finished_at, reason, args,
-           errors, result, key_scope::text, unique_key, version,
+           errors, result, key_scope::text, unique_key,
+           CASE WHEN version < 4611686018427387904 THEN version END, taskd.version_time(version),
            deadline, ends_by, args_version, schedule, tick, workflow_id, node, limit_name, limit_key, metadata, finished_at
     FROM taskd.job_history;
 
@@ -1361,24 +1371,100 @@ AS $$
     ) AS made
 $$;
 
+-- Return the stored number of a version that is a time: 2^62, and the microseconds since 1970. So no number equals a time:
+-- versions that are numbers are less than 2^62.
+-- Called by: stored_version().
+CREATE FUNCTION taskd.version_number(at timestamptz) RETURNS bigint
+LANGUAGE sql IMMUTABLE
+RETURN 4611686018427387904 + (extract(epoch FROM at) * 1000000)::bigint;
+
+-- Return a version as text: a number, or a time in UTC.
+-- Called by: check_version_types(), superseded_by().
+CREATE FUNCTION taskd.version_text(version bigint) RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+SET timezone = 'UTC'
+AS $$
+    SELECT CASE WHEN version >= 4611686018427387904 THEN rtrim(rtrim(to_char(taskd.version_time(version), 'YYYY-MM-DD"T"HH24:MI:SS.US'), '0'), '.') || 'Z'
+                ELSE version::text END
+$$;
+
+-- Return the stored number of a version: a whole number or a time, of any type. `stored`: the number is stored in this form
+-- already.
+-- Called by: version_of(), enqueue_unique().
+CREATE FUNCTION taskd.stored_version(version anyelement, stored boolean) RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    number numeric;
+    at timestamptz;
+BEGIN
+    IF version IS NULL THEN
+        RETURN NULL;
+    ELSIF pg_typeof(version) IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype, 'numeric'::regtype) THEN
+        number := version::text;
+        IF number = 'NaN' OR number <> trunc(number)
+           OR abs(number) >= (CASE WHEN stored THEN 9223372036854775808 ELSE 4611686018427387904 END) THEN
+            RAISE EXCEPTION 'the version % is not a whole number between -2^62 and 2^62', version
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'Choose a smaller unit: (seconds * 1000)::bigint.';
+        END IF;
+        RETURN number;
+    ELSIF pg_typeof(version) = 'timestamp with time zone'::regtype THEN
+        at := version::text;
+        IF isfinite(at) THEN
+            RETURN taskd.version_number(at);
+        END IF;
+    END IF;
+    RAISE EXCEPTION 'a version is an integer, a numeric without a fraction, or a finite timestamp with time zone, and not the % %',
+        pg_typeof(version), version
+        USING ERRCODE = 'invalid_parameter_value', HINT = 'Cast it: version => updated_at AT TIME ZONE ''UTC'', version => rev::bigint.';
+END
+$$;
+
+-- Raise an error if a new version and the last version of its key are a number and a time: they cannot be compared.
+-- Called by: enqueue_unique().
+CREATE FUNCTION taskd.check_version_types(version bigint, last bigint) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (version >= 4611686018427387904) <> (last >= 4611686018427387904) THEN
+        RAISE EXCEPTION 'the version % cannot be compared with the last version of its unique key, %: one is a number, the other a time',
+            taskd.version_text(version), taskd.version_text(last)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Use one type for all versions of a key. taskd.forget_key() frees a key whose job has ended.';
+    END IF;
+END
+$$;
+
 -- Return the version that a task's rule gives a job with these arguments, or NULL.
 -- Called by: enqueue_one(), make_scheduled_jobs(), change().
 CREATE FUNCTION taskd.version_of(rule jsonb, args jsonb) RETURNS bigint
-LANGUAGE plpgsql IMMUTABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     name text := rule ->> 'version_by';
     version jsonb := CASE WHEN name = '' THEN rule -> 'version' ELSE coalesce(args -> name, rule -> 'defaults' -> name) END;
+    given text := version #>> '{}';
 BEGIN
-    IF version IS NULL OR version = 'null' THEN
-        RETURN NULL;
-    END IF;
-    IF jsonb_typeof(version) <> 'number' OR scale(trim_scale((version #>> '{}')::numeric)) > 0 THEN
-        RAISE EXCEPTION 'the argument "%" is the version of the job, and must be a whole number', name
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    RETURN (version #>> '{}')::numeric::bigint;
+    CASE coalesce(jsonb_typeof(version), 'null')
+        WHEN 'null' THEN
+            RETURN NULL;
+        WHEN 'number' THEN
+            RETURN taskd.stored_version(given::numeric, false);
+        WHEN 'string' THEN
+            IF given ~ E'^\\d{4}-\\d\\d-\\d\\d[T ].*(Z|z|[+-]\\d\\d(:?\\d\\d)?)$' THEN
+                RETURN taskd.stored_version(given::timestamptz, false);
+            END IF;
+        ELSE
+    END CASE;
+    RAISE EXCEPTION 'the argument "%" is the version of the job, and must be a whole number, or a time with a time zone', name
+        USING ERRCODE = 'invalid_parameter_value';
+EXCEPTION WHEN data_exception THEN
+    RAISE EXCEPTION 'the argument "%" is the version of the job: %', name, SQLERRM
+        USING ERRCODE = 'invalid_parameter_value';
 END
 $$;
 
@@ -1809,7 +1895,7 @@ $$;
 -- Called by: keep_superseded(), ack_outcomes, rescue_jobs.
 CREATE FUNCTION taskd.superseded_by(job_id bigint, version bigint) RETURNS text
 LANGUAGE sql IMMUTABLE
-RETURN 'superseded by ' || coalesce('version ' || version || ' (job ' || job_id || ')', 'job ' || job_id);
+RETURN 'superseded by ' || coalesce('version ' || taskd.version_text(version) || ' (job ' || job_id || ')', 'job ' || job_id);
 
 -- Write a job that was deleted to the history, as cancelled: the newer job `by` holds its unique key now.
 -- Called by: enqueue_unique(), return_with_key().
@@ -1860,12 +1946,13 @@ $$;
 -- finished job (`history`), or `forever`. With for_s the key stays held for at least that many seconds, even if its job ends.
 -- taskd.forget_key() frees a key whose job has ended.
 --
--- With a version, the newer version wins, and on_conflict does not apply. A version that is not newer than the last one
--- of its key is `ignored`, whether that job waits, runs or has ended; the last version is remembered for 30 days. A newer
--- version replaces a waiting holder. If the holder runs, the new job is stored with it and `follows` when the running
--- attempt ends, whatever its outcome: the holder is not retried. So two versions never run at the same time, no newer version
--- is lost, and none waits for the retries of an older one. newer_starts: `at_once`, or `after_delay`: not before the older
--- version's retry would have been due.
+-- With a version, the newer version wins, and on_conflict does not apply. A version is a whole number or a time
+-- (version => updated_at); all versions of a key have one type. A version that is not newer than the last one of its key is
+-- `ignored`, whether that job waits, runs or has ended; the last version is remembered for 30 days. A newer version replaces a
+-- waiting holder. If the holder runs, the new job is stored with it and `follows` when the running attempt ends, whatever its
+-- outcome: the holder is not retried. So two versions never run at the same time, no newer version is lost, and none waits for
+-- the retries of an older one. newer_starts: `at_once`, or `after_delay`: not before the older version's retry would have been
+-- due.
 --
 -- A waiting holder that no worker has claimed is changed in place. A holder that was claimed before ends as cancelled,
 -- because its errors and attempts belong to its arguments, and the new job gets attempts of its own. (A holder for which other
@@ -1892,7 +1979,7 @@ CREATE FUNCTION taskd.enqueue_unique(
     for_s double precision DEFAULT NULL,
     on_conflict text DEFAULT 'skip',
     debounce_max_s double precision DEFAULT NULL,
-    version bigint DEFAULT NULL,
+    version anyelement DEFAULT NULL::bigint, -- an integer, a numeric or a timestamptz
     deadline timestamptz DEFAULT NULL,
     deadline_s double precision DEFAULT NULL,
     args_version integer DEFAULT NULL,
@@ -1931,7 +2018,8 @@ DECLARE
     superseded taskd.job;
     retry_at timestamptz;
     takes boolean;
-    newest boolean := version IS NOT NULL OR on_conflict = 'latest';
+    number bigint := taskd.stored_version(version, checked);
+    newest boolean := number IS NOT NULL OR on_conflict = 'latest';
     next jsonb;
 BEGIN
     IF unique_key IS NULL
@@ -1954,7 +2042,7 @@ BEGIN
     IF for_s NOT BETWEEN 0.001 AND 31536000 OR debounce_max_s NOT BETWEEN 0 AND 31536000 THEN
         RAISE EXCEPTION 'for_s and debounce_max_s are seconds, up to a year' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF version IS NOT NULL AND (key_scope <> 'live' OR on_conflict <> 'skip' OR for_s IS NOT NULL) THEN
+    IF number IS NOT NULL AND (key_scope <> 'live' OR on_conflict <> 'skip' OR for_s IS NOT NULL) THEN
         RAISE EXCEPTION 'a version excludes key_scope, on_conflict and for_s: the newer version wins' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF on_conflict = 'latest' AND (key_scope <> 'live' OR for_s IS NOT NULL) THEN
@@ -1996,7 +2084,7 @@ BEGIN
     END IF;
     held_until := CASE key_scope WHEN 'forever' THEN 'infinity'
                                  WHEN 'history' THEN now() + interval '1 hour'
-                                 ELSE now() + make_interval(secs => CASE WHEN version IS NULL THEN for_s ELSE 2592000 END) END;
+                                 ELSE now() + make_interval(secs => CASE WHEN number IS NULL THEN for_s ELSE 2592000 END) END;
     LOOP
         SELECT j.id, j.state, greatest(j.version, (j.follower ->> 'version')::bigint) AS version INTO holder
         FROM taskd.job AS j
@@ -2008,7 +2096,8 @@ BEGIN
             FROM taskd.job_key AS k
             WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key
               AND taskd.key_is_held(k)
-              AND (enqueue_unique.version IS NULL OR k.version >= enqueue_unique.version)
+              AND (vars.number IS NULL OR k.version >= vars.number
+                   OR k.version < 4611686018427387904 AND vars.number >= 4611686018427387904)
               AND (on_conflict <> 'latest' OR k.version IS NULL);
         END IF;
         IF NOT FOUND AND new_id IS NULL THEN
@@ -2022,7 +2111,7 @@ BEGIN
                    (CASE key_scope WHEN 'waiting' THEN key_scope ELSE 'live' END)::taskd.key_scope,
                    enqueue_unique.unique_key,
                    -- Without a version, the key keeps its last one, so that older versions stay ignored.
-                   coalesce(enqueue_unique.version, superseded.version, CASE WHEN on_conflict = 'latest' THEN (
+                   coalesce(vars.number, superseded.version, CASE WHEN on_conflict = 'latest' THEN (
                        SELECT k.version FROM taskd.job_key AS k
                        WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key AND k.until > now()
                    ) END),
@@ -2044,9 +2133,12 @@ BEGIN
             IF superseded.id IS NULL THEN
                 outcome := 'enqueued';
             ELSE
-                PERFORM taskd.keep_superseded(superseded, new_id, version);
+                PERFORM taskd.keep_superseded(superseded, new_id, number);
             END IF;
             EXIT;
+        END IF;
+        IF holder.version IS NOT NULL AND number IS NOT NULL THEN
+            PERFORM taskd.check_version_types(number, holder.version);
         END IF;
         -- Between the look-up and the insert, another job has taken the key with for_s, and has ended.
         DELETE FROM taskd.job AS j WHERE j.id = new_id;
@@ -2056,13 +2148,13 @@ BEGIN
                 USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key';
         END IF;
         job_id := holder.id;
-        outcome := CASE WHEN version IS NULL THEN 'skipped' ELSE 'ignored' END;
-        IF holder.state IS NULL OR holder.state = 'running' AND NOT newest OR holder.version >= version THEN
+        outcome := CASE WHEN number IS NULL THEN 'skipped' ELSE 'ignored' END;
+        IF holder.state IS NULL OR holder.state = 'running' AND NOT newest OR holder.version >= number THEN
             RETURN;
         END IF;
         -- The transaction contains only this statement, so the data that the job works on was committed before, and a holder
         -- that starts from now on sees it. So the holder need not be locked, and workers can claim it.
-        IF on_conflict = 'skip' AND version IS NULL AND alone THEN
+        IF on_conflict = 'skip' AND number IS NULL AND alone THEN
             RETURN;
         END IF;
         IF in_batch THEN
@@ -2092,7 +2184,7 @@ BEGIN
           AND (j.key_scope = 'live' OR j.worker_id IS NULL)
         FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
-        CONTINUE WHEN holder.version >= version;
+        CONTINUE WHEN holder.version >= number OR holder.version < 4611686018427387904 AND number >= 4611686018427387904;
         -- A producer moves the job of another one only to the queue that the task publishes, and to no other limit.
         IF target_queue IS DISTINCT FROM known.queue THEN
             target_queue := holder.queue;
@@ -2105,7 +2197,7 @@ BEGIN
             next := jsonb_build_object(
                 'queue', target_queue, 'args', enqueue_unique.args, 'priority', enqueue_unique.priority, 'run_at', due,
                 'max_attempts', enqueue_unique.max_attempts, 'timeout_s', enqueue_unique.timeout_s,
-                'version', coalesce(enqueue_unique.version, holder.version), 'deadline', ends_at, 'args_version', target_args_version,
+                'version', coalesce(vars.number, holder.version), 'deadline', ends_at, 'args_version', target_args_version,
                 'limit_name', target_limit, 'limit_key', target_limit_key, 'metadata', enqueue_unique.metadata,
                 'newer_starts', enqueue_unique.newer_starts
             );
@@ -2114,7 +2206,7 @@ BEGIN
             due := 'infinity';
             EXIT;
         END IF;
-        IF on_conflict = 'skip' AND version IS NULL THEN
+        IF on_conflict = 'skip' AND number IS NULL THEN
             target_queue := holder.queue;
             due := holder.run_at;
             EXIT;
@@ -2160,18 +2252,18 @@ BEGIN
             gate = NULL, limit_name = target_limit, limit_key = target_limit_key,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
             -- An enqueue without a version removes neither the version nor the follower with a newer one.
-            version = coalesce(enqueue_unique.version, j.version),
+            version = coalesce(vars.number, j.version),
             follower = CASE WHEN NOT newest THEN j.follower END,
             deadline = ends_at, args_version = target_args_version, parked = j.parked AND on_conflict = 'replace_args',
             metadata = enqueue_unique.metadata
         WHERE j.id = holder.id;
         EXIT;
     END LOOP;
-    IF outcome = 'enqueued' AND held_until IS NOT NULL OR version IS NOT NULL OR next IS NOT NULL OR retry_at IS NOT NULL THEN
-        takes := outcome = 'enqueued' OR version IS NOT NULL;
+    IF outcome = 'enqueued' AND held_until IS NOT NULL OR number IS NOT NULL OR next IS NOT NULL OR retry_at IS NOT NULL THEN
+        takes := outcome = 'enqueued' OR number IS NOT NULL;
         INSERT INTO taskd.job_key AS k (task, unique_key, job_id, version, until, follower, while_stored, retry_at)
         VALUES (
-            enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, enqueue_unique.version,
+            enqueue_unique.task, enqueue_unique.unique_key, enqueue_unique.job_id, vars.number,
             CASE WHEN takes THEN held_until ELSE now() END, next, takes AND key_scope = 'history', vars.retry_at
         )
         ON CONFLICT (task, unique_key) DO UPDATE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import click
 
 from taskd.cli.shared.output import moment, print_fields, print_json
@@ -10,11 +12,15 @@ from taskd.core.jobs.unique import KeyScope, normal_key
 from taskd.errors import KeyFree
 
 UNTIL = {
-    KeyScope.WAITING: "its first claim",
+    KeyScope.WAITING: "a worker claims it",
     KeyScope.LIVE: "it has ended",
     KeyScope.HISTORY: "its history is pruned",
     KeyScope.FOREVER: "the key is forgotten by hand",
 }
+
+
+def _version(version: int | datetime) -> str:
+    return moment(version) if isinstance(version, datetime) else str(version)
 
 
 @click.group()
@@ -45,7 +51,7 @@ def show(session: Session, task: str, key: str, as_json: bool) -> None:
         until = f"{until}, at least until {moment(held.until)}" if until else moment(held.until)
     fields = {"job": str(held.job_id), "state": held.state or "no longer stored"}
     fields["held until"] = until or ""
-    print_fields(fields | ({} if held.version is None else {"version": str(held.version)}))
+    print_fields(fields | ({} if held.version is None else {"version": _version(held.version)}))
 
 
 @keys.command()

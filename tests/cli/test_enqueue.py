@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -457,3 +458,18 @@ def test_the_shell_says_that_no_worker_has_published_the_task(taskd):
     assert "no worker has published the tasks of 2 lines" in said
     taskd.publish()
     assert "published" not in taskd("enqueue", "send_report", "to=ada").stderr
+
+
+def test_a_version_can_be_a_time(taskd):
+    options = ("--queue", "q", "--unique-key", "k", "--version")
+    made = taskd.enqueue("t", *options, "2026-01-02T03:04:05Z")
+    old = taskd("enqueue", "t", *options, "2026-01-01T00:00:00+01:00")
+    assert "ignored" in old.stderr
+    line = {"task": "t", "queue": "q", "unique_key": "k", "version": "2026-01-03T00:00:00Z"}
+    taskd("enqueue", "-", stdin=json.dumps(line) + "\n")
+    assert taskd.json("jobs", "show", made)[0]["version"].startswith("2026-01-03T00:00:00")
+    assert "version: 2026-01-03" in re.sub(" +", " ", taskd("jobs", "show", made).stdout)
+    assert "version: 2026-01-03" in re.sub(" +", " ", taskd("keys", "show", "t", "k").stdout)
+    assert "is not a time" in taskd("enqueue", "t", *options, "soon", code=2).stderr
+    wrong = taskd("enqueue", "t", *options, "7", code=2).stderr
+    assert "cannot be compared with the last version of its unique key" in wrong

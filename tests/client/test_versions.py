@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import Any
+import uuid
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import IntEnum
+from typing import Annotated, Any, NewType
 
+import asyncpg
 import pytest
 
 from taskd import Client, NewJob, Unique, task
@@ -302,7 +307,10 @@ async def test_a_task_s_own_versions_come_from_an_argument(client: Client, regis
     "wrong",
     [
         {"version": "5"},
-        {"version": 2**63},
+        {"version": True},
+        {"version": 7.0},
+        {"version": 2**62},
+        {"version": datetime(2026, 1, 1)},  # noqa: DTZ001 - that is the mistake
         {"version": 1, "scope": "waiting"},
         {"version": 1, "for_s": 60.0},
         {"version": 1, "on_conflict": "replace"},
@@ -317,9 +325,153 @@ def test_what_is_no_version_is_refused(wrong: dict[str, Any]) -> None:
 
 
 async def test_versions_from_sql(sql: Any) -> None:
-    ask = "SELECT outcome FROM taskd.enqueue_unique('sync', '{}', 'k', queue => 'q', version => $1)"
+    call = "taskd.enqueue_unique('sync', '{}', 'k', queue => 'q', version => $1::int)"
+    ask = f"SELECT outcome FROM {call}"
     assert [await sql.fetchval(ask, version) for version in (2, 1, 3)] == [
         "enqueued",
         "ignored",
         "replaced",
     ]
+
+
+# Versions that are times.
+
+SOON_AFTER = datetime(2026, 1, 1, 12, 0, 0, 1, tzinfo=UTC)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def timed(at: datetime, **options: Any) -> NewJob:
+    args = json.dumps({"v": at.isoformat()})
+    return NewJob("sync", args, queue="sync", unique=Unique("k", version=at), **options)
+
+
+async def test_a_version_can_be_a_time(client: Client, worker: Lane, sql: Any) -> None:
+    first = await client.enqueue(timed(NOON))
+    in_another_zone = NOON.astimezone(timezone(timedelta(hours=5)))
+    outcomes = [
+        (await client.enqueue(timed(at))).outcome
+        for at in (in_another_zone, NOON - timedelta(days=1), SOON_AFTER)
+    ]
+    assert outcomes == ["ignored", "ignored", "replaced"]
+    shown = await reports.show_job(worker, first)
+    assert shown is not None
+    assert shown["version"] == SOON_AFTER
+    claimed = await claim(worker)
+    await client.enqueue(timed(NOON + timedelta(days=1)))
+    shown = await reports.show_job(worker, first)
+    assert shown is not None
+    assert shown["next_version"] == NOON + timedelta(days=1)
+    held = await client.find_key("sync", "k")
+    assert held is not None
+    assert held.version == NOON + timedelta(days=1)
+    await end(worker, claimed, JobState.SCHEDULED, delay_s=60.0, error=ERROR)
+    row = await sql.fetchrow("SELECT * FROM taskd.jobs WHERE id = $1", first)
+    assert (row["version"], row["version_at"]) == (None, SOON_AFTER)
+    assert row["reason"].startswith("superseded by version 2026-01-02T12:00:00Z (job ")
+
+
+@pytest.mark.parametrize("first", [NOON, 5])
+async def test_versions_of_a_key_have_one_type(client: Client, sql: Any, first: Any) -> None:
+    """A number is refused after a time, and a time after a number, whatever became of the job."""
+    second = 5 if first is NOON else NOON
+    [before, other] = [NewJob("sync", queue="sync", unique=Unique("k", version=each))
+                       for each in (first, second)]  # fmt: skip
+    enqueued = await client.enqueue(before)
+    for _ in range(2):
+        with pytest.raises(InvalidJob, match="cannot be compared with the last version"):
+            await client.enqueue_many([other])
+        await client.cancel([enqueued])
+    assert await client.forget_key("sync", "k")
+    assert (await client.enqueue(other)).outcome == "enqueued"
+
+
+async def test_a_task_s_own_versions_can_be_times(
+    client: Client, lane: Lane, registry: Any, sql: Any
+) -> None:
+    @task(queue="sync", registry=registry, unique=Unique(by=("doc",), version_by="updated_at"))
+    async def index(doc: int, updated_at: datetime) -> None: ...
+
+    await workers.publish(lane, "app", registry, ["sync"])
+    await client.enqueue(index.job(1, updated_at=NOON))
+    # By name, in Python and in SQL, the published rule makes the same version.
+    for text in ("2026-01-01T12:00:00Z", "2026-01-01T13:00:00+01:00"):
+        args = {"doc": 1, "updated_at": text}
+        assert (await client.enqueue_named("index", args)).outcome == "ignored"
+        await sql.fetchval("SELECT taskd.enqueue('index', $1)", json.dumps(args))
+    args = {"doc": 1, "updated_at": "2026-01-01T12:00:00.000001Z"}
+    await sql.fetchval("SELECT taskd.enqueue('index', $1)", json.dumps(args))
+    assert await sql.fetchval("SELECT version_at FROM taskd.jobs") == SOON_AFTER
+    naive = datetime(2026, 1, 1)  # noqa: DTZ001 - that is the mistake
+    with pytest.raises(InvalidJob, match="a time with a time zone"):
+        await client.enqueue(index.job(1, updated_at=naive))
+    with pytest.raises(asyncpg.PostgresError, match="a time with a time zone"):
+        await sql.fetchval(
+            'SELECT taskd.enqueue(\'index\', \'{"doc": 1, "updated_at": "2026-01-01T12:00:00"}\')'
+        )
+
+
+Revision = NewType("Revision", int)
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+@pytest.mark.parametrize(
+    "kind", [int, datetime, int | None, Annotated[datetime, "x"], Revision, Number, Any]
+)
+def test_a_version_is_an_int_or_a_datetime(registry: Any, kind: Any) -> None:
+    async def index(doc: int, rev: Any) -> None: ...
+
+    index.__annotations__["rev"] = kind
+    task(queue="q", registry=registry, unique=Unique(by=("doc",), version_by="rev"))(index)
+
+
+@pytest.mark.parametrize(
+    "kind", [str, float, bool, date, Decimal, int | datetime, list[int], str | None, uuid.UUID]
+)
+def test_what_cannot_be_a_version_is_refused_when_the_task_is_declared(
+    registry: Any, kind: Any
+) -> None:
+    async def index(doc: int, rev: Any) -> None: ...
+
+    index.__annotations__["rev"] = kind
+    with pytest.raises(TypeError, match="the argument 'rev' cannot be the version"):
+        task(queue="q", registry=registry, unique=Unique(by=("doc",), version_by="rev"))(index)
+
+
+@pytest.mark.parametrize(
+    ("version", "later"),
+    [
+        ("timestamptz '2026-01-01 12:00Z'", "now()"),
+        ("1::smallint", "2::numeric"),
+        ("extract(epoch FROM timestamptz '2026-01-01 00:00Z')", "1e15::numeric"),
+        ("7.00", "8"),
+    ],
+)
+async def test_versions_of_all_types_of_sql(sql: Any, version: str, later: str) -> None:
+    ask = "SELECT outcome FROM taskd.enqueue_unique('sync', '{}', 'k', queue => 'q', version => "
+    outcomes = [await sql.fetchval(f"{ask}{each})") for each in (version, version, later)]
+    assert outcomes == ["enqueued", "ignored", "replaced"]
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        ("1.5", "the version 1.5 is not a whole number"),
+        ("2::numeric ^ 62", "is not a whole number between"),
+        ("-1e30", "is not a whole number between"),
+        ("'NaN'::numeric", "is not a whole number between"),
+        ("timestamptz 'infinity'", "a finite timestamp with time zone, and not the"),
+        ("timestamp '2026-01-01 12:00'", "not the timestamp without time zone 2026-01-01"),
+        ("1.5::float", "not the double precision 1.5"),
+        ("true", "not the boolean t"),
+        ("'x'::text", "not the text x"),
+    ],
+)
+async def test_what_is_no_version_in_sql_is_refused(sql: Any, version: str, why: str) -> None:
+    with pytest.raises(asyncpg.PostgresError, match=why):
+        await sql.fetchval(
+            f"SELECT taskd.enqueue_unique('sync', '{{}}', 'k', queue => 'q', version => {version})"
+        )
+    assert not await sql.fetch(ROWS)

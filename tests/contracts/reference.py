@@ -35,7 +35,16 @@ FUNCTION = re.compile(
 
 
 # What only taskd's own statements give.
-INTERNAL = {"checked", "alone", "limit_name", "limit_values", "in_batch", "app", "next_at"}
+INTERNAL = {
+    "checked",
+    "alone",
+    "limit_name",
+    "limit_values",
+    "in_batch",
+    "app",
+    "next_at",
+    "version_at",
+}
 
 
 # The command line.
@@ -166,6 +175,7 @@ def columns() -> str:
 # What a table's comment leaves to its name.
 PLAIN = {
     "id": "the job's id, which never changes",
+    "version_at": "the version, if it is a time",
     "attempt": "number of attempts that count, so far",
     "queue": "the queue in which it waits or from which it was claimed",
     "task": "the task's name",

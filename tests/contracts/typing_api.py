@@ -25,6 +25,7 @@ from taskd import (
     ProcessContext,
     Task,
     TransactionContext,
+    Unique,
     Workflow,
     chain,
     every,
@@ -291,3 +292,9 @@ async def grows(ctx: Context) -> None:
 
 def what_the_worker_gives_is_a_context(made: AttemptContext) -> Context:
     return made
+
+
+Unique(by=("doc",), version_by="updated_at", newer_starts="after_delay")
+Unique("doc-7", version=7)
+Unique("doc-7", version=datetime.now().astimezone())
+Unique("doc-7", version="7")  # refused

@@ -81,7 +81,7 @@ async def test_a_follower_that_no_producer_has_enqueued_is_not_inserted(
     call = "SELECT taskd.enqueue_follower('pay', 'k', $1)"
     assert await attacker.fetchval(call, json.dumps(FOLLOWER)) is None
     # Nor while a genuine one waits, whose content the attacker reads in the row of the job.
-    enqueue = "SELECT outcome FROM taskd.enqueue_unique('pay', $1, 'k', version => $2)"
+    enqueue = "SELECT outcome FROM taskd.enqueue_unique('pay', $1, 'k', version => $2::bigint)"
     await sql.execute(enqueue, '{"to": "ada"}', 1)
     worker = await new_worker(victim)
     [job] = await jobs.claim(victim, worker, "q", 1)
@@ -115,7 +115,7 @@ async def test_a_worker_neither_reads_nor_writes_unique_keys(attacker: Any, atte
 async def test_expired_keys_are_pruned_but_not_those_with_the_follower_of_a_live_job(
     sql: Any, victim: Lane
 ) -> None:
-    enqueue = "SELECT taskd.enqueue_unique('pay', '{}', $1, version => $2)"
+    enqueue = "SELECT taskd.enqueue_unique('pay', '{}', $1, version => $2::bigint)"
     await sql.execute(enqueue, "follows", 1)
     worker = await new_worker(victim)
     [job] = await jobs.claim(victim, worker, "q", 1)

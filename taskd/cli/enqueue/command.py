@@ -19,6 +19,7 @@ from taskd.cli.shared.session import (
     MOMENT_OR_DURATION,
     QUEUE,
     Session,
+    Version,
     pass_session,
     run,
 )
@@ -76,9 +77,9 @@ UNPUBLISHED = "no worker has published"
 )
 @click.option(
     "--version",
-    type=int,
-    help="Version of the job's data. The job is enqueued only if this version is newer than the "
-    "last version with the same key.",
+    type=Version(),
+    help="Version of the job's data: a whole number, or a time such as 2026-12-01T08:00:00Z. The "
+    "job is enqueued only if this version is newer than the last version with the same key.",
 )
 @click.option(
     "--newer-starts",

@@ -75,7 +75,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     for_s: float | None = None
     on_conflict: str | None = None
     debounce_max_s: float | None = None
-    version: int | None = None
+    version: int | str | None = None
     newer_starts: str | None = None
     no_key: bool | None = None
 
@@ -91,6 +91,8 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         names = ("queue", "priority", "max_attempts", "timeout_s", "no_key", *KEY_OPTIONS)
         given = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in given.items() if value is not None}
+        if isinstance(self.version, str):
+            own["version"] = parse_moment(self.version)
         if self.no_key or self.unique_key is not None:
             other = KEY_OPTIONS if self.no_key else ("no_key",)
             defaults = {name: value for name, value in defaults.items() if name not in other}

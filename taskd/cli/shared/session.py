@@ -194,6 +194,21 @@ class OfSetting(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
+class Version(click.ParamType["int | datetime"]):
+    """A version of a unique key: a whole number, or a point in time."""
+
+    name = "version"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | datetime:
+        """Return the number or the time."""
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            return value if isinstance(value, datetime) else MOMENT.convert(value, param, ctx)
+
+
 class Moment(click.ParamType[datetime]):
     """A point in time with its time zone, in ISO 8601."""
 

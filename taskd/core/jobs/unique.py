@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
@@ -35,6 +35,9 @@ JSON_KEY = re.compile(r"[ \t\r\n]*[\[{]")
 # PostgreSQL stores numbers of at most this many digits. No key can be made of a longer number.
 DIGITS_MAX = 131_072
 HASHED = "sha256:"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Versions that are times are stored as this number and their microseconds since 1970.
+VERSION_TIMES = 2**62
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -94,7 +97,7 @@ class HeldKey(NamedTuple):
     state: str | None
     scope: str | None
     until: datetime | None
-    version: int | None
+    version: int | datetime | None
 
 
 class NewerStarts(StrEnum):
@@ -239,9 +242,10 @@ class Unique:
             in seconds since that job was enqueued.
         version: the version of the data that the job works on; the newest version wins. A version
             cannot be combined with `scope`, `for_s` or `on_conflict`. For 30 days after the last
-            version of a key was enqueued, a job whose version is not newer is ignored.
-        version_by: the name of the argument that contains the version. It can be given only
-            together with `by`.
+            version of a key was enqueued, a job whose version is not newer is ignored. An int
+            between -2**62 and 2**62, or an aware datetime; all versions of a key have one type.
+        version_by: the name of the argument that contains the version, an int or a datetime. It
+            can be given only together with `by`.
         newer_starts: with a version or `latest`: when the newer job starts, if an attempt of the
             older one has not succeeded; a value of NewerStarts. The older one is never retried.
 
@@ -256,7 +260,7 @@ class Unique:
     for_s: float | None = None
     on_conflict: str = OnConflict.SKIP
     debounce_max_s: float | None = None
-    version: int | None = None
+    version: int | datetime | None = None
     version_by: str = ""
     newer_starts: str = NewerStarts.AT_ONCE
 
@@ -285,7 +289,7 @@ class Unique:
             if self.on_conflict != OnConflict.DEBOUNCE:
                 raise InvalidJob("debounce_max_s needs on_conflict='debounce'")
         if self.version is not None:
-            check_int("version", self.version, -(2**63), 2**63 - 1)
+            version_number(self.version)
         self._check_version_alone()
 
     def _check_version_alone(self) -> None:
@@ -336,7 +340,9 @@ class Unique:
             key = key_of(key_values(self.by, values, redact))
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidJob(f"no unique key can be made of the arguments: {error}") from None
-        version = _whole(values.get(self.version_by)) if self.version_by else self.version
+        version = self.version
+        if self.version_by:
+            version = _version_of(self.version_by, values.get(self.version_by))
         return replace(self, key=key, by=(), version=version, version_by="")
 
     def rule(self, defaults: Mapping[str, Any], redact: Collection[str] = ()) -> str:
@@ -362,7 +368,54 @@ def of_rule(rule: str, args: str) -> Unique:
     """
     fields = msgspec.json.decode(rule, type=dict[str, Any])
     defaults, redact = fields.pop("defaults"), fields.pop("redact")
+    fields["version"] = _version_of("version", fields["version"])
     return Unique(**fields | {"by": tuple(fields["by"])}).of(args, defaults, redact)
+
+
+def version_number(version: object) -> int:
+    """Return the number by which the database compares a version.
+
+    Of a time, it is VERSION_TIMES and the microseconds since 1970, so that no number equals a time.
+
+    Raises:
+        InvalidJob: the version is neither an int within the limits nor an aware datetime.
+    """
+    if not isinstance(version, datetime):
+        check_int("version", version, -VERSION_TIMES + 1, VERSION_TIMES - 1)
+        assert isinstance(version, int)
+        return version
+    if version.utcoffset() is None:
+        raise InvalidJob(
+            f"the version {version} is a time without a time zone: use datetime.now(UTC), or "
+            "value.replace(tzinfo=UTC) if the value is in UTC"
+        )
+    return VERSION_TIMES + (version - EPOCH) // timedelta(microseconds=1)
+
+
+def version_of_number(number: int | None) -> int | datetime | None:
+    """Return the version that the database has stored as this number."""
+    if number is None or number < VERSION_TIMES:
+        return number
+    return EPOCH + timedelta(microseconds=number - VERSION_TIMES)
+
+
+def _version_of(name: str, value: Any) -> int | datetime | None:
+    """Return the version that an argument contains, as decoded from JSON."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            moment = None
+        if moment is not None and moment.utcoffset() is not None:
+            return moment
+    elif not isinstance(value, bool) and isinstance(whole := _whole(value), int):
+        return whole
+    raise InvalidJob(
+        f"the argument {name!r} is the version of the job, and must be a whole number, or a time "
+        "with a time zone"
+    )
 
 
 def redacted_version(name: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,3 +181,34 @@ def _made(field: msgspec.structs.FieldInfo) -> Any:
     if field.default_factory is msgspec.NODEFAULT:
         return field.default
     return field.default_factory()
+
+
+def check_version_type(task: str, args_type: type[msgspec.Struct], name: str) -> None:
+    """Check that the annotation of an argument allows versions: ints or datetimes, or None.
+
+    Raises:
+        TypeError: values of the argument cannot be compared as versions.
+    """
+    [field] = [each for each in msgspec.structs.fields(args_type) if each.name == name]
+    kinds = set(_version_kinds(field.type))
+    if not kinds <= {int, datetime} or len(kinds) > 1:
+        raise TypeError(
+            f"task {task}: unique: the argument {name!r} cannot be the version, because its "
+            f"annotation is {field.type!r}. A version is an int or a datetime with a time zone; "
+            "for a fraction, use an int in a smaller unit"
+        )
+
+
+def _version_kinds(hint: Any) -> Iterator[Any]:
+    """Yield int, datetime, or what cannot be a version, for each type of an annotation."""
+    hint = getattr(hint, "__supertype__", hint)  # of a NewType
+    if typing.get_origin(hint) is typing.Annotated:
+        yield from _version_kinds(typing.get_args(hint)[0])
+    elif typing.get_origin(hint) in (typing.Union, types.UnionType):
+        for each in typing.get_args(hint):
+            if each is not type(None):
+                yield from _version_kinds(each)
+    elif isinstance(hint, type) and issubclass(hint, int | datetime) and hint is not bool:
+        yield int if issubclass(hint, int) else datetime
+    elif hint is not Any:
+        yield hint

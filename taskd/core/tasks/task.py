@@ -37,6 +37,7 @@ from taskd.core.tasks.signature import (
     args_fields,
     args_schema_of,
     check_context,
+    check_version_type,
     defaults_of,
     item_class,
     result_decoder,
@@ -177,7 +178,7 @@ class Task(Generic[P, R]):
         self.aliases = check_aliases(self.name, aliases)
         self.redact = check_redact(self.name, redact, self._fields, older=bool(upgrade))
         self.unique = unique
-        _check_unique(self.name, unique, self._fields, self.redact)
+        _check_unique(self.name, unique, self.args_type, self.redact)
         self.keep_logs = keep_logs_of(self.name, keep_logs)
         self.metadata = _metadata(self.name, metadata)
         self.limit = limit
@@ -362,7 +363,7 @@ class Task(Generic[P, R]):
                 that the task redacts.
             InvalidJob: no key or no version can be made of the arguments.
         """
-        _check_unique(self.name, unique, self._fields, self.redact)
+        _check_unique(self.name, unique, self.args_type, self.redact)
         return unique.of(args, defaults_of(self.args_type, unique.arguments), self.redact)
 
 
@@ -447,16 +448,19 @@ def _check_policies(
 
 
 def _check_unique(
-    task: str, unique: Unique | None, fields: tuple[str, ...], redact: tuple[str, ...]
+    task: str, unique: Unique | None, args_type: type[msgspec.Struct], redact: tuple[str, ...]
 ) -> None:
-    if unique is not None and not isinstance(unique, Unique):
+    if unique is None:
+        return
+    if not isinstance(unique, Unique):
         raise TypeError(f"task {task}: unique {unique!r} is not a Unique(...)")
-    named = unique.arguments if unique else ()
-    missing = [name for name in named if name not in fields]
+    missing = [name for name in unique.arguments if name not in args_type.__struct_fields__]
     if missing:
         raise TypeError(f"task {task}: unique: the task has no argument {missing[0]!r}")
-    if unique is not None and unique.version_by in redact:
+    if unique.version_by in redact:
         raise TypeError(f"task {task}: {redacted_version(unique.version_by)}")
+    if unique.version_by:
+        check_version_type(task, args_type, unique.version_by)
 
 
 def _check_limit(task: str, limit: Limit | None, fields: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskd.core.jobs.job import JobState
-from taskd.core.jobs.unique import HeldKey
+from taskd.core.jobs.unique import HeldKey, version_of_number
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.statements import Fetches
 
@@ -11,7 +11,7 @@ from taskd.store.connections.statements import Fetches
 async def find(on: Fetches, task: str, key: str) -> HeldKey | None:
     """Return who holds a unique key, and for how long; None if the key is free."""
     for job_id, state, scope, until, version in await on.fetch("find_key", task, key):
-        return HeldKey(job_id, state and JobState(state), scope, until, version)
+        return HeldKey(job_id, state and JobState(state), scope, until, version_of_number(version))
     return None
 
 

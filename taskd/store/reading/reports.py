@@ -13,6 +13,7 @@ from taskd.core import worker_status
 from taskd.core.explain.error_groups import Failures
 from taskd.core.explain.reasons import AHEAD_MAX, Facts
 from taskd.core.jobs.job import JobState
+from taskd.core.jobs.unique import version_of_number
 from taskd.core.stored_json import decoded, errors_of
 from taskd.store import workflows
 from taskd.store.acting import actor
@@ -81,7 +82,12 @@ async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row
         unredacted: show the arguments that the job's task redacts.
     """
     for row in _rows(await on.fetch("show_job", job_id, unredacted)):
-        return row | read_parts(row)
+        moment = row.pop("version_at")
+        versions: Row = {
+            "version": row["version"] if moment is None else moment,
+            "next_version": version_of_number(row["next_version"]),
+        }
+        return row | read_parts(row) | versions
     return None
 
 
