@@ -14,6 +14,7 @@ from taskd.core.jobs.job import Job, JobState, NewJob
 from taskd.core.jobs.job_changes import Change
 from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Unique
+from taskd.core.outcomes.ack import Ack
 from taskd.core.schedule import Every, Schedule
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
@@ -72,6 +73,14 @@ class Alone(Pool):
         return await self._on.fetch(name, *args)
 
 
+def sqlstate(error: BaseException) -> str | None:
+    """Return the SQLSTATE of an error, or of its cause."""
+    found: BaseException | None = error
+    while found is not None and not hasattr(found, "sqlstate"):
+        found = found.__cause__
+    return getattr(found, "sqlstate", None)
+
+
 class Writers:
     """The action of each writer in a round.
 
@@ -92,10 +101,7 @@ class Writers:
     def _refused(self, error: BaseException) -> None:
         """Deadlocks are counted; a lock that is not waited for long, and a key that is taken, is
         what these statements say they do."""
-        found: BaseException | None = error
-        while found is not None and not hasattr(found, "sqlstate"):
-            found = found.__cause__
-        state = getattr(found, "sqlstate", None)
+        state = sqlstate(error)
         if state not in {"40P01", "55P03", "23505"}:
             raise error
         self.did[state] += 1
@@ -139,7 +145,21 @@ class Writers:
                 ack(job, state, delay_s=0.001, reason="no", parked=self._parked(state))
                 for job, state in zip(others, states, strict=True)
             ]
+            await self._settle(acks, me, outcomes)
+
+    async def _settle(self, acks: Any, me: int, outcomes: list[Ack]) -> None:
+        """As the acker does: what waits for a producer's key is written in halves, and later."""
+        try:
             self.did["settled"] += len(await jobs.ack_outcomes(acks, me, outcomes))
+        except Exception as error:
+            if sqlstate(error) != "55P03":
+                raise
+            self.did["held up"] += 1
+            middle = (len(outcomes) + 1) // 2
+            for half in (outcomes[:middle], outcomes[middle:]):
+                if half:
+                    await asyncio.sleep(0.001)
+                    await self._settle(acks, me, half)
 
     def _parked(self, state: JobState) -> bool:
         """Sometimes park a job, as if its task had been paused; the upkeep brings it back."""
@@ -170,14 +190,16 @@ class Writers:
             self._note(await jobs.enqueue(Alone(connection), made))
 
     def _keyed(self) -> NewJob:
-        key, kind = f"k{self._dice.randrange(KEYS)}", self._dice.randrange(5)
+        key, kind = f"k{self._dice.randrange(KEYS)}", self._dice.randrange(6)
         if kind == 0:
             self._version += 1
             unique = Unique(f"v{key}", version=self._version - self._dice.choice((0, 0, 3)) + 3)
         elif kind == 1:
             unique = Unique(f"w{key}", scope="waiting", on_conflict="replace")
+        elif kind == 2:
+            unique = Unique(f"l{key}", on_conflict="latest")
         else:
-            rule = ("skip", "replace", "debounce")[kind - 2]
+            rule = ("skip", "replace", "debounce")[kind - 3]
             unique = Unique(key, on_conflict=rule, for_s=self._dice.choice((None, None, 0.01)))
         limit = self._limited.limit_of('{"tenant": "x0"}') if self._dice.random() < 0.1 else None
         return NewJob("k", queue=self._dice.choice(QUEUES), unique=unique, limit=limit)
