@@ -2018,7 +2018,7 @@ DECLARE
     superseded taskd.job;
     retry_at timestamptz;
     takes boolean;
-    number bigint := taskd.stored_version(version, checked);
+    number bigint := CASE WHEN version IS NOT NULL THEN taskd.stored_version(version, checked) END;
     newest boolean := number IS NOT NULL OR on_conflict = 'latest';
     next jsonb;
 BEGIN
