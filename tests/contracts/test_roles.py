@@ -18,9 +18,9 @@ BESIDES = {
     "worker": {
         "demo_left",
         "find_bounds",
-        "tasks_of_jobs",
         "job_logs",
         "list_queues",
+        "tasks_of_jobs",
         "watch_state",
     },
     "observer": {"check_acks", "find_bounds"},

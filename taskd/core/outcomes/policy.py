@@ -105,7 +105,10 @@ def _ended_by_worker(
             ignored = ", ignored that, and was killed" if killed else ignored
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, _with_cleanup("TimedOut", text, cleanup, hide))
-        case Interrupted(why=why, cleanup=cleanup) if task is not None and begins_once(job, task):
+        # If a user has ended the attempt, its outcome is refused, whatever it is.
+        case Interrupted(why=("stop" | "fence" | "foreign") as why, cleanup=cleanup) if (
+            task is not None and begins_once(job, task)
+        ):
             text = f"{INTERRUPTED_BY[why]} during the only attempt (max_attempts=1)"
             return _failed(job, _with_cleanup("Interrupted", text, cleanup, hide))
         case Interrupted(abandoned=True):
