@@ -4149,6 +4149,10 @@ $$;
 -- can be taken over: by another app that declares it, or by a call without an app. A client that can evaluate cron expressions
 -- passes the next tick; otherwise a worker computes it.
 --
+-- With cron and the timezone 'per row', the query returns the time zone of each row in the column "job.timezone". The jobs should
+-- have ended by the local time `ends_by`, or `ends_by_s` seconds after the tick. They have the unique key of the published task,
+-- or by `unique_rule`, which Python clients pass, unless no_key is true.
+--
 -- An admin, or a worker that is allowed to enqueue, can set schedules of any task; another worker only those of tasks that its
 -- login has published. A query needs more rights: the user is stored with it, and must be allowed to fire schedules. Only this
 -- user, a member of it, or an admin changes the schedule from then on. The function runs with the owner's rights, because no

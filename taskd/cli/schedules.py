@@ -224,7 +224,8 @@ def _tick(row: Row, tick: datetime, zones: list[str] | None) -> dict[str, Any]:
     type=click.IntRange(1, CATCH_UP_MAX_LIMIT),
     default=100,
     show_default=True,
-    help="With --catch-up all: fire only the newest missed ticks, at most this many.",
+    help="With --catch-up all or --overlap wait: fire only the newest missed ticks, at most this "
+    "many.",
 )
 @click.option(
     "--overlap",
@@ -245,6 +246,9 @@ def _tick(row: Row, tick: datetime, zones: list[str] | None) -> dict[str, Any]:
     "deadline_s",
     type=DURATION,
     help="Expire the job if it has not started within this time.",
+)
+@click.option(
+    "--no-key", is_flag=True, help="Enqueue the jobs without the unique key that their task has."
 )
 @click.option(
     "--ends-by",
@@ -279,7 +283,7 @@ def set_(
         raise click.UsageError("--starts-at needs --every, --timezone needs --cron")
     of_job = {
         key: value
-        for key in ("queue", "priority", "max_attempts", "timeout_s")
+        for key in ("queue", "priority", "max_attempts", "timeout_s", "no_key")
         if (value := options.pop(key)) is not None
     }
     if (ends_by := options.get("ends_by")) is not None and ":" not in ends_by:

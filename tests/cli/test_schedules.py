@@ -121,12 +121,55 @@ def test_run_makes_a_job_now_and_prints_its_id(taskd):
         (["--cron", "0 0 30 2 *"], "bad day-of-month"),
         (["--every", "1h", "--catch-up", "all", "--overlap", "skip"], "overlap='allow'"),
         (["--every", "1h", "--args", "[1]"], "not a JSON object"),
+        (["--cron", "0 3 * * *", "--timezone", "per row"], "needs a query with the column"),
+        (["--every", "1h", "--ends-by", "25:00"], "not a time of day"),
+        (["--every", "1h", "--ends-by", "soon"], "soon"),
     ],
 )
 def test_what_is_wrong_is_reported(taskd, options, said):
     result = taskd("schedules", "set", "s", "t", "--queue", "q", *options, code=2)
     assert said in result.stderr
     assert taskd.json("schedules", "list") == []
+
+
+def test_a_zone_per_row_shows_the_zones_of_its_next_ticks(taskd):
+    query = "SELECT 1 AS account, 'Europe/Berlin' AS \"job.timezone\""
+    [row] = taskd.json(
+        "schedules", "set", "nightly", "t", "--queue", "q", "--cron", "1 0 * * *",
+        "--timezone", "per row", "--query", query, "--ends-by", "08:00",
+    )  # fmt: skip
+    assert (row["timezone"], row["ends_by"], row["ends_by_s"]) == ("per row", "08:00:00", None)
+    ticks = taskd.json("schedules", "next", "-n", "50")
+    zones = [zone for tick in ticks for zone in tick["zones"]]
+    assert {"UTC", "Europe/Berlin", "Asia/Kathmandu"} <= set(zones)
+    assert "more" in taskd("schedules", "next", "-n", "1").stdout
+    assert "1 0 * * * per row" in taskd("schedules", "list").stdout
+
+
+def test_late_jobs_are_counted_and_listed(taskd):
+    every_hour(taskd, "tidy", "--ends-by", "5m", "--no-key")
+    job_id = int(taskd("schedules", "run", "tidy").stdout)
+    assert taskd.json("jobs", "list", "--late") == []
+    taskd.sql("UPDATE taskd.job SET ends_by = now() - interval '1 s'")
+    assert [row["id"] for row in taskd.json("jobs", "list", "--late", "--schedule", "tidy")] == [
+        job_id
+    ]
+    [row] = taskd.json("schedules", "list")
+    assert (row["late"], row["ended_late"], row["expired"], row["ends_by_s"]) == (1, 0, 0, 300)
+    assert taskd.json("jobs", "show", job_id)[0]["ends_by"] is not None
+
+
+def test_a_start_in_the_past_says_that_missed_ticks_are_fired(taskd):
+    options = ("--starts-at", "2026-01-01T00:00:00Z", "--catch-up", "all", "--catch-up-max", "7")
+    assert "the newest of them, at most 7" in every_hour(taskd, "tidy", *options).stderr
+
+
+def test_a_job_of_a_run_waits_for_the_live_one(taskd):
+    every_hour(taskd, "tidy", "--overlap", "wait")
+    taskd("schedules", "run", "tidy")
+    taskd("schedules", "run", "tidy")
+    assert sorted(row["state"] for row in taskd.json("jobs", "list")) == ["blocked", "queued"]
+    assert taskd.json("schedules", "list")[0]["last_run"] is not None
 
 
 def test_a_task_that_nobody_has_published_needs_a_queue(taskd):

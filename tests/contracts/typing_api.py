@@ -137,7 +137,8 @@ async def workflows(tx: object) -> None:
     assert_type((await line.start("ada", conn=tx)).jobs, dict[str, int])
     assert_type(line.job("ada"), NewJob)
     schedule("hourly", line.job("ada"), every("1h"))
-    schedule("rows", line, every("1h"), query="SELECT 1")
+    schedule("rows", line, every("1h"), query="SELECT 1", overlap="wait", ends_by="08:00")
+    schedule("late", line, every("1h"), query="SELECT 1", ends_by=8)  # refused
     schedule("rows", "line", every("1h"))  # refused
 
 

@@ -158,7 +158,9 @@ WHERE job.state <> CASE WHEN job.task = ANY ($1) THEN 'failed' ELSE 'done' END
   -- The judge looks at jobs that a death of their worker fails.
   AND NOT (job.state = 'failed' AND job.id IN (SELECT bound.job FROM judge.bound WHERE NOT usual))
   AND NOT (job.state = 'failed' AND job.reason = 'expired' AND job.deadline < job.finished_at)
-  AND NOT (job.state = 'cancelled' AND job.reason IN ('dependency', 'nothing failed', 'chaos'))
+  AND NOT (job.state = 'cancelled'
+           AND job.reason IN ('dependency', 'nothing failed', 'chaos',
+                              'its schedule made another one'))
 GROUP BY job.id, job.task, job.state, job.reason
 ORDER BY job.id
 """

@@ -141,7 +141,9 @@ async def test_a_schedule_starts_runs_and_skips_while_a_later_stage_is_live(desk
         await hold.wait()
 
     line = pipeline("ingest", stage("f", fetch), stage("p", parse), registry=desk.registry)
-    schedule("hourly", line.job("x"), every("1h"), overlap="skip", registry=desk.registry)
+    schedule(
+        "hourly", line.job("x"), every("1h"), overlap="skip", ends_by_s=60.0, registry=desk.registry
+    )
     rows = "SELECT 'q' || n AS url FROM generate_series(1, 2) AS n"
     schedule("rows", line, every("2h"), query=rows, registry=desk.registry)
     await desk.start(**BRISK)
@@ -155,6 +157,8 @@ async def test_a_schedule_starts_runs_and_skips_while_a_later_stage_is_live(desk
         "WHERE node = 'p' AND state = 'running' AND schedule = 'hourly'"
     )
     await until(lambda: desk.sql.fetchval(second))
+    ends = "SELECT DISTINCT ends_by - tick FROM taskd.jobs WHERE schedule = 'hourly'"
+    assert [each[0].total_seconds() for each in await desk.sql.fetch(ends)] == [60.0]
     async with Client(desk.dsn) as client:
         assert await client.schedules.run("hourly") is None  # skipped
         hold.set()
