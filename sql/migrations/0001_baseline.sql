@@ -7080,7 +7080,7 @@ BEGIN
         SELECT name FROM taskd.schedule WHERE name = ANY (schedules) ORDER BY name FOR NO KEY UPDATE
     ), paused AS (
         UPDATE taskd.schedule AS schedule
-        SET paused_at = moment, paused_until = ends_at, pause_reason = taskd.checked_reason(reason),
+        SET waits_since = NULL, check_at = NULL, paused_at = moment, paused_until = ends_at, pause_reason = taskd.checked_reason(reason),
             paused_by = taskd.who(session_user, taskd.checked_actor(actor)),
             next_at = CASE WHEN ends_at IS NULL THEN next_at
                            WHEN cron IS NULL THEN taskd.next_interval_tick(starts_at, every_s, ends_at) END

@@ -185,6 +185,20 @@ async def test_a_waiting_tick_is_checked_less_often_the_longer_it_waits(
         assert wait_s - 0.5 < found < wait_s + 0.2
 
 
+async def test_a_pause_ends_the_wait_of_a_tick(sql: Any, lane: Lane) -> None:
+    await make(lane, nightly(overlap="wait"))
+    await sql.execute("INSERT INTO taskd.job (queue, task, schedule) VALUES ('q', 't', 's')")
+    await late(sql, 1.0)
+    assert await fire_due(lane) == 0
+    assert (await row(sql))["waits_since"] is not None
+    await schedules.pause(lane, ["s"], 60.0, None)
+    await sql.execute("DELETE FROM taskd.job")
+    assert await fire_due(lane) == 0
+    after = await row(sql)
+    assert (after["waits_since"], after["check_at"]) == (None, None)
+    assert await made(sql) == [], "ticks of a pause are not fired"
+
+
 async def test_run_is_behind_the_live_job_and_fires_behind_run(
     sql: Any, lane: Lane, me: int
 ) -> None:
