@@ -19,7 +19,7 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        coalesce(job.max_attempts, published.max_attempts::smallint) AS max_attempts,
        coalesce(job.timeout_s, published.timeout_s::double precision) AS timeout_s,
        job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence, job.crashes, job.interrupts, job.cancel_requested,
-       job.enqueued_at, job.started_at, job.finished_at, job.updated_at, job.reason, job.errors::text AS errors, job.deadline,
+       job.enqueued_at, job.started_at, job.finished_at, job.updated_at, job.reason, job.errors::text AS errors, job.deadline, job.ends_by,
        job.args_version, job.workflow_id, workflow.name::text AS workflow, job.node, job.limit_name, job.limit_key,
        job.schedule, job.tick, clock_timestamp() AS now,
        CASE WHEN progress.job_id IS NOT NULL THEN json_build_object(
