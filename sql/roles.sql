@@ -86,7 +86,7 @@ GRANT INSERT, UPDATE ON taskd.environment TO taskd_admin;
 -- Workflows: producers create them and workers advance them, only through functions. A handler can read the results of the
 -- jobs that its job has waited for.
 GRANT EXECUTE ON FUNCTION
-    taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], smallint[], timestamptz[], double precision[],
+    taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], integer[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
                            text[], integer[], integer[], bigint[], text[], bigint, boolean, text[], text, timestamptz, bigint, bigint[]),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
@@ -120,13 +120,13 @@ GRANT EXECUTE ON FUNCTION
                   double precision, boolean, jsonb),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
                       double precision, integer, boolean, text, jsonb, boolean, jsonb),
-    taskd.enqueue_usual_job(text, text, jsonb, smallint), taskd.enqueue_usual_jobs(text, text, text[], smallint),
-    taskd.enqueue_jobs(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[], double precision[],
+    taskd.enqueue_usual_job(text, text, jsonb, integer), taskd.enqueue_usual_jobs(text, text, text[], integer),
+    taskd.enqueue_jobs(text[], text[], text[], integer[], timestamptz[], double precision[], smallint[], double precision[],
                        timestamptz[], double precision[], smallint[], text[], text[], text[]),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, anyelement, timestamptz, double precision, integer,
                          boolean, boolean, text, jsonb, boolean, jsonb, text),
-    taskd.enqueue_unique_batch(text[], text[], text[], smallint[], timestamptz[], double precision[], smallint[],
+    taskd.enqueue_unique_batch(text[], text[], text[], integer[], timestamptz[], double precision[], smallint[],
                                double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
                                text[], double precision[], text[], double precision[], bigint[], boolean, text[], text[])
     TO taskd_producer, taskd_admin;

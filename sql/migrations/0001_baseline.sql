@@ -101,14 +101,14 @@ CREATE TABLE taskd.job (
     fence bigint NOT NULL DEFAULT 0,        -- fencing token: grows at every claim and never shrinks
     state taskd.job_state NOT NULL DEFAULT 'queued',
     gate taskd.gate,                        -- how far its admission by its limit has got
-    priority smallint NOT NULL DEFAULT 100, -- smaller first
+    priority integer NOT NULL DEFAULT 100,  -- smaller first
+    waits_for integer,                      -- number of jobs that it still waits for; NULL: none
     attempt smallint NOT NULL DEFAULT 0,
     max_attempts smallint,                  -- NULL: the task's option applies
     args_version smallint,                  -- schema version of its arguments; NULL: 1
     crashes smallint NOT NULL DEFAULT 0,    -- how often it was charged with the crash of its worker; > 0: a suspect
     interrupts smallint NOT NULL DEFAULT 0, -- how often an attempt was interrupted: its worker stopped, lost its lease, or died
                                             -- without a crash
-    waits_for integer,                      -- number of jobs that it still waits for; NULL: none
     parked boolean NOT NULL DEFAULT false,  -- released because its task is paused, or unknown to all workers of its queue
     isolated boolean NOT NULL DEFAULT false, -- a suspect that quarantine starts alone, so that a crash proves its guilt
     awaited boolean,                        -- a client waits for its end, which notifies `taskd:ended`
@@ -253,7 +253,7 @@ CREATE TABLE taskd.job_history (
     workflow_id bigint,
     fence bigint NOT NULL,
     state taskd.job_state NOT NULL,
-    priority smallint NOT NULL,
+    priority integer NOT NULL,
     attempt smallint NOT NULL,
     max_attempts smallint,
     args_version smallint,
@@ -592,7 +592,7 @@ CREATE TABLE taskd.schedule (
     args_version smallint,                  -- schema version of the arguments when it was set; NULL: 1
     query text CONSTRAINT query_is_bounded CHECK (octet_length(query) <= 65536),
     query_user name,
-    priority smallint NOT NULL DEFAULT 100,
+    priority integer NOT NULL DEFAULT 100,
     max_attempts taskd.attempts,
     timeout_s taskd.timeout_s,
     no_key boolean NOT NULL DEFAULT false,  -- its jobs have no unique key, even if the task has a rule
@@ -1647,7 +1647,7 @@ $$;
 -- Insert one job without options, as most jobs are enqueued, and return its id. Four columns instead of 13 save 7 us.
 -- A job whose published task has a limit, or is a pipeline, takes the long way.
 -- Called by: enqueue_usual_job.
-CREATE FUNCTION taskd.enqueue_usual_job(task text, queue text, args jsonb, priority smallint) RETURNS bigint
+CREATE FUNCTION taskd.enqueue_usual_job(task text, queue text, args jsonb, priority integer) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -1695,7 +1695,7 @@ $$;
 -- the busy mark of a queue must be read after the transaction has drawn its xid.
 -- Called by: enqueue_usual_jobs(), enqueue_jobs.
 CREATE FUNCTION taskd.enqueue_jobs(
-    tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[] DEFAULT '{}',
+    tasks text[], queues text[], args text[], priorities integer[], run_ats timestamptz[] DEFAULT '{}',
     delays_s double precision[] DEFAULT '{}', max_attempts smallint[] DEFAULT '{}', timeouts_s double precision[] DEFAULT '{}',
     deadlines timestamptz[] DEFAULT '{}', deadlines_s double precision[] DEFAULT '{}', args_versions smallint[] DEFAULT '{}',
     limit_names text[] DEFAULT '{}', limit_values text[] DEFAULT '{}', metadatas text[] DEFAULT '{}'
@@ -1764,7 +1764,7 @@ $$;
 -- Insert jobs with the same task, queue and priority, and without options, as in most batches; return their ids. Without the
 -- columns of the options, the insert costs little more than a plain one.
 -- Called by: enqueue_usual_jobs.
-CREATE FUNCTION taskd.enqueue_usual_jobs(task text, queue text, args text[], priority smallint) RETURNS bigint[]
+CREATE FUNCTION taskd.enqueue_usual_jobs(task text, queue text, args text[], priority integer) RETURNS bigint[]
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2314,7 +2314,7 @@ $$;
 -- milliseconds for any lock, far less than the second after which PostgreSQL looks for deadlocks; then it starts again, too.
 -- Called by: enqueue_unique_jobs.
 CREATE FUNCTION taskd.enqueue_unique_batch(
-    tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[],
+    tasks text[], queues text[], args text[], priorities integer[], run_ats timestamptz[], delays_s double precision[],
     max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[],
     args_versions smallint[], limit_names text[], limit_values text[], unique_keys text[], key_scopes text[],
     fors_s double precision[], on_conflicts text[], debounces_max_s double precision[], versions bigint[], alone boolean,
@@ -2478,7 +2478,7 @@ BEGIN
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
         deadline, args_version, limit_name, limit_key, metadata, crashes, isolated
     ) VALUES (
-        follower ->> 'queue', enqueue_follower.task, follower -> 'args', (follower ->> 'priority')::smallint,
+        follower ->> 'queue', enqueue_follower.task, follower -> 'args', (follower ->> 'priority')::integer,
         CASE WHEN enqueue_follower.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(follower ->> 'limit_name', due) END, due,
         (follower ->> 'max_attempts')::smallint, (follower ->> 'timeout_s')::double precision,
         'live', enqueue_follower.unique_key, (follower ->> 'version')::bigint,
@@ -3135,7 +3135,7 @@ CREATE FUNCTION taskd.enqueue_workflow(
     tasks text[],
     queues text[],
     args text[],
-    priorities smallint[],
+    priorities integer[],
     run_ats timestamptz[],
     delays_s double precision[],
     max_attempts smallint[],
@@ -3321,7 +3321,7 @@ $$;
 -- A worker that is not allowed to enqueue adds only jobs of tasks that its login has published.
 -- Called by: add_to_workflow.
 CREATE FUNCTION taskd.add_to_workflow(
-    job_id bigint, worker_id bigint, fence bigint, name text, tasks text[], queues text[], args text[], priorities smallint[],
+    job_id bigint, worker_id bigint, fence bigint, name text, tasks text[], queues text[], args text[], priorities integer[],
     run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[],
     deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[],
     metadatas text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[],
@@ -3494,7 +3494,7 @@ BEGIN
         run_id := NULL;
     END IF;
     RETURN (taskd.enqueue_workflow(
-        left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[target_queue], ARRAY[args::text], ARRAY[priority]::smallint[],
+        left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[target_queue], ARRAY[args::text], ARRAY[priority],
         ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s],
         ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
         ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
@@ -3678,7 +3678,7 @@ BEGIN
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
         limit_name, limit_key, metadata, schedule, tick, ends_by
     )
-    SELECT stage ->> 'queue', stage ->> 'task', args, coalesce((stage ->> 'priority')::smallint, 100),
+    SELECT stage ->> 'queue', stage ->> 'task', args, coalesce((stage ->> 'priority')::integer, t.priority, 100),
            taskd.state_when_due(t.limit_name, due), due,
            (stage ->> 'max_attempts')::smallint, (stage ->> 'timeout_s')::double precision,
            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
@@ -3887,7 +3887,7 @@ DECLARE
     first jsonb := stages -> 0;
     job_id bigint := (taskd.enqueue_workflow(
         pipeline, 'pipeline', stages, ARRAY[first ->> 'task'], ARRAY[coalesce(queue, first ->> 'queue')], ARRAY[args::text],
-        ARRAY[coalesce(nullif(priority, 100), (first ->> 'priority')::integer, 100)]::smallint[], ARRAY[run_at],
+        ARRAY[coalesce(nullif(priority, 100), (first ->> 'priority')::integer, 100)], ARRAY[run_at],
         ARRAY[NULL::double precision],
         ARRAY[coalesce(max_attempts, (first ->> 'max_attempts')::integer)]::smallint[],
         ARRAY[coalesce(timeout_s, (first ->> 'timeout_s')::double precision)], ARRAY[deadline], ARRAY[NULL::double precision],

@@ -29,7 +29,7 @@
 -- `refused`: tasks whose jobs this worker leaves in the queue for another live worker, because its own code does not have the
 -- task, or reads only arguments below the version `refused_from` (taskd/core/outcomes/unknown_tasks.py).
 
--- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority smallint, after_run_at timestamptz, after_id bigint, up_to_priority smallint, stride bigint, refused text[], refused_from smallint[], among_after bigint, among_up_to bigint, without bigint[])
+-- name: claim_jobs(worker_id bigint, queue text, batch bigint, after_priority integer, after_run_at timestamptz, after_id bigint, up_to_priority integer, stride bigint, refused text[], refused_from smallint[], among_after bigint, among_up_to bigint, without bigint[])
 -- roles: worker
 -- moves: queued -> running
 UPDATE taskd.job AS job
@@ -42,8 +42,8 @@ WHERE job.ctid = ANY (ARRAY(
       SELECT ctid
       FROM taskd.job
       WHERE queue = $2 AND state = 'queued'
-        AND (priority, run_at, id) > ($4::smallint, $5::timestamptz, $6::bigint)
-        AND priority <= $7::smallint
+        AND (priority, run_at, id) > ($4::integer, $5::timestamptz, $6::bigint)
+        AND priority <= $7::integer
         AND id + 0 > $11 AND id + 0 <= $12 AND id <> ALL ($13::bigint[])
         AND NOT coalesce(coalesce(args_version, 1) >= ($10::smallint[])[array_position($9::text[], task::text)], false)
         -- A worker whose lease has expired, or that was declared dead, gets no jobs. The row is not locked on purpose: the

@@ -6,11 +6,11 @@
 
 -- See taskd.change().
 
--- name: change_jobs(ids bigint[], priority smallint, run_at timestamptz, delay_s double precision, args text, update_args text, queue text, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, no_deadline boolean, actor text)
+-- name: change_jobs(ids bigint[], priority integer, run_at timestamptz, delay_s double precision, args text, update_args text, queue text, max_attempts smallint, timeout_s double precision, deadline timestamptz, deadline_s double precision, no_deadline boolean, actor text)
 -- roles: admin
 -- moves: queued -> scheduled, scheduled -> queued, queued -> blocked, scheduled -> blocked, blocked -> queued, blocked -> scheduled
 SELECT job_id AS id, outcome
-FROM taskd.change($1::bigint[], $2::smallint, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8::smallint, $9,
+FROM taskd.change($1::bigint[], $2::integer, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8::smallint, $9,
                   CASE WHEN $12 THEN timestamptz 'infinity' ELSE $10 END, $11, actor => $13);
 
 -- The tasks of waiting jobs, so that the client can check new arguments against the published tasks.

@@ -7,11 +7,11 @@
 -- in their order. This is one statement, so either all jobs are inserted or none. The comment of the function explains the arrays
 -- of dependencies.
 
--- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
+-- name: enqueue_workflow(name text, kind text, stages text, tasks text[], queues text[], args text[], priorities integer[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
 -- roles: producer, admin
 -- moves: - -> blocked, - -> queued, - -> scheduled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 SELECT taskd.enqueue_workflow(
-    $1, $2, $3::text::jsonb, $4::text[], $5::text[], $6::text[], $7::smallint[], $8::timestamptz[], $9::double precision[],
+    $1, $2, $3::text::jsonb, $4::text[], $5::text[], $6::text[], $7::integer[], $8::timestamptz[], $9::double precision[],
     $10::smallint[], $11::double precision[], $12::timestamptz[], $13::double precision[], $14::smallint[], $15::text[],
     $16::text[], $18::text[], $19::integer[], $20::integer[], $21::bigint[], $22::text[], metadatas => $17::text[]
 ) AS ids, (extract(epoch FROM now()) * 1000000)::bigint AS enqueued_us;

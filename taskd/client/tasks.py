@@ -152,7 +152,7 @@ class Task(core.Task[P, R], Enqueues[P, R]):
 
         Args:
             queue: name of the queue.
-            priority: smaller numbers run first, -32768 to 32767; 100 by default.
+            priority: an integer of 32 bits; smaller numbers run first, 100 by default.
             run_at: when the job is due, a datetime with a time zone; excludes `delay_s`.
             delay_s: seconds from the start of the enqueueing transaction until the job is due.
             max_attempts: the most attempts of the job, 1 to 1000.

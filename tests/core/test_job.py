@@ -81,8 +81,8 @@ FAR_WEST = timezone(timedelta(hours=-12))
 @pytest.mark.parametrize(
     "options",
     [
-        {"priority": -32768},
-        {"priority": 32767},
+        {"priority": -(2**31)},
+        {"priority": 2**31 - 1},
         {"max_attempts": 1},
         {"max_attempts": 1000},
         {"timeout_s": 0.001},
@@ -103,8 +103,8 @@ def test_options_within_their_limits(options: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"priority": 40000},
-        {"priority": -32769},
+        {"priority": 2**31},
+        {"priority": -(2**31) - 1},
         {"priority": 1.0},
         {"priority": True},
         {"priority": "1"},

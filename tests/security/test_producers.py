@@ -26,9 +26,8 @@ WAYS = {
     "enqueue, other queue": f"SELECT taskd.enqueue('t', '{ARGS}', queue => 'other')",
     "enqueue_one": f"SELECT taskd.enqueue_one('t', 'q', '{ARGS}', 1, NULL, NULL, NULL, NULL, NULL, "
     "NULL, NULL, true, 'mine', '[\"x\"]')",
-    "enqueue_usual_job": f"SELECT taskd.enqueue_usual_job('t', 'q', '{ARGS}', 1::smallint)",
-    "enqueue_usual_jobs": f"SELECT taskd.enqueue_usual_jobs('t', 'q', ARRAY['{ARGS}'], "
-    "1::smallint)",
+    "enqueue_usual_job": f"SELECT taskd.enqueue_usual_job('t', 'q', '{ARGS}', 1)",
+    "enqueue_usual_jobs": f"SELECT taskd.enqueue_usual_jobs('t', 'q', ARRAY['{ARGS}'], 1)",
     "enqueue_jobs": f"SELECT taskd.enqueue_jobs('{{t}}', '{{q}}', ARRAY['{ARGS}'], '{{1}}')",
     "enqueue_jobs, other limit": f"SELECT taskd.enqueue_jobs('{{t}}', '{{q}}', ARRAY['{ARGS}'], "
     "'{1}', limit_names => '{mine}', limit_values => '{[]}', args_versions => '{9}')",
@@ -79,8 +78,8 @@ async def test_a_producer_fills_a_queue_up_to_its_depth_and_no_further(
     )
     ways = [
         "SELECT taskd.enqueue('u', queue => 'q')",
-        "SELECT taskd.enqueue_usual_job('u', 'q', '{}', 1::smallint)",
-        "SELECT taskd.enqueue_usual_jobs('u', 'q', array_fill('{}'::text, ARRAY[11]), 1::smallint)",
+        "SELECT taskd.enqueue_usual_job('u', 'q', '{}', 1)",
+        "SELECT taskd.enqueue_usual_jobs('u', 'q', array_fill('{}'::text, ARRAY[11]), 1)",
         "SELECT taskd.enqueue_jobs('{u}', '{q}', array_fill('{}'::text, ARRAY[11]), '{1}')",
         "SELECT taskd.enqueue_unique('u', '{}', gen_random_uuid()::text, 'q')",
         f"SELECT taskd.enqueue_after('u', '{{}}', ARRAY[{parent}], queue => 'q')",

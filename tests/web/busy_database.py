@@ -130,7 +130,7 @@ async def workflow(sql: Any) -> dict[str, int]:
         SELECT taskd.enqueue_workflow('nightly analytics', 'workflow', NULL,
             ARRAY['extract','extract','extract','merge','report','notify'],
             array_fill('reports'::text, ARRAY[6]), array_fill('{}'::text, ARRAY[6]),
-            array_fill(100::smallint, ARRAY[6]), array_fill(NULL::timestamptz, ARRAY[6]),
+            array_fill(100, ARRAY[6]), array_fill(NULL::timestamptz, ARRAY[6]),
             array_fill(NULL::float8, ARRAY[6]), array_fill(NULL::smallint, ARRAY[6]),
             array_fill(NULL::float8, ARRAY[6]), array_fill(NULL::timestamptz, ARRAY[6]),
             array_fill(NULL::float8, ARRAY[6]), array_fill(NULL::smallint, ARRAY[6]),

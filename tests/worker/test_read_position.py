@@ -139,7 +139,7 @@ async def buffers(desk: Desk, read: Read) -> int:
     plan: Any = await desk.sql.fetchval(
         "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON, TIMING OFF) SELECT ctid FROM taskd.job "
         "WHERE queue = 'q' AND state = 'queued' AND (priority, run_at, id) > "
-        f"('{read.after_priority}'::smallint, '{read.after_run_at.isoformat()}'::timestamptz, "
+        f"('{read.after_priority}'::integer, '{read.after_run_at.isoformat()}'::timestamptz, "
         f"{read.after_id}) ORDER BY priority, run_at, id LIMIT 10"
     )
     import json

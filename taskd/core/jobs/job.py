@@ -26,7 +26,7 @@ DELAY_S_MAX = 10 * 365 * 86400.0
 ARGS_VERSION_MAX = 32767
 METADATA_BYTES_MAX = 8 * 1024
 PRIORITY_DEFAULT = 100
-PRIORITY_MIN, PRIORITY_MAX = -32768, 32767
+PRIORITY_MIN, PRIORITY_MAX = -(2**31), 2**31 - 1
 ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 RUN_AT_MAX = datetime(9000, 1, 1, tzinfo=UTC)
 
@@ -279,7 +279,7 @@ class NewJob:
         task: the task's name.
         queue: the queue's name. With None, the job goes to the queue of the published task.
         args: the arguments, as the text of a JSON object of at most 256 KiB.
-        priority: -32768 to 32767; workers claim jobs with smaller numbers first.
+        priority: an integer of 32 bits; workers claim jobs with smaller numbers first.
         run_at: when the job is due (with a time zone); excludes `delay_s`.
         delay_s: seconds from the start of the enqueueing transaction until the job is due.
         max_attempts: the most attempts, 1 to 1000; with None, the option of the task applies.

@@ -65,7 +65,7 @@ class Change:
     """New values for waiting jobs. A value that is None does not change.
 
     Attributes:
-        priority: -32768 to 32767; workers claim jobs with smaller numbers first.
+        priority: an integer of 32 bits; workers claim jobs with smaller numbers first.
         run_at: when the job is due, sooner or later than before; excludes `delay_s`.
         delay_s: seconds from now until the job is due; with 0, the job is due now.
         args: all arguments, in place of the present ones; excludes `update_args`.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from taskd.core.jobs.job import Job, JobState, NewJob
+from taskd.core.jobs.job import PRIORITY_MAX, PRIORITY_MIN, Job, JobState, NewJob
 from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
 from taskd.core.jobs.json_values import to_json_type
 from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict, version_number
@@ -31,7 +31,6 @@ from taskd.store.connections.statements import Fetches
 URGENCY = itemgetter(7, 10, 0)
 
 
-PRIORITY_MIN, PRIORITY_MAX = -(2**15), 2**15 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Earlier than the due time of any job.
 _EVER = datetime(1, 1, 1, tzinfo=UTC)

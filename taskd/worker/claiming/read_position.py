@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskd.core.jobs.job import Job
-from taskd.store.jobs.jobs import ALL, PRIORITY_MIN, Read
+from taskd.core.jobs.job import PRIORITY_MIN, Job
+from taskd.store.jobs.jobs import ALL, Read
 
 # A claim is slow if it takes SLOW_TIMES times as long as usual, and longer than SLOW_S. Only
 # several slow claims in a row show that dead index entries slow down every claim: a single slow
