@@ -160,9 +160,9 @@ GRANT SELECT (id, worker_id, fence, state, queue, started_at, errors, finished_a
 GRANT SELECT, INSERT (name) ON taskd.queue TO taskd_worker;
 GRANT SELECT,
       INSERT (name, app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-              unique_rule, max_crashes, metadata, built_in, published_at),
+              unique_rule, max_crashes, metadata, priority, built_in, published_at),
       UPDATE (app, module, code, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-              unique_rule, max_crashes, metadata, built_in, published_at, contested_by, contested_at, limit_name, limit_by, limit_defaults)
+              unique_rule, max_crashes, metadata, priority, built_in, published_at, contested_by, contested_at, limit_name, limit_by, limit_defaults)
     ON taskd.task TO taskd_worker;
 -- The login in the rows of tasks and workers is the one that has inserted the row: no worker can write it. By these logins,
 -- functions recognise the jobs and tasks of a worker.

@@ -463,6 +463,7 @@ CREATE TABLE taskd.task (
     code text NOT NULL DEFAULT '',          -- hash of all that this version of the app publishes; see taskd.worker
     signature text NOT NULL,                -- hash of the argument schema
     queue taskd.queue_name NOT NULL,
+    priority integer NOT NULL DEFAULT 100,  -- of jobs that are enqueued without one
     max_attempts taskd.attempts NOT NULL,
     max_crashes smallint,                   -- how many deaths of their worker its jobs survive; NULL: see rescue_jobs
     timeout_s taskd.timeout_s,              -- NULL: no limit
@@ -592,7 +593,7 @@ CREATE TABLE taskd.schedule (
     args_version smallint,                  -- schema version of the arguments when it was set; NULL: 1
     query text CONSTRAINT query_is_bounded CHECK (octet_length(query) <= 65536),
     query_user name,
-    priority integer NOT NULL DEFAULT 100,
+    priority integer,                       -- NULL: the task's priority applies
     max_attempts taskd.attempts,
     timeout_s taskd.timeout_s,
     no_key boolean NOT NULL DEFAULT false,  -- its jobs have no unique key, even if the task has a rule
@@ -1573,6 +1574,7 @@ AS $$
 DECLARE
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
     usual_queue text;
+    usual_priority integer;
     rule jsonb;
     required text[];
     accepted text[];
@@ -1583,9 +1585,9 @@ DECLARE
     notified boolean;
 BEGIN
     IF NOT checked THEN
-        SELECT t.queue, nullif(t.args_version, 1)::integer, CASE WHEN NOT no_key THEN t.unique_rule END, t.required,
+        SELECT t.queue, t.priority, nullif(t.args_version, 1)::integer, CASE WHEN NOT no_key THEN t.unique_rule END, t.required,
                t.accepted, taskd.args_are_valid(args, t.accepted, t.fits), t.metadata
-        INTO usual_queue, args_version, rule, required, accepted, usual, default_metadata
+        INTO usual_queue, usual_priority, args_version, rule, required, accepted, usual, default_metadata
         FROM taskd.task AS t WHERE t.name = task;
         queue := coalesce(queue, usual_queue);
         metadata := coalesce(default_metadata || metadata, default_metadata, metadata);
@@ -1597,6 +1599,7 @@ BEGIN
             END IF;
         END IF;
     END IF;
+    priority := coalesce(priority, usual_priority, 100);
     -- Most tasks have no limit and are no pipelines, and this probe is cheaper than a SELECT INTO.
     IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND (t.limit_name IS NOT NULL OR t.stages IS NOT NULL)) THEN
         IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND t.stages IS NOT NULL AND t.kind = 'pipeline') THEN
@@ -1806,7 +1809,7 @@ CREATE FUNCTION taskd.enqueue(
     task text,
     args jsonb DEFAULT '{}',
     queue text DEFAULT NULL,
-    priority integer DEFAULT 100,
+    priority integer DEFAULT NULL,
     run_at timestamptz DEFAULT NULL,
     delay_s double precision DEFAULT NULL,
     max_attempts integer DEFAULT NULL,
@@ -1832,7 +1835,7 @@ BEGIN
        AND priority BETWEEN -32768 AND 32767 THEN
         INSERT INTO taskd.job AS j (queue, task, args, priority)
         SELECT CASE WHEN coalesce(t.queue = queue, true) THEN t.queue ELSE taskd.checked_queue_name(queue) END,
-               t.name, args, priority
+               t.name, args, coalesce(priority, t.priority)
         FROM taskd.task AS t
         WHERE t.name = task AND t.usual AND taskd.args_are_valid(args, t.accepted, t.fits)
         RETURNING j.id, CASE WHEN taskd.is_polled_unbounded(j.queue) OR taskd.enqueue_checks_are_off() THEN false
@@ -1970,7 +1973,7 @@ CREATE FUNCTION taskd.enqueue_unique(
     args jsonb,
     unique_key text,
     queue text DEFAULT NULL,
-    priority integer DEFAULT 100,
+    priority integer DEFAULT NULL,
     run_at timestamptz DEFAULT NULL,
     delay_s double precision DEFAULT NULL,
     max_attempts integer DEFAULT NULL,
@@ -2034,9 +2037,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     -- PostgreSQL would refuse a NULL with the whole row of the job that holds the key, which belongs to another producer.
-    IF task IS NULL OR args IS NULL OR priority IS NULL
-       OR coalesce(checked, true) AND queue IS NULL THEN
-        RAISE EXCEPTION 'enqueue_unique() needs a task, arguments, a priority and, for a checked job, a queue'
+    IF task IS NULL OR args IS NULL OR coalesce(checked, true) AND queue IS NULL THEN
+        RAISE EXCEPTION 'enqueue_unique() needs a task, arguments and, for a checked job, a queue'
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF for_s NOT BETWEEN 0.001 AND 31536000 OR debounce_max_s NOT BETWEEN 0 AND 31536000 THEN
@@ -2055,12 +2057,13 @@ BEGIN
     IF (on_conflict IN ('replace', 'debounce') OR newest) AND due > now() + interval '365 days' THEN
         RAISE EXCEPTION 'a job that can replace a waiting one must be due within 365 days' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT t.queue, t.required, t.accepted, nullif(t.args_version, 1) AS args_version, t.limit_name, t.metadata,
+    SELECT t.queue, t.priority, t.required, t.accepted, nullif(t.args_version, 1) AS args_version, t.limit_name, t.metadata,
            CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END AS limit_values,
            CASE WHEN NOT checked THEN taskd.args_are_valid(args, t.accepted, t.fits) END AS valid,
            t.stages IS NOT NULL AND t.kind = 'pipeline' AS is_pipeline
     INTO known
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = enqueue_unique.task;
+    enqueue_unique.priority := coalesce(enqueue_unique.priority, known.priority, 100);
     IF NOT checked THEN
         unique_key := taskd.normal_key(unique_key);
         target_queue := coalesce(target_queue, known.queue);
@@ -3436,7 +3439,7 @@ CREATE FUNCTION taskd.enqueue_after(
     after bigint[] DEFAULT '{}',
     on_failed text DEFAULT 'cancel',
     queue text DEFAULT NULL,
-    priority integer DEFAULT 100,
+    priority integer DEFAULT NULL,
     run_at timestamptz DEFAULT NULL,
     delay_s double precision DEFAULT NULL,
     max_attempts integer DEFAULT NULL,
@@ -3474,10 +3477,10 @@ BEGIN
     IF coalesce(on_failed, '') NOT IN ('cancel', 'wait', 'continue', 'only') THEN
         RAISE EXCEPTION 'on_failed must be cancel, wait, continue or only' USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    SELECT coalesce(target_queue, t.queue), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
+    SELECT coalesce(target_queue, t.queue), coalesce(priority, t.priority, 100), t.required, t.accepted, nullif(t.args_version, 1), t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL THEN taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END,
            taskd.args_are_valid(args, t.accepted, t.fits), coalesce(t.metadata || metadata, t.metadata, metadata)
-    INTO target_queue, required, accepted, args_version, limit_name, limit_values, valid, metadata
+    INTO target_queue, priority, required, accepted, args_version, limit_name, limit_values, valid, metadata
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = task;
     IF target_queue IS NULL OR valid IS NOT TRUE THEN
         PERFORM taskd.raise_invalid_job(task, target_queue, args, required, accepted);
@@ -3872,7 +3875,7 @@ AS $$
 $$;
 
 -- Start a run of a published pipeline, and return the id of the job of its first stage. The options replace those of the first
--- stage; the priority 100 does not. The caller has checked the arguments.
+-- stage. The caller has checked the arguments.
 -- Called by: enqueue_one(), make_scheduled_jobs().
 CREATE FUNCTION taskd.start_run(
     pipeline text, args jsonb, queue text, priority integer, run_at timestamptz, max_attempts integer, timeout_s double precision,
@@ -3887,7 +3890,7 @@ DECLARE
     first jsonb := stages -> 0;
     job_id bigint := (taskd.enqueue_workflow(
         pipeline, 'pipeline', stages, ARRAY[first ->> 'task'], ARRAY[coalesce(queue, first ->> 'queue')], ARRAY[args::text],
-        ARRAY[coalesce(nullif(priority, 100), (first ->> 'priority')::integer, 100)], ARRAY[run_at],
+        ARRAY[coalesce(priority, (first ->> 'priority')::integer, 100)], ARRAY[run_at],
         ARRAY[NULL::double precision],
         ARRAY[coalesce(max_attempts, (first ->> 'max_attempts')::integer)]::smallint[],
         ARRAY[coalesce(timeout_s, (first ->> 'timeout_s')::double precision)], ARRAY[deadline], ARRAY[NULL::double precision],
@@ -3923,7 +3926,7 @@ BEGIN
     FOR made IN
         SELECT *
         FROM jsonb_to_recordset(pipelines) AS p (
-            name text, signature text, queue text, max_attempts smallint, timeout_s double precision, args_schema jsonb,
+            name text, signature text, queue text, priority integer, max_attempts smallint, timeout_s double precision, args_schema jsonb,
             args_version smallint, redact text[], stages jsonb
         )
         ORDER BY p.name
@@ -3933,15 +3936,15 @@ BEGIN
             ARRAY(SELECT DISTINCT stage ->> 'task' FROM jsonb_array_elements(made.stages) AS stage)
         );
         INSERT INTO taskd.task AS task (
-            app, module, code, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, stages
+            app, module, code, name, signature, queue, priority, max_attempts, timeout_s, args_schema, kind, args_version, redact, stages
         ) VALUES (
             publish_pipelines.app, publish_pipelines.module, publish_pipelines.code, made.name, made.signature, made.queue,
-            made.max_attempts, made.timeout_s, made.args_schema, 'pipeline', made.args_version, made.redact, made.stages
+            made.priority, made.max_attempts, made.timeout_s, made.args_schema, 'pipeline', made.args_version, made.redact, made.stages
         )
         ON CONFLICT (name) DO UPDATE
         SET app = excluded.app, module = excluded.module, code = excluded.code, signature = excluded.signature, queue = excluded.queue,
-            max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s, args_schema = excluded.args_schema,
-            kind = excluded.kind, args_version = excluded.args_version, redact = excluded.redact, stages = excluded.stages,
+            priority = excluded.priority, max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
+            args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version, redact = excluded.redact, stages = excluded.stages,
             alias_of = NULL, unique_rule = NULL, limit_name = NULL, limit_by = NULL, limit_defaults = NULL,
             max_crashes = NULL, metadata = NULL, built_in = false, published_at = clock_timestamp(),
             contested_by = CASE WHEN task.signature = excluded.signature AND task.contested_by <> excluded.app
@@ -4167,7 +4170,7 @@ CREATE FUNCTION taskd.set_schedule(
     timezone text DEFAULT 'UTC',
     query text DEFAULT NULL,
     queue text DEFAULT NULL,
-    priority integer DEFAULT 100,
+    priority integer DEFAULT NULL,
     max_attempts integer DEFAULT NULL,
     timeout_s double precision DEFAULT NULL,
     catch_up text DEFAULT 'last',
@@ -4474,7 +4477,7 @@ BEGIN
             queue, task, args, priority, state, run_at, max_attempts, timeout_s, deadline, ends_by, schedule, tick,
             args_version, limit_name, limit_key, metadata
         )
-        SELECT def.queue, def.task, args, def.priority,
+        SELECT def.queue, def.task, args, coalesce(def.priority, known.priority, 100),
                CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
                def.max_attempts, def.timeout_s, deadline, ends_by, schedule, tick,
                def.args_version, known.limit_name,

@@ -457,7 +457,7 @@ LIMIT $4;
 
 -- name: list_tasks(batch bigint)
 -- roles: producer, worker, observer, admin
-SELECT name::text, app, queue::text, kind, max_attempts::smallint, timeout_s::double precision,
+SELECT name::text, app, queue::text, kind, priority, max_attempts::smallint, timeout_s::double precision,
        args_schema::text, args_version, redact, alias_of,
        paused_at IS NOT NULL AND coalesce(paused_until > clock_timestamp(), true) AS paused, paused_until, pause_reason,
        paused_by,       published_at

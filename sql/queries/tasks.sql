@@ -9,22 +9,22 @@
 -- `without_worker`: publish the built-in tasks without a worker, as `taskd db migrate` does. They replace only rows of the app
 -- `taskd` that no live worker has published. Any app can replace these rows: an app's own task replaces the built-in one.
 
--- name: publish_tasks(app text, module text, code text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[], max_crashes smallint[], metadatas text[], built_ins boolean[], without_worker boolean)
+-- name: publish_tasks(app text, module text, code text, names text[], signatures text[], queues text[], max_attempts smallint[], timeouts_s double precision[], args_schemas text[], kinds text[], args_versions smallint[], redacts text[], aliases_of text[], unique_rules text[], max_crashes smallint[], metadatas text[], priorities integer[], built_ins boolean[], without_worker boolean)
 -- roles: worker
 WITH mine AS MATERIALIZED (
     SELECT *
     FROM unnest($4::text[], $5::text[], $6::text[], $7::smallint[], $8::double precision[], $9::text[], $10::text[],
-                $11::smallint[], $12::text[], $13::text[], $14::text[], $15::smallint[], $16::text[], $17::boolean[])
+                $11::smallint[], $12::text[], $13::text[], $14::text[], $15::smallint[], $16::text[], $17::integer[], $18::boolean[])
         AS t (name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-              unique_rule, max_crashes, metadata, built_in)
+              unique_rule, max_crashes, metadata, priority, built_in)
 ), published AS (
     INSERT INTO taskd.task AS task (
         app, module, code, name, signature, queue, max_attempts, timeout_s, args_schema, kind, args_version, redact, alias_of,
-        unique_rule, max_crashes, metadata, built_in, published_at
+        unique_rule, max_crashes, metadata, priority, built_in, published_at
     )
     SELECT $1, $2, $3, name, signature, queue, max_attempts, timeout_s, args_schema::jsonb, kind, args_version,
            ARRAY(SELECT jsonb_array_elements_text(redact::jsonb)), alias_of, unique_rule::jsonb,
-           max_crashes, metadata::jsonb, built_in, clock_timestamp()
+           max_crashes, metadata::jsonb, priority, built_in, clock_timestamp()
     FROM mine
     ORDER BY name
     ON CONFLICT (name) DO UPDATE
@@ -32,11 +32,11 @@ WITH mine AS MATERIALIZED (
         max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
         args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version,
         redact = excluded.redact, alias_of = excluded.alias_of, unique_rule = excluded.unique_rule,
-        max_crashes = excluded.max_crashes, metadata = excluded.metadata,
+        max_crashes = excluded.max_crashes, metadata = excluded.metadata, priority = excluded.priority,
         built_in = excluded.built_in, published_at = excluded.published_at,
         contested_by = CASE WHEN task.signature = excluded.signature AND task.contested_by <> excluded.app
                             THEN task.contested_by END
-    WHERE NOT $18::boolean
+    WHERE NOT $19::boolean
           AND (task.app = excluded.app OR task.signature = excluded.signature OR task.built_in AND excluded.built_in)
        OR task.app = 'taskd' AND NOT EXISTS (
            SELECT FROM taskd.worker AS worker
@@ -97,7 +97,7 @@ ORDER BY seen.name;
 -- name: find_tasks(names text[])
 -- roles: producer, worker, observer, admin
 SELECT name::text, app, signature, queue::text, max_attempts::smallint, timeout_s::double precision, args_schema::text, args_version, redact, published_at,
-       limit_name, limit_by, limit_defaults::text, unique_rule::text, metadata::text
+       limit_name, limit_by, limit_defaults::text, unique_rule::text, metadata::text, priority
 FROM taskd.task
 WHERE name = ANY ($1::text[]);
 

@@ -208,7 +208,7 @@ def _tick(row: Row, tick: datetime, zones: list[str] | None) -> dict[str, Any]:
 )
 @click.option("--queue", type=QUEUE, help="Name of the queue; by default that of the task.")
 @click.option(
-    "--priority", type=int, default=100, show_default=True, help="Smaller numbers run first."
+    "--priority", type=int, help="Smaller numbers run first; by default that of the task."
 )
 @click.option("--max-attempts", type=int, help="Most attempts; by default as the task defines.")
 @click.option("--timeout", "timeout_s", type=DURATION, help="Timeout of one attempt.")

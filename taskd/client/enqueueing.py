@@ -132,9 +132,10 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     """Return the jobs, each completed by its published or built-in task.
 
     If the arguments of a job were not checked yet, they are checked now. The job also gets the
-    limit, the argument version and the default metadata of the task. It gets the task's unique key,
-    unless the job has a key or `no_key`. A job without a queue gets the queue of the task. If a job
-    has a queue and its task is not published, the job stays as it is, and is not `checked`.
+    limit, the argument version, the default metadata and, if it has none, the priority of the task.
+    It gets the task's unique key, unless the job has a key or `no_key`. A job without a queue gets
+    the queue of the task. If a job has a queue and its task is not published, the job stays as it
+    is, and is not `checked`.
 
     Raises:
         UnknownTask, InvalidArgs: as insert_jobs().
@@ -173,6 +174,8 @@ def _complete(job: NewJob, task: stored_tasks.PublishedTask | Task[..., Any]) ->
             unique=unique,
             metadata=_merged(task.metadata, job.metadata),
         )
+    if job.priority is None:
+        job = replace(job, priority=task.priority)
     return job if job.queue is not None else replace(job, queue=task.queue)
 
 

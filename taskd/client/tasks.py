@@ -20,7 +20,7 @@ from typing import (
 from taskd.client.default import default_client
 from taskd.client.options import JobOptions, given
 from taskd.core.jobs import backoff as backoffs
-from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.job import PRIORITY_DEFAULT, NewJob
 from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Enqueued, Unique
 from taskd.core.tasks import other_words
@@ -152,7 +152,8 @@ class Task(core.Task[P, R], Enqueues[P, R]):
 
         Args:
             queue: name of the queue.
-            priority: an integer of 32 bits; smaller numbers run first, 100 by default.
+            priority: an integer of 32 bits; smaller numbers run first. By default as the task
+                defines.
             run_at: when the job is due, a datetime with a time zone; excludes `delay_s`.
             delay_s: seconds from the start of the enqueueing transaction until the job is due.
             max_attempts: the most attempts of the job, 1 to 1000.
@@ -325,6 +326,7 @@ def task(
     *,
     name: str | None = None,
     queue: str = core.QUEUE_DEFAULT,
+    priority: int = PRIORITY_DEFAULT,
     max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
     max_crashes: int | None = None,
     timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
@@ -349,6 +351,7 @@ def task(
     max_wait_s: float = core.MAX_WAIT_S_DEFAULT,
     name: str | None = None,
     queue: str = core.QUEUE_DEFAULT,
+    priority: int = PRIORITY_DEFAULT,
     max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
     max_crashes: int | None = None,
     timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
@@ -367,6 +370,7 @@ def task(
     transaction: Literal[True, "read_committed", "repeatable_read", "serializable"],
     name: str | None = None,
     queue: str = core.QUEUE_DEFAULT,
+    priority: int = PRIORITY_DEFAULT,
     max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
     max_crashes: int | None = None,
     timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
@@ -385,6 +389,7 @@ def task(
     process: Literal[True],
     name: str | None = None,
     queue: str = core.QUEUE_DEFAULT,
+    priority: int = PRIORITY_DEFAULT,
     max_attempts: int = core.MAX_ATTEMPTS_DEFAULT,
     max_crashes: int | None = None,
     timeout_s: float | None = core.TIMEOUT_S_DEFAULT,
@@ -414,8 +419,8 @@ def task(
             named `ctx`, or annotated as Context, receives the attempt's context and is no argument
             of the job. Type checkers recognize the context only as the first parameter.
         registry: where the task is registered.
-        options: name, queue, max_attempts, max_crashes, timeout_s, backoff, on_error, unique,
-            limit, args_version, upgrade, aliases, redact, metadata, keep_logs, and one of process,
+        options: name, queue, priority, max_attempts, max_crashes, timeout_s, backoff, on_error,
+            unique, limit, args_version, upgrade, aliases, redact, metadata, keep_logs, and one of process,
             batch (with max_wait_s) and transaction: see taskd.core.tasks.task.Task.
 
     Raises:

@@ -257,8 +257,7 @@ def stage(
     Args:
         name: the name of the stage. A handler that returns `Next(name)` chooses this stage.
         task: the task whose handler the stage runs.
-        queue, max_attempts, timeout_s: replace the options of the task.
-        priority: priority of the jobs; None stands for 100.
+        queue, priority, max_attempts, timeout_s: replace the options of the task.
 
     Raises:
         InvalidWorkflow: the name is not valid.
@@ -268,7 +267,7 @@ def stage(
     sample = NewJob(
         task.name,
         queue=queue or task.queue,
-        priority=100 if priority is None else priority,
+        priority=task.priority if priority is None else priority,
         max_attempts=max_attempts,
         timeout_s=timeout_s,
     )
@@ -281,7 +280,7 @@ def stage(
         alone[0] if alone else None,
         required,
         accepted,
-        sample.priority,
+        task.priority if priority is None else priority,
         max_attempts,
         timeout_s,
         task.versions.stored,
@@ -320,6 +319,7 @@ class Pipeline(Startable):
             self.name,
             task,
             first.queue,
+            first.priority,
             first.max_attempts or task.max_attempts,
             first.timeout_s or task.timeout_s,
             self._stages_text(),

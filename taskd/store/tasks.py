@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from taskd.core.jobs.job import PRIORITY_DEFAULT
 from taskd.core.jobs.limit import LimitOf, limit_of
 from taskd.core.jobs.unique import Unique, of_rule
 from taskd.store.acting import actor
@@ -23,6 +24,7 @@ class PublishedTask(NamedTuple):
         args_schema: the JSON Schema of the arguments, as text.
         unique_rule: the rule for unique keys, as JSON text.
         metadata_text: the default metadata of the task's jobs, as JSON text.
+        priority: the priority of jobs that are enqueued without one.
     """
 
     name: str
@@ -40,6 +42,7 @@ class PublishedTask(NamedTuple):
     limit_defaults: str | None = None
     unique_rule: str | None = None
     metadata_text: str | None = None
+    priority: int = PRIORITY_DEFAULT
 
     @property
     def metadata(self) -> Mapping[str, Any] | None:

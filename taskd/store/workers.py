@@ -391,6 +391,7 @@ def _columns(tasks: Sequence[tuple[str, Task[..., Any]]]) -> list[list[Any]]:
         [t.unique and t.unique.rule(t.unique_defaults, t.redact) for _, t in tasks],
         [t.max_crashes for _, t in tasks],
         [t.metadata and msgspec.json.encode(t.metadata).decode() for _, t in tasks],
+        [t.priority for _, t in tasks],
     ]
 
 
@@ -400,6 +401,7 @@ def _pipeline_row(plan: PipelinePlan) -> dict[str, Any]:
         "name": plan.name,
         "signature": first.signature_hash,
         "queue": plan.queue,
+        "priority": plan.priority,
         "max_attempts": plan.max_attempts,
         "timeout_s": plan.timeout_s,
         "args_schema": msgspec.Raw(first.args_schema.encode()),

@@ -63,7 +63,7 @@ def test_set_moves_and_sets_and_takes_away_a_deadline(taskd):
         (["set", "--priority", 1], "give ids, or options that choose jobs"),
         (["set", 1, "--task", "x", "--priority", 1], "give ids, or options that choose jobs"),
         (["set", 1, "--args", "{}", "--arg", "a=1"], "give either --args or --arg"),
-        (["set", 1, "--priority", 99999], "priority 99999 is not"),
+        (["set", 1, "--priority", 3000000000], "priority 3000000000 is not"),
         (["retry", "--failed", "--at", "2030-01-01T00:00:00Z", "--in", "5m"], "--in or --at"),
         (["cancel"], "give ids, or options that choose jobs"),
     ],

@@ -45,6 +45,7 @@ async def plain(to: str, copies: int = 1) -> None: ...
 
 @task(
     queue="email",
+    priority=10,
     limit=Limit(concurrency=2),
     max_attempts=5,
     max_crashes=2,

@@ -108,7 +108,6 @@ def test_options_within_their_limits(options: Any) -> None:
         {"priority": 1.0},
         {"priority": True},
         {"priority": "1"},
-        {"priority": None},
         {"max_attempts": 0},
         {"max_attempts": -1},
         {"max_attempts": 1001},

@@ -230,6 +230,8 @@ def test_handlers_that_cannot_be_checked_or_run_are_refused(handler: Any) -> Non
         ({"name": ""}, InvalidJob),
         ({"name": "a\n"}, InvalidJob),
         ({"queue": "E"}, InvalidJob),
+        ({"priority": 2**31}, InvalidJob),
+        ({"priority": "high"}, InvalidJob),
         ({"max_attempts": 0}, ValueError),
         ({"max_attempts": 1001}, ValueError),
         ({"max_attempts": 2.5}, ValueError),
@@ -494,6 +496,7 @@ def test_a_job_carries_the_queue_and_leaves_the_rest_to_the_running_task() -> No
     job = made(send, queue="q", max_attempts=3, timeout_s=5).job("x")
     assert (job.task, job.queue, job.args) == ("send", "q", '{"to":"x"}')
     assert (job.max_attempts, job.timeout_s, job.priority) == (None, None, 100)
+    assert made(send, name="urgent", queue="q", priority=-7).job("x").priority == -7
 
 
 # What is published.

@@ -160,8 +160,7 @@ RETURNING id
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"priority": "NULL"},
-        {"priority": "40000"},
+        {"max_attempts": "70000"},
         {"args": "NULL"},
         {"checked": "true", "queue": "NULL"},
         {"checked": "NULL", "queue": "NULL"},

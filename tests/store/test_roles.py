@@ -207,7 +207,7 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         call("'t'", f"jsonb_build_object('a', repeat({spaces}, 262144))", "queue => 'q'"): LIMIT,
         call("'t'", "'[]'", "queue => 'q'"): PARAMETER,
         call("'t'", """'{"a": "\\u0000"}'""", "queue => 'q'"): TEXT,
-        call("'t'", "queue => 'q'", "priority => 40000"): RANGE,
+        call("'t'", "queue => 'q'", "max_attempts => 40000"): RANGE,
         call("'t'", "queue => 'q'", "max_attempts => 0"): CHECKED,
         call("'t'", "queue => 'q'", "max_attempts => 1001"): CHECKED,
         call("'t'", "queue => 'q'", "timeout_s => 'NaN'"): CHECKED,

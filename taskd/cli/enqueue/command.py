@@ -37,7 +37,9 @@ UNPUBLISHED = "no worker has published"
 @PAIRS
 @click.option("--json", "args_json", metavar="OBJECT", help="The arguments as a JSON object.")
 @click.option("--queue", type=QUEUE, help="Name of the queue; by default that of the task.")
-@click.option("--priority", type=int, help="Smaller numbers run first.  [default: 100]")
+@click.option(
+    "--priority", type=int, help="Smaller numbers run first; by default that of the task."
+)
 @click.option("--in", "delay_s", type=DURATION, help="Delay before the job is due: 5m.")
 @click.option(
     "--at", "run_at", type=MOMENT, help="Run no sooner than this time: 2026-12-01T08:00:00+01:00."

@@ -279,7 +279,8 @@ class NewJob:
         task: the task's name.
         queue: the queue's name. With None, the job goes to the queue of the published task.
         args: the arguments, as the text of a JSON object of at most 256 KiB.
-        priority: an integer of 32 bits; workers claim jobs with smaller numbers first.
+        priority: an integer of 32 bits; workers claim jobs with smaller numbers first. With None,
+            the job has the priority of the published task, or 100.
         run_at: when the job is due (with a time zone); excludes `delay_s`.
         delay_s: seconds from the start of the enqueueing transaction until the job is due.
         max_attempts: the most attempts, 1 to 1000; with None, the option of the task applies.
@@ -308,7 +309,7 @@ class NewJob:
     task: str
     args: str = "{}"
     queue: str | None = None
-    priority: int = PRIORITY_DEFAULT
+    priority: int | None = None
     run_at: datetime | None = None
     delay_s: float | None = None
     max_attempts: int | None = None
@@ -327,7 +328,8 @@ class NewJob:
         check_payload(self.task, self.args)
         if self.queue is not None:
             check_queue(self.queue)
-        check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
+        if self.priority is not None:
+            check_int("priority", self.priority, PRIORITY_MIN, PRIORITY_MAX)
         check_attempt_options(self.max_attempts, self.timeout_s)
         check_times(self.run_at, self.delay_s, self.deadline, self.deadline_s)
         if self.args_version is not None:

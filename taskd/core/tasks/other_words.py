@@ -16,7 +16,6 @@ TASK_OPTIONS: Mapping[str, str] = {
     "job_timeout": "timeout_s, in seconds",
     "lock": "unique=Unique(...)",
     "max_retries": "max_attempts, which includes the first attempt",
-    "priority": "priority, an option of each job: task.options(priority=...)",
     "queue_name": "queue",
     "queueing_lock": "unique=Unique(...)",
     "rate_limit": _LIMIT,

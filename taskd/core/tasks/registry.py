@@ -28,13 +28,14 @@ class PipelinePlan(NamedTuple):
 
     Attributes:
         first: the task of the first stage; the arguments of a run are those of this task.
-        queue, max_attempts, timeout_s: those of the first stage.
+        queue, priority, max_attempts, timeout_s: those of the first stage.
         stages: JSON text of all stages.
     """
 
     name: str
     first: Task[..., Any]
     queue: str
+    priority: int
     max_attempts: int
     timeout_s: float | None
     stages: str

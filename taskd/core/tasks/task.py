@@ -19,6 +19,9 @@ from taskd.core.jobs import backoff as backoffs
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.job import (
     MAX_ATTEMPTS_LIMIT,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
     TIMEOUT_S_MAX,
     NewJob,
     check_metadata,
@@ -43,6 +46,7 @@ from taskd.core.tasks.signature import (
     result_decoder,
     signature_of,
 )
+from taskd.core.validation import check_int
 from taskd.errors import InvalidArgs, InvalidJob, InvalidResult
 
 if TYPE_CHECKING:
@@ -71,6 +75,8 @@ class Task(Generic[P, R]):
             annotated as a Context, or if it is named `context` without an annotation.
         name: the task's name in the job's row; by default the function's name.
         queue: the default queue of the task's jobs.
+        priority: the priority of jobs that are enqueued without one, an integer of 32 bits; smaller
+            numbers run first.
         max_attempts: the most attempts of a job, 1 to 1000. With 1, the handler begins at most
             once: if its worker dies or stops during the attempt, the job fails.
         max_crashes: after how many deaths of its worker a job starts again, 0 to 100. Each death
@@ -117,7 +123,7 @@ class Task(Generic[P, R]):
             without a JSON form, a parameter named `conn`); the handler is not a function, or does
             not fit `process`, `batch` or `transaction`; or an option has a wrong type or names an
             argument that the task does not have.
-        InvalidJob: `name`, `queue`, a former name or `metadata` is not valid.
+        InvalidJob: `name`, `queue`, `priority`, a former name or `metadata` is not valid.
         ValueError: another option is outside its limits.
     """
 
@@ -132,6 +138,7 @@ class Task(Generic[P, R]):
         *,
         name: str | None = None,
         queue: str = QUEUE_DEFAULT,
+        priority: int = PRIORITY_DEFAULT,
         max_attempts: int = MAX_ATTEMPTS_DEFAULT,
         max_crashes: int | None = None,
         timeout_s: float | None = TIMEOUT_S_DEFAULT,
@@ -161,6 +168,8 @@ class Task(Generic[P, R]):
         self.name = check_task_name(handler.__name__ if name is None else name)
         self.queue = check_queue(queue)
         _check_limits(self.name, max_attempts, timeout_s)
+        check_int(f"task {self.name}: priority", priority, PRIORITY_MIN, PRIORITY_MAX)
+        self.priority = priority
         self.max_attempts = max_attempts
         self.max_crashes = _max_crashes(self.name, max_crashes, max_attempts)
         self.timeout_s = timeout_s
@@ -335,6 +344,7 @@ class Task(Generic[P, R]):
             self.name,
             text,
             queue=self.queue,
+            priority=self.priority,
             checked=True,
             unique=self.unique_of(text),
             args_version=self.versions.stored,

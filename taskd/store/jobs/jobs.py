@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from taskd.core.jobs.job import PRIORITY_MAX, PRIORITY_MIN, Job, JobState, NewJob
+from taskd.core.jobs.job import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, Job, JobState, NewJob
 from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
 from taskd.core.jobs.json_values import to_json_type
 from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict, version_number
@@ -112,7 +112,7 @@ def enqueue_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         [job.task for job in jobs],
         [job.queue for job in jobs],
         [job.args for job in jobs],
-        [job.priority for job in jobs],
+        [priority_of(job) for job in jobs],
         _rare([job.run_at for job in jobs]),
         _rare([_float(job.delay_s) for job in jobs]),
         _rare([job.max_attempts for job in jobs]),
@@ -155,6 +155,11 @@ def _option_args(job: NewJob) -> tuple[Any, ...]:
         job.run_at, _float(job.delay_s), job.max_attempts, _float(job.timeout_s), job.deadline,
         _float(job.deadline_s), job.args_version, *(job.limit or (None, None)), metadata_text(job),
     )  # fmt: skip
+
+
+def priority_of(job: NewJob) -> int:
+    """Return the priority of a job; no worker has published the task of a job without one."""
+    return PRIORITY_DEFAULT if job.priority is None else job.priority
 
 
 def metadata_text(job: NewJob) -> str | None:
@@ -205,7 +210,7 @@ async def enqueue(
             return []
         if _are_usual(jobs):
             first, args = jobs[0], [job.args for job in jobs]
-            usual = (first.task, first.queue, args, first.priority)
+            usual = (first.task, first.queue, args, priority_of(first))
             row = (await on.fetch("enqueue_usual_jobs", *usual))[0]
         else:
             tasks, queues, args, priorities, *options = enqueue_args(jobs)
@@ -221,7 +226,7 @@ async def enqueue_one(on: Fetches, job: NewJob, *, collected: bool = False) -> E
     began = None if group is None else group.begin()
     if group is not None and began is None:
         return await group.enqueue(job)
-    name, args = "enqueue_usual_job", (job.task, job.queue, job.args, job.priority)
+    name, args = "enqueue_usual_job", (job.task, job.queue, job.args, priority_of(job))
     if _OPTIONS(job) != _NO_OPTIONS:
         name, args = "enqueue_job", (*args, *_option_args(job))
     try:
