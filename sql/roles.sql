@@ -100,7 +100,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.parent_results(bigint, bigint), taskd.prune_workflows(), taskd.publish_pipelines(text, text, text, jsonb)
     TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
-    taskd.add_to_workflow(bigint, bigint, bigint, text, text[], text[], text[], smallint[], timestamptz[], double precision[],
+    taskd.add_to_workflow(bigint, bigint, bigint, text, text[], text[], text[], integer[], timestamptz[], double precision[],
                           smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
                           text[], integer[], integer[], bigint[], text[])
     TO taskd_worker;

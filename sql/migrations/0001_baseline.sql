@@ -5956,7 +5956,7 @@ DECLARE
     until CONSTANT timestamptz := coalesce(
         at - make_interval(secs => (filter ->> 'older_than_s')::double precision), (filter ->> 'at')::timestamptz);
     running_for CONSTANT interval := make_interval(secs => (filter ->> 'running_for_s')::double precision);
-    began_at CONSTANT text := CASE WHEN live THEN 'enqueued_at' ELSE 'finished_at' END;
+    moment CONSTANT text := CASE WHEN live THEN 'enqueued_at' ELSE 'finished_at' END;
     last_error CONSTANT text := 'concat_ws('': '', errors #>> ''{-1,type}'', errors #>> ''{-1,message}'') ILIKE '
                                 || quote_literal(filter ->> 'error');
     of_worker CONSTANT text := 'worker_id = ' || (filter ->> 'worker')::bigint;
@@ -5966,6 +5966,7 @@ DECLARE
     of_schedule CONSTANT text := 'schedule = ' || quote_literal(filter ->> 'schedule');
     of_late CONSTANT text := 'schedule IS NOT NULL AND (finished_at > ends_by OR reason = ''expired'')';
     key CONSTANT text := quote_literal(filter ->> 'unique_key');
+    held_key CONSTANT text := '(CASE WHEN key_scope = ''live'' OR fence = 0 THEN unique_key END)';
     tags CONSTANT jsonb := (filter -> 'metadata') - '{traceparent,tracestate}'::text[];
     tagged CONSTANT text := '(metadata - ''{traceparent,tracestate}''::text[]) @> ' || quote_literal(nullif(tags, '{}')) || '::jsonb';
 BEGIN
@@ -5975,8 +5976,8 @@ BEGIN
         'task = ' || quote_literal(filter ->> 'task'),
         'state = ANY (' || quote_literal(translate((filter -> 'states')::text, '[]', '{}')) || '::taskd.job_state[])',
         CASE WHEN live THEN last_error ELSE '(reason ILIKE ' || quote_literal(filter ->> 'error') || ' OR ' || last_error || ')' END,
-        began_at || ' >= ' || quote_literal(since),
-        began_at || ' <= ' || quote_literal(until),
+        moment || ' >= ' || quote_literal(since),
+        moment || ' <= ' || quote_literal(until),
         CASE WHEN live THEN 'worker_id IS NOT NULL AND started_at <= ' || quote_literal(at - running_for)
              ELSE 'finished_at - started_at >= ' || quote_literal(running_for) END,
         '(state = ''scheduled'' AND attempt > 0) = ' || (filter ->> 'retrying')::boolean,
@@ -5998,9 +5999,9 @@ BEGIN
         WHEN NOT live AND filter -> 'late' = 'true' THEN concat_ws(' AND ', of_late, of_schedule)
         WHEN of_schedule IS NOT NULL THEN of_schedule
         -- The jobs that hold the key, and those of the task that no longer hold theirs.
-        WHEN key IS NOT NULL AND filter ? 'task' THEN replace(
-            'unique_key IS NOT NULL AND task = ' || quote_literal(filter ->> 'task') || ' AND ({} = ' || key || ' OR {} IS NULL)',
-            '{}', '(CASE WHEN key_scope = ''live'' OR fence = 0 THEN unique_key END)')
+        WHEN key IS NOT NULL AND filter ? 'task'
+        THEN 'unique_key IS NOT NULL AND task = ' || quote_literal(filter ->> 'task')
+             || ' AND (' || held_key || ' = ' || key || ' OR ' || held_key || ' IS NULL)'
         WHEN tagged IS NOT NULL AND live
         THEN 'metadata IS NOT NULL AND worker_id IS NULL AND ' || tagged
              || ' UNION ALL SELECT id FROM taskd.job WHERE worker_id IS NOT NULL AND ' || tagged

@@ -19,12 +19,12 @@ SELECT taskd.enqueue_workflow(
 -- Add jobs to the workflow of a running job; see the function. `ids`: the workflow, followed by the jobs in their order. If nothing
 -- was added, `ids` is NULL, and `refusal` says why; it is NULL, too, if the job no longer belongs to this attempt.
 
--- name: add_to_workflow(job_id bigint, worker_id bigint, fence bigint, name text, tasks text[], queues text[], args text[], priorities smallint[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
+-- name: add_to_workflow(job_id bigint, worker_id bigint, fence bigint, name text, tasks text[], queues text[], args text[], priorities integer[], run_ats timestamptz[], delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[], deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], metadatas text[], nodes text[], places integer[], parent_places integer[], parent_ids bigint[], on_failed text[])
 -- roles: worker
 -- moves: - -> blocked, - -> queued, - -> scheduled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 SELECT ids, refusal
 FROM taskd.add_to_workflow(
-    $1, $2, $3, $4, $5::text[], $6::text[], $7::text[], $8::smallint[], $9::timestamptz[], $10::double precision[], $11::smallint[],
+    $1, $2, $3, $4, $5::text[], $6::text[], $7::text[], $8::integer[], $9::timestamptz[], $10::double precision[], $11::smallint[],
     $12::double precision[], $13::timestamptz[], $14::double precision[], $15::smallint[], $16::text[], $17::text[], $18::text[],
     $19::text[], $20::integer[], $21::integer[], $22::bigint[], $23::text[]
 );

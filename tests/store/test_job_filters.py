@@ -149,6 +149,9 @@ async def test_texts_of_a_filter_are_texts_and_not_sql(lane: Lane, me: int) -> N
     for name in ("error", "args_text", "schedule", "unique_key", "workflow"):
         assert await listed(lane, **{name: odd}) == []
     assert await listed(lane, metadata={odd: odd}) == await listed(lane, args={odd: odd}) == []
+    key = await keyed(lane, "it's {} %s")
+    assert await listed(lane, task="t", unique_key="it's {} %s") == [key]
+    assert await listed(lane, task=odd, unique_key=odd) == []
 
 
 async def test_a_list_goes_on_until_it_is_full(
