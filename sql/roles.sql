@@ -151,8 +151,8 @@ GRANT EXECUTE ON FUNCTION taskd.set_busy_mark(text, bigint, double precision, bo
 GRANT EXECUTE ON FUNCTION taskd.clear_busy_mark(text, bigint) TO taskd_worker, taskd_admin;
 
 -- Workers change the states of jobs. They cannot change the task, arguments, queue, priority and limits of a job, and insert
--- jobs only through functions. In the history, they can insert rows and read the columns that check_acks needs; functions run
--- the DDL.
+-- jobs only through functions. In the history, they can insert rows and read the columns that check_acks and read_metrics need;
+-- functions run the DDL.
 GRANT SELECT, DELETE ON taskd.job TO taskd_worker;
 GRANT UPDATE (state, gate, worker_id, fence, attempt, run_at, started_at, crashes, interrupts, parked, isolated, errors)
     ON taskd.job TO taskd_worker;

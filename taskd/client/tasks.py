@@ -420,8 +420,8 @@ def task(
             of the job. Type checkers recognize the context only as the first parameter.
         registry: where the task is registered.
         options: name, queue, priority, max_attempts, max_crashes, timeout_s, backoff, on_error,
-            unique, limit, args_version, upgrade, aliases, redact, metadata, keep_logs, and one of process,
-            batch (with max_wait_s) and transaction: see taskd.core.tasks.task.Task.
+            unique, limit, args_version, upgrade, aliases, redact, metadata, keep_logs, and one of
+            process, batch (with max_wait_s) and transaction: see taskd.core.tasks.task.Task.
 
     Raises:
         TypeError: the signature cannot be checked, or an option does not exist, has a wrong type or
