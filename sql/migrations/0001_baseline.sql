@@ -3939,7 +3939,7 @@ BEGIN
             app, module, code, name, signature, queue, priority, max_attempts, timeout_s, args_schema, kind, args_version, redact, stages
         ) VALUES (
             publish_pipelines.app, publish_pipelines.module, publish_pipelines.code, made.name, made.signature, made.queue,
-            made.priority, made.max_attempts, made.timeout_s, made.args_schema, 'pipeline', made.args_version, made.redact, made.stages
+            coalesce(made.priority, 100), made.max_attempts, made.timeout_s, made.args_schema, 'pipeline', made.args_version, made.redact, made.stages
         )
         ON CONFLICT (name) DO UPDATE
         SET app = excluded.app, module = excluded.module, code = excluded.code, signature = excluded.signature, queue = excluded.queue,
