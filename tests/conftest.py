@@ -26,11 +26,12 @@ from taskd.testing.server import with_database
 from tests import memory
 from tests.canary import PASSWORD, PAYLOAD, with_canary
 from tests.logins import Logins
+from tests.schema import SCHEMA, PlainConnection
 
 for _name in list(os.environ):
     if _name in {"DATABASE_URL", "CREDENTIALS_DIRECTORY"} or (
         _name.startswith(("PG", "TASKD_"))
-        and _name not in {"TASKD_TEST_DSN", "TASKD_PG_BIN", "TASKD_PG_MAJOR"}
+        and _name not in {"TASKD_TEST_DSN", "TASKD_TEST_SCHEMA", "TASKD_PG_BIN", "TASKD_PG_MAJOR"}
     ):
         del os.environ[_name]
 
@@ -137,7 +138,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
     made = TestServer(dsn)
     made.tell_password()
     made.admin(f'CREATE DATABASE "{made.template}" TEMPLATE template0')
-    asyncio.run(migrations.migrate(Database({"dsn": made.dsn(made.template)})))
+    asyncio.run(migrations.migrate(Database({"dsn": made.dsn(made.template)}, schema=SCHEMA)))
     yield made
     made.drop(made.template)
     for role in made.roles:
@@ -170,7 +171,7 @@ def logins(server: TestServer, dsn: str) -> Logins:
 
 @pytest.fixture
 def database(dsn: str) -> Database:
-    return Database({"dsn": dsn})
+    return Database({"dsn": dsn}, schema=SCHEMA)
 
 
 @pytest.fixture
@@ -183,9 +184,15 @@ async def lane(database: Database) -> AsyncIterator[Lane]:
 @pytest.fixture
 async def sql(dsn: str) -> AsyncIterator[Any]:
     """A plain connection, for looking at rows and moving them."""
-    connection = await asyncpg.connect(dsn)
+    connection = await asyncpg.connect(dsn, connection_class=PlainConnection)
     yield connection
     await connection.close()
+
+
+@pytest.fixture(autouse=True)
+def own_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what commands set for their process, because some run in the process of the tests."""
+    monkeypatch.setattr(Database, "room_s", 0.0)
 
 
 @pytest.fixture

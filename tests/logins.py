@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from taskd.store.connections.database import Database
 from taskd.store.schema import roles
 from tests.canary import PASSWORD
+from tests.schema import SCHEMA
 
 if TYPE_CHECKING:
     from tests.conftest import TestServer
@@ -31,7 +32,7 @@ class Logins:
     def __init__(self, server: TestServer, dsn: str) -> None:
         self.prefix = f"taskd_test_{server.run}"
         self._owner_dsn = dsn
-        asyncio.run(roles.make(Database({"dsn": dsn}), self.prefix))
+        asyncio.run(roles.make(Database({"dsn": dsn}, schema=SCHEMA), self.prefix))
         if not server.roles:
             server.roles = [*self._make(server), *roles.names(self.prefix)]
 

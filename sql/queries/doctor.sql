@@ -213,7 +213,9 @@ SELECT name FROM taskd.environment;
 -- Every object of the schema with its definition, as in sql/objects.tsv, without the dated partitions of the history. The
 -- definition of a function contains a digest of the body. PostgreSQL prints definitions according to settings, so the session
 -- must have those of DEFINITIONS in taskd/store/reading/doctor.py. Quotes in the settings of functions are removed, because a
--- function that was created with quote_all_identifiers has quotes there.
+-- function that was created with quote_all_identifiers has quotes there. The digests are those of the schema `taskd`: PostgreSQL
+-- prints the bodies of some functions from their parse trees, and the name of the schema in them is replaced (concat() hides
+-- its argument from taskd/store/connections/schema_text.py).
 
 -- name: doctor_objects()
 -- roles: producer, worker, observer, admin
@@ -225,7 +227,7 @@ SELECT 'function' AS kind, p.proname || '(' || pg_get_function_arguments(p.oid) 
        concat_ws(' ', pg_get_function_result(p.oid), CASE p.provolatile WHEN 'i' THEN 'IMMUTABLE' WHEN 's' THEN 'STABLE' END,
                  CASE WHEN p.prosecdef THEN 'SECURITY DEFINER' END,
                  (SELECT string_agg(replace(one, '"', ''), '; ' ORDER BY one) FROM unnest(p.proconfig) AS one),
-                 encode(sha256(convert_to(coalesce(pg_get_function_sqlbody(p.oid), p.prosrc), 'UTF8')), 'hex')) AS definition
+                 encode(sha256(convert_to(coalesce(replace(pg_get_function_sqlbody(p.oid), 'taskd.', concat('taskd', '.')), p.prosrc), 'UTF8')), 'hex')) AS definition
 FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace AND n.nspname = 'taskd'
 UNION ALL
 SELECT 'table', relname::text,
@@ -336,7 +338,7 @@ WITH prefix AS MATERIALIZED (
     FROM prefix AS p JOIN pg_proc AS f ON f.pronamespace = p.oid
     CROSS JOIN LATERAL aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) AS g
     UNION ALL
-    SELECT 'schema', n.nspname::text, NULL, g.grantee, g.privilege_type, p.prefix
+    SELECT 'schema', 'taskd'::text, NULL, g.grantee, g.privilege_type, p.prefix
     FROM prefix AS p JOIN pg_namespace AS n ON n.oid = p.oid
     CROSS JOIN LATERAL aclexplode(n.nspacl) AS g
 )

@@ -229,13 +229,14 @@ def report(error: BaseException, session: Session | None = None) -> int:
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE  # the reader of stdout has ended early, as `head` does
     if isinstance(error, TaskdError):
+        named = (lambda text: text) if session is None else session.named
         click.echo(_safe(getattr(error, "traceback", "")), err=True, nl=False)
-        click.echo(typed(f"taskd: {_safe(str(error))}"), err=True)
+        click.echo(typed(f"taskd: {named(_safe(str(error)))}"), err=True)
         next_ = list(getattr(error, "__notes__", ()))
         if next_ and session is not None:
             next_.append(session.dsn_source())
         for line in next_:
-            click.echo(typed(f"  {_safe(line)}"), err=True)
+            click.echo(typed(f"  {named(_safe(line))}"), err=True)
         return error.exit_code
     text = "".join(traceback.format_exception(error))
     click.echo(_safe(text), err=True, nl=False)
@@ -282,6 +283,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, requested: bool
     help="The DSN of the database. Prefer TASKD_DSN or --dsn-file if the DSN contains a password.",
 )
 @click.option("--dsn-file", type=click.Path(path_type=Path), help="A file that contains the DSN.")
+@click.option("--schema", help="The schema of the installation; taskd by default.")
 @click.option("-v", "--verbose", is_flag=True, help="Write more to stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
 @click.option(

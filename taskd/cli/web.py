@@ -60,7 +60,6 @@ def _hashed() -> str:
 
 async def _serve(session: Session, flags: dict[str, Any]) -> None:
     from taskd import events
-    from taskd.store.connections.database import Database
     from taskd.store.schema import migrations
     from taskd.web.access.guard import check_reach
     from taskd.web.app import make_app
@@ -76,7 +75,7 @@ async def _serve(session: Session, flags: dict[str, Any]) -> None:
     events.configure(settings.log_format, settings.log_level)
     async with session.target() as target:
         limit_s = min(settings.statement_timeout_s, PAGE_S)
-        database = Database(target.database.connect_args, statement_timeout_s=limit_s)
+        database = target.database.with_timeout(limit_s)
         dashboard = Dashboard(database, settings)
         check_reach(settings.web_listen, guarded=dashboard.guarded)
         server = Server(make_app(routes(dashboard)), settings.web_listen)

@@ -16,7 +16,7 @@ from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.job import JobState, NewJob, check_payload
 from taskd.core.jobs.unique import RESULT_TIMEOUT_S, Enqueued
 from taskd.errors import JobCancelled, JobFailed, ResultNotStored
-from taskd.store.connections.callers_connection import fetches, fetches_sync, finished
+from taskd.store.connections.callers_connection import fetches_sync, finished
 from taskd.store.jobs.results import JobKey
 
 R = TypeVar("R")
@@ -41,6 +41,7 @@ class Client(ClientControl):
     Args:
         dsn: the DSN of the database, in place of the DSN of `settings`. If only the DSN is given,
             all other settings have their defaults.
+        schema: the schema of the installation, in place of the setting `schema`.
         settings: all settings. If neither `dsn` nor `settings` is given, `config.load()` reads the
             settings from files and the environment.
         pool_max: the most connections per event loop.
@@ -66,7 +67,7 @@ class Client(ClientControl):
             TypeError: taskd does not support the type of `conn`.
         """
         # If the pool exists, find it without awaiting a coroutine: this makes an enqueue cheaper.
-        on = self._pools.get(asyncio.get_running_loop()) if conn is None else fetches(conn)
+        on = self._pools.get(asyncio.get_running_loop()) if conn is None else await self._on(conn)
         enqueued = await enqueue_job(on or await self._pool(), job, self._built_ins)
         enqueued.client = self
         return enqueued
@@ -158,7 +159,8 @@ class Client(ClientControl):
             RuntimeError: called in an event loop without `conn`: the call would block the loop.
         """
         if conn is not None:
-            return self._mine(finished(enqueue_jobs(fetches_sync(conn), jobs, self._built_ins)))
+            on = fetches_sync(conn, self._schema())
+            return self._mine(finished(enqueue_jobs(on, jobs, self._built_ins)))
         self._refuse_in_loop("enqueue() or enqueue_many()")
         return self._in_background(self.enqueue_many(jobs))
 

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 _current: dict[str, Client] = {}
 
 
-def _new(dsn: str | None = None, settings: Settings | None = None) -> Client:
+def _new(
+    dsn: str | None = None, settings: Settings | None = None, schema: str | None = None
+) -> Client:
     from taskd.client.client import Client
 
-    return Client(dsn, settings=settings)
+    return Client(dsn, schema=schema, settings=settings)
 
 
 def default_client() -> Client:
@@ -47,12 +49,14 @@ def set_default_client(client: Client) -> Client:
     return before
 
 
-def configure(dsn: str | None = None, *, settings: Settings | None = None) -> Client:
-    """Create a client for this DSN or these settings; make it the default, and return it.
+def configure(
+    dsn: str | None = None, *, schema: str | None = None, settings: Settings | None = None
+) -> Client:
+    """Create a client for this DSN, schema or settings; make it the default, and return it.
 
     All tasks use the default client. The former default client is not closed.
     """
-    client = _new(dsn, settings)
+    client = _new(dsn, settings, schema)
     set_default_client(client)
     return client
 

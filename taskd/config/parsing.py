@@ -56,6 +56,43 @@ def whole_number(low: int, high: int) -> Callable[[Any], int]:
     return parse
 
 
+SCHEMA_DEFAULT = "taskd"
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+# The words that PostgreSQL 15 to 18 reserve: as a name, they would need quotes everywhere.
+_RESERVED = frozenset(
+    """
+    all analyse analyze and any array as asc asymmetric authorization binary both case cast
+    check collate collation column concurrently constraint create cross current_catalog
+    current_date current_role current_schema current_time current_timestamp current_user
+    default deferrable desc distinct do else end except false fetch for foreign freeze from
+    full grant group having ilike in initially inner intersect into is isnull join lateral
+    leading left like limit localtime localtimestamp natural not notnull null offset on only
+    or order outer overlaps placing primary references returning right select session_user
+    similar some symmetric system_user table tablesample then to trailing true union unique
+    user using variadic verbose when where window with
+    """.split()  # noqa: SIM905 - a list would have a line for each word
+)
+
+
+def schema_name(value: Any) -> str:
+    """Return the name of a schema for an installation of taskd.
+
+    Raises:
+        ValueError: the name is not allowed; the message says which names are.
+    """
+    if not isinstance(value, str) or not _SCHEMA.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is not allowed as the name of taskd's schema: use 1 to 40 of the "
+            "characters a-z 0-9 _, no digit first"
+        )
+    if value in _RESERVED or value.startswith("pg_") or value in {"information_schema", "public"}:
+        raise ValueError(
+            f"{value!r} is not allowed as the name of taskd's schema: PostgreSQL or other programs "
+            "use it. Use a name of its own, such as jobs_blue"
+        )
+    return value
+
+
 def one_of(*choices: str) -> Callable[[Any], str]:
     """Return a parser that accepts only these words."""
 

@@ -15,12 +15,14 @@ from typing import Any
 
 from taskd.config.dsn import dsn_text
 from taskd.config.parsing import (
+    SCHEMA_DEFAULT,
     address,
     app_name,
     environment_name,
     names,
     networks,
     one_of,
+    schema_name,
     seconds,
     served_queues,
     table,
@@ -67,6 +69,13 @@ class Settings:
         "A DSN for LISTEN that leads to PostgreSQL itself, if `dsn` leads to a pooler.",
         dsn_text,
         show=without_password,
+    )
+    schema: str = setting(
+        SCHEMA_DEFAULT,
+        "Name of the schema with taskd's tables and functions. Several installations can share a "
+        "database, each with a schema of its own. Workers and producers of an installation need "
+        "the same value.",
+        schema_name,
     )
     listen_connections: str = setting(
         "auto",

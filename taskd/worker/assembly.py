@@ -151,7 +151,7 @@ class Assembly:
                 transactions=self.transactions,
             ),
             cancel_s=settings.cancel_s,
-            reads=Reads(self.upkeep),
+            reads=Reads(self.upkeep, settings.schema),
             slots=SharedSlots(settings.max_running),
         )
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]

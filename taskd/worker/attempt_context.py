@@ -26,10 +26,14 @@ class Reads:
     """The connection over which contexts read results, and its event loop.
 
     Handlers in threads submit their reads to this loop.
+
+    Args:
+        schema: the schema of the installation.
     """
 
-    def __init__(self, lane: Fetches) -> None:
+    def __init__(self, lane: Fetches, schema: str) -> None:
         self.lane = lane
+        self.schema = schema
         self.loop = asyncio.get_running_loop()
 
 
@@ -192,7 +196,7 @@ class AttemptContext:
             LeaseLost: the job no longer belongs to this attempt. Let this exception leave the
                 transaction, so that the transaction is rolled back.
         """
-        await self._complete(callers_connection.fetches(conn), result)
+        await self._complete(callers_connection.fetches(conn, self._reads.schema), result)
 
     def complete_sync(self, conn: Any, result: Any = None) -> None:
         """Complete the job in a plain function; `conn` is a blocking connection.
@@ -200,7 +204,8 @@ class AttemptContext:
         Raises:
             LeaseLost: see complete().
         """
-        callers_connection.finished(self._complete(callers_connection.fetches_sync(conn), result))
+        on = callers_connection.fetches_sync(conn, self._reads.schema)
+        callers_connection.finished(self._complete(on, result))
 
     async def _complete(self, on: Fetches, result: Any) -> None:
         step = result.to_json() if isinstance(result, Next | Stop) else None

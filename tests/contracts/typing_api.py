@@ -90,6 +90,11 @@ def without_arguments() -> None: ...
 def first_of_any_type(payload: Any, number: int) -> None: ...
 
 
+Client("postgresql://db/app", schema="jobs_blue")
+Client(schema=1)  # refused
+taskd.configure(schema="jobs_blue")
+
+
 async def jobs(client: Client, tx: object, moment: datetime) -> None:
     assert_type(plain.job(to="ada"), NewJob)
     plain.job("ada", 2)

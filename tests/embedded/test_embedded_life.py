@@ -14,6 +14,8 @@ from embedded_helpers import FAST, gone, processes, until
 
 from taskd import embedded
 from taskd.config import Settings
+from taskd.store.connections.database import Database
+from taskd.store.schema import migrations
 from tests.processes import children
 
 
@@ -42,6 +44,14 @@ async def test_first_start_restart_join_leave(empty):
     again.close(wait_s=10)
     assert gone(empty)
     assert not (empty / "data.new").exists()
+
+
+async def test_a_table_of_a_user_is_created_in_the_schema_public(start):
+    server = start()
+    await migrations.migrate(Database(server.connect_args()))
+    await ask(server, "CREATE TABLE customer (id integer)")
+    schema = "SELECT schemaname::text FROM pg_tables WHERE tablename = 'customer'"
+    assert await ask(server, schema) == "public"
 
 
 @pytest.mark.parametrize("count", [2, 5])

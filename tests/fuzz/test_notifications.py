@@ -21,10 +21,8 @@ from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import TaskdError
 from taskd.store.connections.database import Lane
-from taskd.store.connections.listening import ALL_WORKERS
 from taskd.store.connections.pool import Pool
 from taskd.store.jobs import jobs
-from taskd.store.jobs.results import ENDED_CHANNEL
 from taskd.worker.claiming.busy_mark import POLL_AFTER_S, POLL_AFTER_S_MAX, POLL_GROWTH
 from taskd.worker.claiming.consumer import EMPTY_CLAIMS_MAX, EMPTY_PAUSE_S_MAX
 from taskd.worker.operator_settings import ACT_AT_MOST_EVERY_S
@@ -34,7 +32,7 @@ from tests.fuzz import strategies as odd
 from tests.fuzz.live import Live
 
 QUEUE = "q.1-x"
-CHANNELS = [f"taskd_{QUEUE}", "taskd_default", ALL_WORKERS, ENDED_CHANNEL]
+CHANNELS = [f"taskd_{QUEUE}", "taskd_default", "taskd", "taskd:ended"]
 NOTIFY = "SELECT pg_notify($1, $2 || CASE WHEN n > 1 THEN n::text ELSE '' END) FROM generate_series(1, $3) AS n"
 # So many of each kind at once: thousands in all, and of those no two are folded into one.
 HEAP = 1500

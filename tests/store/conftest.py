@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from taskd.store.connections.database import Lane
+from tests.schema import PlainConnection
 from tests.store.helpers import Connect, new_worker
 
 
@@ -18,7 +19,9 @@ async def connect(dsn: str) -> AsyncIterator[Connect]:
     opened: list[asyncpg.Connection] = []
 
     async def one(**settings: str) -> Any:
-        connection = await asyncpg.connect(dsn, server_settings=settings)
+        connection = await asyncpg.connect(
+            dsn, server_settings=settings, connection_class=PlainConnection
+        )
         opened.append(connection)
         return connection
 

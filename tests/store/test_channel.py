@@ -11,6 +11,8 @@ import pytest
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Database
 from taskd.store.connections.listening import Channels
+from taskd.store.connections.schema_text import channel_prefix
+from tests.schema import SCHEMA
 
 # All characters that a name can have, and the maximal length.
 QUEUES = ["default", "a.b-c_0", "-", "q" * 48, *(f"q{n}" for n in range(46))]
@@ -28,7 +30,7 @@ class Counters(Database):
 
 @pytest.fixture
 async def database(dsn: str) -> Counters:
-    return Counters({"dsn": dsn})
+    return Counters({"dsn": dsn}, schema=SCHEMA)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ async def test_each_notification_is_received_with_its_queue(
 ) -> None:
     for queue in (*QUEUES, "not_served"):
         await sql.execute("SELECT pg_notify('taskd_' || $1, 'forged')", queue)
-    await sql.execute("SELECT pg_notify('taskd_default', '')")
+    await sql.execute("SELECT pg_notify('taskd_' || 'default', '')")
     said = [await asyncio.wait_for(notified.get(), 5.0) for _ in range(len(QUEUES) + 1)]
     assert said == [*QUEUES, "default"]
 
@@ -64,6 +66,7 @@ async def test_a_channel_that_is_no_longer_listened_to_is_noticed(
     channels: Channels, database: Counters
 ) -> None:
     await channels.probe()
-    await database.last.execute('UNLISTEN "taskd_q7"')
-    with pytest.raises(StoreUnavailable, match="no longer listens to taskd_q7"):
+    channel = f"{channel_prefix(SCHEMA)}_q7"
+    await database.last.execute(f'UNLISTEN "{channel}"')
+    with pytest.raises(StoreUnavailable, match=f"no longer listens to {channel}"):
         await channels.probe()

@@ -107,7 +107,7 @@ def bench(
 
 
 async def _bench(session: Session, plan: Plan, with_live_jobs: bool) -> Figures:
-    from taskd.store.connections.database import Database, Lane
+    from taskd.store.connections.database import Lane
     from taskd.store.schema import migrations
 
     settings = session.load().settings
@@ -115,7 +115,7 @@ async def _bench(session: Session, plan: Plan, with_live_jobs: bool) -> Figures:
     async with session.target() as target:
         await migrations.check(target.database)
         # Removing many jobs can take longer than the timeout of a worker's statements.
-        patient = Database(target.database.connect_args, statement_timeout_s=REPORT_TIMEOUT_S)
+        patient = target.database.with_timeout(REPORT_TIMEOUT_S)
         lane = Lane(patient, "bench")
         try:
             await _clear_left(session, lane)

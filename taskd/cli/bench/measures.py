@@ -96,7 +96,7 @@ class Measures:
         self._report = report
         plan, database = self._plan, target.database
         async with database.connection("bench") as connection:
-            on = fetches(connection)
+            on = fetches(connection, database.schema)
             round_trip = await self._spans("round trip", lambda: stored.round_trip(on), CALLS_MAX)
             commit = await self._spans("commit", lambda: stored.commit(on), CALLS_MAX)
             # Enqueue one job before the measurement: this opens a connection, and PostgreSQL plans

@@ -154,9 +154,14 @@ def check(session: Session, mend: bool, as_json: bool) -> None:
             {"schema": number, "oldest": code.oldest, "newest": code.newest, "mended": mended}
         )
     else:
-        click.echo(f"the schema taskd is at {number:04d}; this taskd is made for {code}")
+        click.echo(
+            session.named(f"the schema taskd is at {number:04d}; this taskd is made for {code}")
+        )
         if behind:
-            steps = (f"taskd.{each.name} from {each.last} to {each.newest}" for each in behind)
+            steps = (
+                session.named(f"taskd.{each.name}") + f" from {each.last} to {each.newest}"
+                for each in behind
+            )
             click.echo(f"advanced {', '.join(steps)}")
 
 
@@ -197,11 +202,11 @@ def adopt(session: Session, name: str, pauses: bool | None, as_json: bool) -> No
 
 
 @db.command()
-@click.option("--prefix", default="taskd", show_default=True, help="Prefix of the roles' names.")
+@click.option("--prefix", help="Prefix of the roles' names; the name of the schema by default.")
 @click.option("--sql", "--print", "as_sql", is_flag=True, help="Print the SQL; run nothing.")
 @json_option
 @pass_session
-def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
+def roles(session: Session, prefix: str | None, as_sql: bool, as_json: bool) -> None:
     """Make roles for producers, workers, observers and admins.
 
     Each role has only the rights that it needs. The roles cannot log in: grant them to your own
@@ -209,12 +214,13 @@ def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
     """
     from taskd.store.schema import roles as stored
 
+    schema = session.load().settings.schema
     try:
-        names = stored.names(prefix)
+        names = stored.names(schema if prefix is None else prefix)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--prefix") from None
     if as_sql:
-        click.echo(stored.script(prefix), nl=False)
+        click.echo(stored.script(prefix, schema), nl=False)
         return
 
     async def work() -> None:
@@ -228,7 +234,7 @@ def roles(session: Session, prefix: str, as_sql: bool, as_json: bool) -> None:
         for name in names:
             click.echo(name)
     session.echo(
-        f"the schema taskd belongs to {names[0]}; GRANT one of the other roles to each login"
+        f"the schema {schema} belongs to {names[0]}; GRANT one of the other roles to each login"
     )
 
 
@@ -253,9 +259,10 @@ def start(session: Session, as_json: bool) -> None:
         finally:
             await lane.close()
 
-    server = embedded.keep(settings=_own(session))
+    settings = _own(session)
+    server = embedded.keep(settings=settings)
     try:
-        run(prepare(Database(server.connect_args())))
+        run(prepare(Database(server.connect_args(), schema=settings.schema)))
         if as_json:
             print_json({"dsn": server.dsn(), "home": server.home, "major": server.major})
         else:

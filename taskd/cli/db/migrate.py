@@ -162,7 +162,7 @@ def print_sql(session: Session, above: int | None) -> None:
 
     missing_ones, _ = _missing(session, above)
     if missing_ones:
-        click.echo(script(missing_ones), nl=False)
+        click.echo(script(missing_ones, session.load().settings.schema), nl=False)
     else:
         session.echo("the database lacks no migration")
 

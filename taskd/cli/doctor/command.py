@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskd.cli.doctor.printing import plain, print_findings, print_sql
+from taskd.cli.doctor.printing import in_schema, plain, print_findings, print_sql
 from taskd.cli.health import EXIT_CHECK_FAILED
 from taskd.cli.shared.output import print_json
 from taskd.cli.shared.session import Session, json_option, run
@@ -22,7 +22,7 @@ from taskd.errors import ConfigError, EmbeddedError, TaskdError
 
 if TYPE_CHECKING:
     from taskd.client import Target
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.database import Database, Lane
 
 Facts = dict[str, Sequence[dict[str, Any]]]
 
@@ -62,6 +62,8 @@ def doctor(
     session = ctx.ensure_object(Session)
     checks = tuple(check for check in CHECKS if not names or check.name in names)
     findings, code = run(_examine(session, checks))
+    if (schema := session.schema_name()) is not None:
+        findings = [in_schema(finding, schema) for finding in findings]
     if as_json:
         for finding in findings:
             print_json(plain(finding))
@@ -181,13 +183,13 @@ async def _read_facts(
     from taskd.store.reading import doctor as store
     from taskd.store.schema.migrations import all_migrations
 
-    facts["schema_objects"] = [store.schema_objects()]
+    facts["schema_objects"] = [store.schema_objects(settings.schema)]
     facts["grants_text"] = [{"text": store.grants_text()}]
     facts["known_migrations"] = [
         {"number": each.number, "name": each.name, "digest": each.digest}
         for each in all_migrations()
     ]
-    database, lane = await store.reach(target.database.connect_args, settings.statement_timeout_s)
+    database, lane = await store.reach(target.database, settings.statement_timeout_s)
     try:
         ahead_s = await _clocks(lane, facts, refused)
         names = [name for name in statements(checks) if name != "doctor_server"]
@@ -199,7 +201,7 @@ async def _read_facts(
     refused.update({name: hide_password(why) for name, why in readings.refused.items()})
     listen = ""
     if settings.listen_dsn and any(check.name == "pooler" for check in checks):
-        listen = await _listening(settings.listen_dsn, target.database.connect_args)
+        listen = await _listening(settings.listen_dsn, target.database)
     login = facts["doctor_server"][0]["login"] if "doctor_server" in facts else "?"
     facts["reach"] = [{"error": None, "login": login}]
     facts["connection"] = [
@@ -243,8 +245,8 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-async def _listening(listen_dsn: str, connect_args: Any) -> str:
-    """Compare the database of listen_dsn with the database of `connect_args`.
+async def _listening(listen_dsn: str, database: Database) -> str:
+    """Compare the database of listen_dsn with this database.
 
     Returns:
         `direct`: listen_dsn leads to the same database without a pooler. `pooled`: it leads there
@@ -254,8 +256,8 @@ async def _listening(listen_dsn: str, connect_args: Any) -> str:
     from taskd.store.reading import doctor as store
 
     try:
-        pooled, key = await store.identify({"dsn": listen_dsn})
-        _, key_there = await store.identify(connect_args)
+        pooled, key = await store.identify({"dsn": listen_dsn}, database.schema)
+        _, key_there = await store.identify(database.connect_args, database.schema)
     except TaskdError as error:
         return hide_password(str(error))
     if key != key_there:

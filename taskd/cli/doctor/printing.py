@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -23,6 +24,8 @@ COLOURS = {
 }
 WIDTH, WIDTH_MAX = 80, 100
 SQL_LINES_MAX = 4
+# The key of the schema in the arguments of a repair, for an installation with another schema.
+SCHEMA = "schema of taskd"
 # The most findings, and the most repairs, that are printed for one check.
 SAID_MAX = 8
 
@@ -41,9 +44,27 @@ def plain(finding: Finding) -> dict[str, Any]:
 def _text(repair: Repair) -> str:
     if repair.kind != "sql":
         return repair.text
+    from taskd.store.connections import schema_text
     from taskd.store.schema.repairs import render
 
-    return render(repair.text, repair.args)
+    text = render(repair.text, repair.args)
+    return schema_text.in_schema(text, repair.args[SCHEMA]) if SCHEMA in repair.args else text
+
+
+def in_schema(finding: Finding, schema: str) -> Finding:
+    """Return the finding about an installation with this schema: texts and repairs name it."""
+    from taskd.store.connections import schema_text
+
+    def named(text: str) -> str:
+        return schema_text.in_schema(text, schema)
+
+    repairs = tuple(
+        replace(repair, args={**repair.args, SCHEMA: schema})
+        if repair.kind == "sql"
+        else replace(repair, text=named(repair.text))
+        for repair in finding.repairs
+    )
+    return replace(finding, found=tuple(map(named, finding.found)), repairs=repairs)
 
 
 def _sorted(findings: Sequence[Finding]) -> list[Finding]:

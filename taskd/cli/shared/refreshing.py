@@ -34,11 +34,11 @@ async def watching(session: Session, purpose: str) -> AsyncIterator[Lane]:
         ConfigError: a setting is wrong.
         SchemaError: this taskd does not work with the schema of the database.
     """
-    from taskd.store.connections.database import Database, Lane
+    from taskd.store.connections.database import Lane
     from taskd.store.schema import migrations
 
     async with session.target() as target:
-        database = Database(target.database.connect_args, statement_timeout_s=STATEMENT_TIMEOUT_S)
+        database = target.database.with_timeout(STATEMENT_TIMEOUT_S)
         await migrations.check(database)
         lane = Lane(database, purpose)
         try:

@@ -14,6 +14,7 @@ import click
 
 from taskd import config
 from taskd.cli import typed
+from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.core.humanize import printable
 from taskd.core.jobs.failure import REASON_BYTES_MAX
 from taskd.core.jobs.job import check_queue
@@ -41,6 +42,7 @@ class Session:
 
     dsn: str | None = None
     dsn_file: Path | None = None
+    schema: str | None = None
     verbose: bool = False
     quiet: bool = False
 
@@ -51,12 +53,29 @@ class Session:
             ConfigError: a setting is wrong.
         """
         level = "debug" if self.verbose else "error" if self.quiet else None
-        return config.load({"dsn": self.dsn, "dsn_file": self.dsn_file, "log_level": level} | flags)
+        given = {"dsn": self.dsn, "dsn_file": self.dsn_file, "schema": self.schema}
+        return config.load({**given, "log_level": level} | flags)
+
+    def schema_name(self) -> str | None:
+        """Return the schema of the installation; None for the default, or if a setting is wrong."""
+        try:
+            schema = self.load().settings.schema
+        except ConfigError:
+            return None
+        return None if schema == SCHEMA_DEFAULT else schema
+
+    def named(self, text: str) -> str:
+        """Return the text with the name of the installation's schema."""
+        if "taskd" not in text or (schema := self.schema_name()) is None:
+            return text
+        from taskd.store.connections.schema_text import in_schema
+
+        return in_schema(text, schema)
 
     def echo(self, message: str) -> None:
         """Write a message for people to stderr, unless --quiet was given."""
         if not self.quiet:
-            click.echo(printable(typed(message)), err=True)
+            click.echo(printable(typed(self.named(message))), err=True)
 
     def warn(self, loaded: config.Loaded) -> None:
         """Write warnings about variables that are no settings, and about files with secrets."""
@@ -117,11 +136,11 @@ class Session:
         return run(self._ask(work))
 
     async def _ask(self, work: Callable[[Lane], Awaitable[T]]) -> T:
-        from taskd.store.connections.database import Database, Lane
+        from taskd.store.connections.database import Lane
         from taskd.store.schema import migrations
 
         async with self.target() as target:
-            database = Database(target.database.connect_args, statement_timeout_s=REPORT_TIMEOUT_S)
+            database = target.database.with_timeout(REPORT_TIMEOUT_S)
             await migrations.check(database)
             lane = Lane(database, "cli")
             try:

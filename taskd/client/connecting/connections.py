@@ -11,12 +11,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
+from taskd import config
 from taskd.client.connecting.background_loop import BackgroundLoop, patched
 from taskd.client.connecting.database_location import Target, open_target
 from taskd.client.connecting.loaded_settings import loaded_settings
 from taskd.client.enqueueing import BuiltIns, no_built_ins
 from taskd.client.results import ResultWaiter
 from taskd.config import Settings
+from taskd.config.parsing import schema_name
+from taskd.errors import ConfigError
 from taskd.store.connections.callers_connection import fetches, fetches_sync, finished
 from taskd.store.connections.database import Database
 from taskd.store.connections.pool import Pool
@@ -29,20 +32,27 @@ class ClientConnections:
     """The connections of a client, for code with an event loop and code without one.
 
     Args:
-        dsn, settings, pool_max, built_ins: as in Client.
+        dsn, schema, settings, pool_max, built_ins: as in Client.
+
+    Raises:
+        ConfigError: the name of the schema is not allowed.
     """
 
     def __init__(
         self,
         dsn: str | None = None,
         *,
+        schema: str | None = None,
         settings: Settings | None = None,
         pool_max: int = 10,
         built_ins: BuiltIns = no_built_ins,
     ) -> None:
         if dsn is not None:
             settings = replace(settings or Settings(), dsn=dsn, dsn_file=None)
+        if schema is not None:
+            settings = replace(settings or loaded_settings(), schema=_checked(schema))
         self._settings = settings
+        self._known_schema = None if settings is None else settings.schema
         self._pool_max = pool_max
         self._built_ins = built_ins
         self._target: Target | None = None
@@ -128,12 +138,23 @@ class ClientConnections:
                 block it; or gevent or eventlet has replaced Python's threads.
         """
         if conn is not None:
-            return finished(work(fetches_sync(conn), self._built_ins))
+            return finished(work(fetches_sync(conn, self._schema()), self._built_ins))
         self._refuse_in_loop("the method without _sync")
         return self._in_background(self.using(work))
 
     async def _on(self, conn: object) -> Fetches:
-        return await self._pool() if conn is None else fetches(conn)
+        return await self._pool() if conn is None else fetches(conn, self._schema())
+
+    def _schema(self) -> str:
+        """Return the schema of the installation, for statements on the caller's connection.
+
+        Raises:
+            ConfigError: the settings, which are read at the first call, are not valid.
+        """
+        if self._known_schema is None:
+            settings = self._settings or config.load().settings
+            self._known_schema = settings.schema
+        return self._known_schema
 
     async def _pool(self) -> Pool:
         """Return the pool of the running loop."""
@@ -184,7 +205,9 @@ class ClientConnections:
 
     def _listen_database(self, target: Target) -> Database:
         """Return the database for LISTEN: the one of `listen_dsn` if it is set, or of the DSN."""
-        return Database({"dsn": self._listen_dsn}) if self._listen_dsn else target.database
+        if not self._listen_dsn:
+            return target.database
+        return Database({"dsn": self._listen_dsn}, schema=target.database.schema)
 
     def _refuse_in_loop(self, instead: str) -> None:
         library = patched()
@@ -209,6 +232,13 @@ class ClientConnections:
                 self._background = BackgroundLoop()
             background = self._background
         return background.run(coroutine)
+
+
+def _checked(schema: str) -> str:
+    try:
+        return schema_name(schema)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 # A forked child has the sockets of its parent, but not the threads and loops that use the sockets.

@@ -78,6 +78,7 @@ def _remote(dsn: str, settings: Settings) -> Target:
     database = Database(
         {"dsn": dsn},
         statement_timeout_s=settings.statement_timeout_s,
+        schema=settings.schema,
         read_args=None if file is None else lambda: {"dsn": read_dsn(file, "the DSN file")},
     )
     return Target(database, dsn)
@@ -92,6 +93,7 @@ async def _embedded(settings: Settings) -> Target:
     database = Database(
         server.connect_args(),
         statement_timeout_s=settings.statement_timeout_s,
+        schema=settings.schema,
         # If the embedded server was killed, the first program that needs the server starts it again
         # at the same address.
         revive=lambda: _start(settings).close(),

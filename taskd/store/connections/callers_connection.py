@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
+from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.store.connections.error_translation import translated
 from taskd.store.connections.statements import PARAMETER, Fetches, statement
 
@@ -39,17 +40,20 @@ SYNC_ONES = (
 )
 
 
-def fetches(conn: object) -> Fetches:
+def fetches(conn: object, schema: str = SCHEMA_DEFAULT) -> Fetches:
     """Return an object that runs statements on the caller's connection in an event loop.
+
+    Args:
+        schema: the schema of the installation.
 
     Raises:
         TypeError: the type is not supported; the message says which types are.
     """
     if isinstance(conn, asyncpg.Connection | PoolConnectionProxy):
-        return _Asyncpg(conn)
+        return _Asyncpg(conn, schema)
     adapter = _adapter(conn, _ASYNC)
     if adapter is not None:
-        return adapter(conn)
+        return adapter(conn, schema)
     if _adapter(conn, _SYNC) is not None:
         raise TypeError(
             f"conn is a {_kind(conn)}, which would block the event loop. Use the method that ends "
@@ -58,15 +62,18 @@ def fetches(conn: object) -> Fetches:
     raise TypeError(f"conn is a {_kind(conn)}; taskd takes {ASYNC_ONES}")
 
 
-def fetches_sync(conn: object) -> Fetches:
+def fetches_sync(conn: object, schema: str = SCHEMA_DEFAULT) -> Fetches:
     """Return an object that runs statements on a blocking connection: its coroutines never suspend.
+
+    Args:
+        schema: the schema of the installation.
 
     Raises:
         TypeError: the type is not supported; the message says which types are.
     """
     adapter = _adapter(conn, _SYNC)
     if adapter is not None:
-        return adapter(conn)
+        return adapter(conn, schema)
     if isinstance(conn, asyncpg.Connection | PoolConnectionProxy) or _adapter(conn, _ASYNC):
         raise TypeError(
             f"conn is a {_kind(conn)}, which needs an event loop. Await the method without _sync, "
@@ -90,8 +97,8 @@ def _kind(conn: object) -> str:
 
 
 def _adapter(
-    conn: object, adapters: Mapping[tuple[str, str], Callable[[Any], Fetches]]
-) -> Callable[[Any], Fetches] | None:
+    conn: object, adapters: Mapping[tuple[str, str], Callable[[Any, str], Fetches]]
+) -> Callable[[Any, str], Fetches] | None:
     for (module, name), adapter in adapters.items():
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and isinstance(conn, kind):
@@ -100,16 +107,16 @@ def _adapter(
 
 
 @cache
-def _with_names(name: str) -> str:
+def _with_names(name: str, schema: str) -> str:
     """Return a statement with `%(name)s` in place of `$1`, for drivers without `$1`."""
-    source = statement(name)
+    source = statement(name, schema)
     return PARAMETER.sub(
         lambda found: f"%({source.parameters[int(found[1]) - 1]})s", source.text.replace("%", "%%")
     )
 
 
-def _named(name: str, args: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
-    return _with_names(name), dict(zip(statement(name).parameters, args, strict=True))
+def _named(name: str, args: tuple[Any, ...], schema: str) -> tuple[str, dict[str, Any]]:
+    return _with_names(name, schema), dict(zip(statement(name).parameters, args, strict=True))
 
 
 class CallersConnection:
@@ -117,20 +124,22 @@ class CallersConnection:
 
 
 class _Asyncpg(CallersConnection):
-    def __init__(self, conn: Any) -> None:
+    def __init__(self, conn: Any, schema: str) -> None:
+        self._schema = schema
         self._conn = conn
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         with translated(statement(name).roles):
             # The caller's connection can have a record class of its own.
             rows: list[Any] = await self._conn.fetch(
-                statement(name).text, *args, record_class=asyncpg.Record
+                statement(name, self._schema).text, *args, record_class=asyncpg.Record
             )
             return rows
 
 
 class _AsyncPsycopg(CallersConnection):
-    def __init__(self, conn: Any) -> None:
+    def __init__(self, conn: Any, schema: str) -> None:
+        self._schema = schema
         self._conn = conn
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
@@ -140,12 +149,13 @@ class _AsyncPsycopg(CallersConnection):
         # The raw cursor leaves `$1` as it is. Its rows are tuples, whatever row factory the
         # connection has.
         async with AsyncRawCursor(self._conn, row_factory=tuple_row) as cursor:
-            await cursor.execute(statement(name).text, args)
+            await cursor.execute(statement(name, self._schema).text, args)
             return await cursor.fetchall()
 
 
 class _Psycopg(CallersConnection):
-    def __init__(self, conn: Any) -> None:
+    def __init__(self, conn: Any, schema: str) -> None:
+        self._schema = schema
         self._conn = conn
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
@@ -153,25 +163,27 @@ class _Psycopg(CallersConnection):
         from psycopg.rows import tuple_row
 
         with RawCursor(self._conn, row_factory=tuple_row) as cursor:
-            cursor.execute(statement(name).text, args)
+            cursor.execute(statement(name, self._schema).text, args)
             return cursor.fetchall()
 
 
 class _Psycopg2(CallersConnection):
-    def __init__(self, conn: Any) -> None:
+    def __init__(self, conn: Any, schema: str) -> None:
+        self._schema = schema
         self._conn = conn
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         from psycopg2.extensions import cursor as plain
 
         with self._conn.cursor(cursor_factory=plain) as cursor:
-            cursor.execute(*_named(name, args))
+            cursor.execute(*_named(name, args, self._schema))
             rows: list[Any] = cursor.fetchall()
             return rows
 
 
 class _Django(CallersConnection):
-    def __init__(self, conn: Any) -> None:
+    def __init__(self, conn: Any, schema: str) -> None:
+        self._schema = schema
         if conn.vendor != "postgresql":
             raise TypeError(
                 f"conn is Django's connection {conn.alias!r} to {conn.vendor}. Pass the one to "
@@ -181,55 +193,61 @@ class _Django(CallersConnection):
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         with self._conn.cursor() as cursor:
-            cursor.execute(*_named(name, args))
+            cursor.execute(*_named(name, args, self._schema))
             rows: list[Any] = cursor.fetchall()
             return rows
 
 
 class _SqlAlchemy(CallersConnection):
-    def __init__(self, conn: Any) -> None:
+    def __init__(self, conn: Any, schema: str) -> None:
+        self._schema = schema
         self._conn = conn
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        made = self._conn.exec_driver_sql(*_for_driver(self._conn, name, args))
+        made = self._conn.exec_driver_sql(*_for_driver(self._conn, name, args, self._schema))
         rows: list[Any] = made.fetchall()
         return rows
 
 
 class _SqlAlchemySession(CallersConnection):
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, schema: str) -> None:
+        self._schema = schema
         self._session = session
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         # The session's transaction begins here if this is its first statement.
-        return await _SqlAlchemy(self._session.connection()).fetch(name, *args)
+        return await _SqlAlchemy(self._session.connection(), self._schema).fetch(name, *args)
 
 
 class _AsyncSqlAlchemy(CallersConnection):
-    def __init__(self, conn: Any) -> None:
+    def __init__(self, conn: Any, schema: str) -> None:
+        self._schema = schema
         self._conn = conn
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        result = await self._conn.exec_driver_sql(*_for_driver(self._conn, name, args))
+        text, named = _for_driver(self._conn, name, args, self._schema)
+        result = await self._conn.exec_driver_sql(text, named)
         rows: list[Any] = result.fetchall()
         return rows
 
 
 class _AsyncSqlAlchemySession(CallersConnection):
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, schema: str) -> None:
+        self._schema = schema
         self._session = session
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        return await _AsyncSqlAlchemy(await self._session.connection()).fetch(name, *args)
+        conn = await self._session.connection()
+        return await _AsyncSqlAlchemy(conn, self._schema).fetch(name, *args)
 
 
-def _for_driver(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
+def _for_driver(conn: Any, name: str, args: tuple[Any, ...], schema: str) -> tuple[str, Any]:
     """Return the statement and its arguments for the driver below SQLAlchemy."""
     dialect = conn.dialect
     if dialect.driver in {"psycopg", "psycopg_async", "psycopg2"}:
-        return _named(name, args)
+        return _named(name, args, schema)
     if dialect.driver == "asyncpg":
-        return statement(name).text, args
+        return statement(name, schema).text, args
     raise TypeError(
         f"conn is SQLAlchemy's connection over {dialect.name}+{dialect.driver}; taskd supports "
         "postgresql+psycopg, postgresql+psycopg2 and postgresql+asyncpg"
@@ -237,13 +255,13 @@ def _for_driver(conn: Any, name: str, args: tuple[Any, ...]) -> tuple[str, Any]:
 
 
 # Maps the module and the name of each class of connections to its adapter.
-_ASYNC: Mapping[tuple[str, str], Callable[[Any], Fetches]] = {
+_ASYNC: Mapping[tuple[str, str], Callable[[Any, str], Fetches]] = {
     ("psycopg", "AsyncConnection"): _AsyncPsycopg,
     ("sqlalchemy.ext.asyncio", "AsyncConnection"): _AsyncSqlAlchemy,
     ("sqlalchemy.ext.asyncio", "AsyncSession"): _AsyncSqlAlchemySession,
     ("sqlalchemy.ext.asyncio", "async_scoped_session"): _AsyncSqlAlchemySession,
 }
-_SYNC: Mapping[tuple[str, str], Callable[[Any], Fetches]] = {
+_SYNC: Mapping[tuple[str, str], Callable[[Any, str], Fetches]] = {
     ("psycopg", "Connection"): _Psycopg,
     ("psycopg2.extensions", "connection"): _Psycopg2,
     ("sqlalchemy.engine", "Connection"): _SqlAlchemy,

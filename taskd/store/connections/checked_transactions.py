@@ -51,7 +51,9 @@ class CheckedWriter:
         """
         assert self._connection is not None
         with translated(statement(name).roles):
-            rows: list[Any] = await self._connection.fetch(statement(name).text, *args)
+            rows: list[Any] = await self._connection.fetch(
+                statement(name, self._database.schema).text, *args
+            )
             return rows
 
     async def write(self, work: Callable[[Fetches], Awaitable[T]]) -> T:

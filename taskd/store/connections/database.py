@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import asyncpg
 
+from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.errors import ConfigError, StoreUnavailable, TaskdError
 from taskd.store.connections import driver_args
 from taskd.store.connections.connect_errors import reaching, target_of, why_read_only
@@ -101,6 +102,7 @@ class Database:
         statement_timeout_s: the server's limit for a statement, in seconds. The client waits
             SILENCE_AFTER_S longer for the reply.
         revive: restarts the embedded server; called in a thread if no server accepts connections.
+        schema: the schema of the installation in this database.
         read_args: returns the current `connect_args`; called before each connect, because the
             password can have changed.
 
@@ -119,10 +121,12 @@ class Database:
         connect_args: Mapping[str, Any],
         *,
         statement_timeout_s: float = 5.0,
+        schema: str = SCHEMA_DEFAULT,
         revive: Callable[[], None] | None = None,
         read_args: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         self.statement_timeout_s = statement_timeout_s
+        self.schema = schema
         self.pooled: bool | None = None
         self.trouble: Trouble | None = None
         self._revive = revive
@@ -171,7 +175,7 @@ class Database:
     async def connect(
         self, purpose: str, watched: bool = False, /, **settings: str
     ) -> asyncpg.Connection:
-        """Open a connection whose `application_name` is `taskd <purpose>`.
+        """Open a connection whose `application_name` is `<schema> <purpose>`.
 
         Args:
             watched: whether the caller checks for replies that take longer than silence_s. If not,
@@ -221,7 +225,7 @@ class Database:
         self._read_args_again()
         with self._outages(), reaching(self._target, self._connect_timeout_s()):
             connection = await self._connect(
-                {"application_name": f"taskd {purpose}"},
+                {"application_name": f"{self.schema} {purpose}"},
                 command_timeout=None,
                 **(pooled if self.pooled else {}),
             )
@@ -270,7 +274,7 @@ class Database:
         """
         if not self.pooled:
             return connection.run(name, args)
-        return self._run_pooled(connection, statement(name).text, args, settings)
+        return self._run_pooled(connection, statement(name, self.schema).text, args, settings)
 
     def failed(self, connection: asyncpg.Connection, error: BaseException) -> None:
         """If a statement's error shows that there is a pooler, note it, and drop the connection."""
@@ -335,7 +339,7 @@ class Database:
         self, purpose: str, settings: Mapping[str, str], watched: bool
     ) -> asyncpg.Connection:
         """Connect with the server settings, or, through a pooler, without them."""
-        name = {"application_name": f"taskd {purpose}"}
+        name = {"application_name": f"{self.schema} {purpose}"}
         if not self.pooled:
             isolation = {"default_transaction_isolation": "read committed"}
             unwatched: dict[str, Any] = {"command_timeout": None} if watched else {}
@@ -379,6 +383,7 @@ class Database:
                 if number == len(addresses):
                     raise await self._read_only(address, unsure or error) from None
             else:
+                connection.schema = self.schema
                 # One assignment, because the lease thread reads the same list.
                 self._addresses = [address, *(each for each in addresses if each != address)]
                 return connection

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
+from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.errors import (
     ConfigError,
     InvalidJob,
@@ -27,6 +28,7 @@ from taskd.errors import (
     StoreUnavailable,
     TaskdError,
 )
+from taskd.store.connections.schema_text import is_schema, names_schema
 
 # Errors through a pooler that assigns a session to each transaction: the statement was prepared in
 # another session, or another client has prepared a statement of the same name in this session.
@@ -97,7 +99,6 @@ ID_KEYS = {
     "dependency_pkey": "job_id_seq",
 }
 
-NO_SCHEMA = "this database has no schema taskd. Run `taskd db migrate`."
 OTHER_SCHEMA = "`taskd db check` says whether the schema is older or newer than this taskd."
 # The message of asyncpg for a value that it cannot encode; the part between `:` and `(` quotes the
 # value.
@@ -106,8 +107,6 @@ _CODES = re.compile(r"\[Errno (\d+)\]")
 # The innermost function in the context of an error. The name contains the schema, because the
 # search path has only pg_catalog. Other parts of the context can quote values.
 _FUNCTION = re.compile(r"PL/pgSQL function ([^(\s]+)")
-# The schema's name: in every language, the message about a missing object of taskd contains it.
-_OURS = re.compile(r"\btaskd\b")
 
 
 class Silence(StoreUnavailable):
@@ -220,7 +219,7 @@ def _is_of_user(error: BaseException) -> bool:
     """Return whether the error comes from a function of the user, such as a trigger function."""
     context = getattr(error.__cause__ or error, "context", None) or ""
     inner = _FUNCTION.search(context)
-    return inner is not None and not inner[1].startswith("taskd.")
+    return inner is not None and not is_schema(inner[1].partition(".")[0])
 
 
 def _is_users_refusal(error: BaseException) -> bool:
@@ -312,8 +311,14 @@ def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> Task
 def _missing(message: str) -> SchemaError:
     # The missing table can belong to another application: a trigger or a rule on a table of taskd
     # can use it.
-    ours = _OURS.search(message)
-    return SchemaMissing(NO_SCHEMA) if ours else SchemaError(f"PostgreSQL: {message}")
+    schema = names_schema(message)
+    return SchemaMissing(no_schema(schema)) if schema else SchemaError(f"PostgreSQL: {message}")
+
+
+def no_schema(schema: str) -> str:
+    """Return the message about a database without the schema of the installation."""
+    hint = "" if schema == SCHEMA_DEFAULT else f" (TASKD_SCHEMA={schema})"
+    return f"this database has no schema {schema}{hint}. Run `taskd db migrate`."
 
 
 def is_refused(error: BaseException) -> bool:
@@ -357,9 +362,10 @@ def _broken_rule(error: BaseException, message: str) -> Refusal | SequenceBehind
     name: str = getattr(fields, "constraint_name", None) or ""
     if name in REFUSALS:
         return REFUSALS[name](message)
-    if name in ID_KEYS and getattr(fields, "schema_name", None) == "taskd":
+    schema: str = getattr(fields, "schema_name", None) or ""
+    if name in ID_KEYS and is_schema(schema):
         return SequenceBehind(
-            f"nothing was written: the sequence taskd.{ID_KEYS[name]} gave an id that is taken. "
+            f"nothing was written: the sequence {schema}.{ID_KEYS[name]} gave an id that is taken. "
             "Someone has reset the sequence, or logical replication has copied only the rows. "
             "Advance the sequence: taskd db check --mend. A worker also advances it at its start."
         )

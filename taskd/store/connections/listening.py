@@ -16,10 +16,9 @@ from typing import Any
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import translated
+from taskd.store.connections.schema_text import channel_prefix
 
 PROBE_TIMEOUT_S = 5.0
-# The channel of all workers. The name of a queue's channel is this, an underscore and the queue.
-ALL_WORKERS = "taskd"
 
 
 class Pooled(StoreUnavailable):
@@ -95,6 +94,9 @@ class Listening:
 class Channels(Listening):
     """The channels of queues, one each, and the channel of all workers.
 
+    The channel of all workers has the name of the schema (see channel_prefix()). The name of a
+    queue's channel is this name, an underscore and the queue.
+
     Args:
         queues: the queues; if there is only one, the connection's `application_name` contains it.
         heard: called with the name of the queue for each notification on a queue's channel.
@@ -110,9 +112,10 @@ class Channels(Listening):
         called: Callable[[str], None],
         lost: Callable[[], None],
     ) -> None:
-        channels = {f"taskd_{queue}": _without_payload(heard, queue) for queue in queues}
+        all_workers = channel_prefix(database.schema)
+        channels = {f"{all_workers}_{queue}": _without_payload(heard, queue) for queue in queues}
         purpose = f"listen {queues[0]}" if len(queues) == 1 else "listen"
-        super().__init__(database, {**channels, ALL_WORKERS: called}, lost, purpose)
+        super().__init__(database, {**channels, all_workers: called}, lost, purpose)
 
 
 def _without_payload(heard: Callable[[str], None], queue: str) -> Callable[[str], None]:

@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
+from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.store.connections.statements import statement
 
 
@@ -21,11 +22,13 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
     """asyncpg's connection, with named statements.
 
     Attributes:
+        schema: the schema of the installation.
         server: what identifies the running server, for connections that lanes share; else None.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.schema = SCHEMA_DEFAULT
         self.server: Any = None
         self._ready: dict[str, PreparedStatement] = {}
 
@@ -57,7 +60,7 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
         return rows
 
     async def _make_ready(self, name: str) -> PreparedStatement:
-        self._ready[name] = made = await self.prepare(statement(name).text)
+        self._ready[name] = made = await self.prepare(statement(name, self.schema).text)
         return made
 
 

@@ -9,10 +9,13 @@ are allowed to run the statement (sql/roles.sql).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
+
+from taskd.config.parsing import SCHEMA_DEFAULT
+from taskd.store.connections.schema_text import in_schema
 
 HEADER = re.compile(r"^-- name: (\w+)\((.*)\)$")
 MOVES = re.compile(r"^-- moves: (.+)$")
@@ -50,12 +53,16 @@ def sql_root() -> Path:
 
 
 @cache
-def load() -> dict[str, Statement]:
-    """Return all statements by name.
+def load(schema: str = SCHEMA_DEFAULT) -> dict[str, Statement]:
+    """Return all statements by name, with the name of the schema in their texts.
 
     Raises:
         ValueError: a header, a parameter or a name is wrong; this is a bug in taskd.
     """
+    if schema != SCHEMA_DEFAULT:
+        return {
+            name: replace(each, text=in_schema(each.text, schema)) for name, each in load().items()
+        }
     found: dict[str, Statement] = {}
     for path in sorted((sql_root() / "queries").iterdir(), key=lambda each: each.name):
         if path.name.endswith(".sql"):
@@ -66,13 +73,13 @@ def load() -> dict[str, Statement]:
     return found
 
 
-def statement(name: str) -> Statement:
-    """Return the statement of that name.
+def statement(name: str, schema: str = SCHEMA_DEFAULT) -> Statement:
+    """Return the statement of that name, for an installation with this schema.
 
     Raises:
         KeyError: no statement has this name.
     """
-    return load()[name]
+    return (load() if schema == SCHEMA_DEFAULT else load(schema))[name]
 
 
 def _parse(file: str, text: str) -> list[Statement]:

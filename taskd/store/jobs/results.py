@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from taskd.core.jobs.job import JobState
 from taskd.store.connections.database import Database
 from taskd.store.connections.listening import Listening
+from taskd.store.connections.schema_text import channel_prefix
 from taskd.store.connections.statements import Fetches
-
-ENDED_CHANNEL = "taskd:ended"
 
 
 class Progress(NamedTuple):
@@ -85,4 +84,4 @@ def ended_channel(
     database: Database, heard: Callable[[str], Any], lost: Callable[[], None]
 ) -> Listening:
     """Return a channel that calls `heard` with the id of each awaited job that has ended."""
-    return Listening(database, {ENDED_CHANNEL: heard}, lost)
+    return Listening(database, {f"{channel_prefix(database.schema)}:ended": heard}, lost)

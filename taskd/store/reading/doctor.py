@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.core.doctor.finding import COUNTED_MAX
 from taskd.errors import PermissionDenied, SchemaError, StoreUnavailable, TaskdError
 from taskd.store.connections.database import CONNECT_TIMEOUT_S, Database, Lane
 from taskd.store.connections.error_translation import HeldUp, first_line
+from taskd.store.connections.schema_text import in_schema
 from taskd.store.connections.statements import Fetches, sql_root, statement
 from taskd.store.schema.migrate import LEDGER
 from taskd.store.schema.migrations import all_migrations
@@ -37,6 +40,7 @@ DEFINITIONS = {
 }
 # After this time, no further statement is started.
 TOTAL_S = 30.0
+BODY = re.compile(r"\$\$(.*?)\$\$", re.DOTALL)
 OF_SCHEMA = re.compile(r"\b(?:FROM|JOIN) taskd\.")
 NOT_PERMITTED = (
     "this login is not allowed to read this: make the login a member of taskd_observer "
@@ -105,7 +109,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
             if name == "doctor_migrations":
                 seen.rows[name] = []
             else:
-                seen.refused[name] = "this database has no schema taskd"
+                seen.refused[name] = "this database has no schema of taskd"
             continue
         try:
             seen.rows[name] = [dict(row) for row in await on.fetch(name, *args[name])]
@@ -123,7 +127,7 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
     return seen
 
 
-async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Database, Lane]:
+async def reach(found: Database, timeout_s: float) -> tuple[Database, Lane]:
     """Return the database and an open lane; if no host accepts writes, the lane can only read.
 
     Args:
@@ -134,26 +138,26 @@ async def reach(connect_args: Mapping[str, Any], timeout_s: float) -> tuple[Data
         PermissionDenied: the server refuses the login.
         ConfigError: the DSN cannot be used, or names a database that does not exist.
     """
-    database = Database(connect_args, statement_timeout_s=timeout_s)
+    database = found.with_timeout(timeout_s)
     lane = Lane(database, "doctor", **PLANS, **DEFINITIONS)
     try:
         await lane.open()
     except StoreUnavailable:
         # The doctor also checks a standby or a read-only server.
-        any_of_them = {**connect_args, "target_session_attrs": "any"}
-        database = Database(any_of_them, statement_timeout_s=timeout_s)
+        any_of_them = {**found.connect_args, "target_session_attrs": "any"}
+        database = Database(any_of_them, statement_timeout_s=timeout_s, schema=found.schema)
         lane = Lane(database, "doctor", **PLANS, **DEFINITIONS)
         await lane.open()
     return database, lane
 
 
-async def identify(connect_args: Mapping[str, Any]) -> tuple[bool, str]:
+async def identify(connect_args: Mapping[str, Any], schema: str) -> tuple[bool, str]:
     """Return whether a pooler is in front of a database, and the identity of the database.
 
     Raises:
         TaskdError: the database cannot be reached, refuses the login, or has no schema taskd.
     """
-    database = Database(connect_args, statement_timeout_s=CONNECT_TIMEOUT_S)
+    database = Database(connect_args, statement_timeout_s=CONNECT_TIMEOUT_S, schema=schema)
     lane = Lane(database, "doctor")
     try:
         key: str = (await lane.fetch("identify_database"))[0][0]
@@ -162,12 +166,22 @@ async def identify(connect_args: Mapping[str, Any]) -> tuple[bool, str]:
         await lane.close()
 
 
-def schema_objects() -> dict[str, str]:
+def schema_objects(schema: str = SCHEMA_DEFAULT) -> dict[str, str]:
     """Return the arguments of `core.doctor.objects.expected`, read from sql/."""
+    objects = (sql_root() / "objects.tsv").read_text(encoding="utf-8")
+    migrations = "\n".join([f"{LEDGER};", *(each.text for each in all_migrations())])
+    if schema != SCHEMA_DEFAULT:
+        # The definition of a function contains a hash of its body, which names the schema.
+        for body in BODY.findall(migrations):
+            objects = objects.replace(_hash(body), _hash(in_schema(body, schema)))
     return {
-        "objects": (sql_root() / "objects.tsv").read_text(encoding="utf-8"),
-        "migrations": "\n".join([f"{LEDGER};", *(each.text for each in all_migrations())]),
+        "objects": in_schema(objects, schema),
+        "migrations": in_schema(migrations, schema),
     }
+
+
+def _hash(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()
 
 
 def grants_text() -> str:

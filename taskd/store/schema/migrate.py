@@ -15,18 +15,21 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from zlib import crc32
 
 import asyncpg
 
 from taskd import events
+from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.core.migration import Lock, Migration, floor_of, missing, out_of_date
 from taskd.errors import MigrationFailed, StatementRefused
 from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database, close
 from taskd.store.connections.error_translation import first_line, translate
+from taskd.store.connections.schema_text import in_schema
 from taskd.store.schema import migration_history
 
-ADVISORY_LOCK = 0x7461736B64  # "taskd"
+ADVISORY_LOCK = 0x7461736B64  # "taskd"; each other schema adds its own number
 # A waiting lock request blocks all later requests, and so delays jobs by at most this time.
 LOCK_TIMEOUT_MS = 100
 RUNNER_WAIT_S = 120.0
@@ -66,9 +69,13 @@ class Runner:
     ) -> None:
         self._database = database
         self._connection = connection
-        self._on = fetches(connection)
+        self._schema = database.schema
+        self._on = fetches(connection, database.schema)
         self._known = known
         self._lock_wait_s = lock_wait_s
+
+    def _text(self, text: str) -> str:
+        return in_schema(text, self._schema)
 
     async def is_missing(self, migration: Migration) -> bool:
         """Return whether the migration must be applied.
@@ -76,7 +83,8 @@ class Runner:
         Raises:
             SchemaTooNew, SchemaEdited: this code must not migrate this database.
         """
-        if await self._connection.fetchval("SELECT to_regclass('taskd.migration')") is None:
+        ledger = self._text("SELECT to_regclass('taskd.migration')")
+        if await self._connection.fetchval(ledger) is None:
             return True
         found = await migration_history.entries(self._on)
         error = out_of_date(self._known, found)
@@ -171,9 +179,9 @@ class Runner:
             # Lock all tables, in order, before the first change. If a later statement had to wait
             # for a lock, other sessions would wait for the locks that this transaction holds.
             for lock in migration.locks:
-                await connection.execute(lock_text(lock))
-            await connection.execute(migration.text, timeout=STATEMENT_S)
-            await connection.execute(LEDGER)
+                await connection.execute(self._text(lock_text(lock)))
+            await connection.execute(self._text(migration.text), timeout=STATEMENT_S)
+            await connection.execute(self._text(LEDGER))
             await migration_history.record(self._on, migration, is_applied=True)
         return True
 
@@ -198,9 +206,10 @@ class Runner:
         await connection.execute(f"SET lock_timeout = {int(self._lock_wait_s * 1000)}")
         try:
             for step in migration.steps:
-                if step.made and await migration_history.is_invalid(self._on, step.made):
-                    await connection.execute(drop_text(step.made), timeout=STATEMENT_S)
-                await connection.execute(step.text, timeout=STATEMENT_S)
+                made = step.made and self._text(step.made)
+                if made and await migration_history.is_invalid(self._on, made):
+                    await connection.execute(drop_text(made), timeout=STATEMENT_S)
+                await connection.execute(self._text(step.text), timeout=STATEMENT_S)
             await migration_history.record(self._on, migration, is_applied=True)
         finally:
             if not connection.is_closed():
@@ -220,7 +229,8 @@ class Runner:
             # The lock belongs to the transaction and not to the session, because a pooler can give
             # the session to other clients. Try the lock repeatedly instead of waiting for it: a
             # waiting session has a snapshot, which would delay a concurrent index build.
-            if await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", ADVISORY_LOCK):
+            lock = _lock_of(self._schema)
+            if await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", lock):
                 break
             await transaction.rollback()
             if time.monotonic() > deadline:
@@ -260,6 +270,11 @@ def _is_its_own_fault(error: asyncpg.PostgresError) -> bool:
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
         return False
     return isinstance(error, _ITS_OWN_FAULTS) or isinstance(translate(error), StatementRefused)
+
+
+def _lock_of(schema: str) -> int:
+    """Return the number of the advisory lock for migrations of the schema."""
+    return ADVISORY_LOCK + (0 if schema == SCHEMA_DEFAULT else crc32(schema.encode()))
 
 
 def lock_text(lock: Lock) -> str:

@@ -46,9 +46,9 @@ async def check(database: Database) -> int:
     """
     found = await entries(database)
     if not any(entry.is_applied for entry in found):
-        from taskd.store.connections.error_translation import NO_SCHEMA
+        from taskd.store.connections.error_translation import no_schema
 
-        raise SchemaMissing(NO_SCHEMA)
+        raise SchemaMissing(no_schema(database.schema))
     error = misfit(all_migrations(), found)
     if error is not None:
         raise error

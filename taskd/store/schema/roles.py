@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 
+from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.errors import PermissionDenied, SchemaMissing
 from taskd.store.connections.database import Database, Lane
-from taskd.store.connections.error_translation import NO_SCHEMA
+from taskd.store.connections.error_translation import no_schema
+from taskd.store.connections.schema_text import in_schema
 from taskd.store.connections.statements import sql_root
 from taskd.store.schema.migrations import entries
 
 KINDS = ("owner", "producer", "worker", "observer", "admin")
 PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,39}")
-PREFIX_DEFAULT = "taskd"
 
 _NAME = re.compile(rf"\btaskd_({'|'.join(KINDS)})\b")
 
 
-def names(prefix: str = PREFIX_DEFAULT) -> list[str]:
+def names(prefix: str = SCHEMA_DEFAULT) -> list[str]:
     """Return the names of the roles, the owner first.
 
     Raises:
@@ -30,18 +31,25 @@ def names(prefix: str = PREFIX_DEFAULT) -> list[str]:
     return [f"{prefix}_{kind}" for kind in KINDS]
 
 
-def script(prefix: str = PREFIX_DEFAULT) -> str:
+def script(prefix: str | None = None, schema: str = SCHEMA_DEFAULT) -> str:
     """Return the SQL that makes the roles and grants their rights.
+
+    Roles belong to the whole server, so each installation has roles of its own.
+
+    Args:
+        prefix: the first part of the names of the roles; the name of the schema by default.
+        schema: the schema of the installation.
 
     Raises:
         ValueError: as names().
     """
+    prefix = schema if prefix is None else prefix
     names(prefix)
     text = (sql_root() / "roles.sql").read_text(encoding="utf-8")
-    return _NAME.sub(rf"{prefix}_\1", text)
+    return in_schema(_NAME.sub(rf"{prefix}_\1", text), schema)
 
 
-async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
+async def make(database: Database, prefix: str | None = None) -> None:
     """Make the missing roles, and grant each role its rights. Safe to repeat.
 
     Raises:
@@ -50,10 +58,10 @@ async def make(database: Database, prefix: str = PREFIX_DEFAULT) -> None:
         ValueError: as names().
     """
     if not await entries(database):
-        raise SchemaMissing(NO_SCHEMA)
+        raise SchemaMissing(no_schema(database.schema))
     try:
         async with database.connection("roles") as connection:
-            await connection.execute(script(prefix))
+            await connection.execute(script(prefix, database.schema))
     except PermissionDenied as error:
         raise PermissionDenied(
             f"{error} Only a superuser, or a schema owner that has CREATEROLE, can make roles. "

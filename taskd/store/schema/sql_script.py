@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.core.migration import Migration, Step
+from taskd.store.connections.schema_text import in_schema
 from taskd.store.schema.migrate import LEDGER, LOCK_TIMEOUT_MS, drop_text, lock_text
 
 HEAD = f"""\
@@ -17,8 +19,11 @@ SET client_min_messages = 'warning';
 """
 
 
-def script(migrations: Sequence[Migration]) -> str:
+def script(migrations: Sequence[Migration], schema: str = SCHEMA_DEFAULT) -> str:
     """Return the SQL that applies these migrations in order and records them.
+
+    Args:
+        schema: the schema of the installation.
 
     The SQL is one transaction, except for steps that cannot run in a transaction.
     """
@@ -29,7 +34,7 @@ def script(migrations: Sequence[Migration]) -> str:
             parts += ["BEGIN;\n", *(_in_transaction(each) for each in made), "COMMIT;\n"]
         else:
             parts += [_apart(each) for each in made]
-    return "\n".join(parts)
+    return in_schema("\n".join(parts), schema)
 
 
 def _in_transaction(migration: Migration) -> str:

@@ -41,7 +41,11 @@ def listening_database(settings: Settings, database: Database) -> Database:
     """Return where to LISTEN: the database of `listen_dsn`, or else `database`."""
     if settings.listen_dsn is None:
         return database
-    return Database({"dsn": settings.listen_dsn}, statement_timeout_s=settings.statement_timeout_s)
+    return Database(
+        {"dsn": settings.listen_dsn},
+        statement_timeout_s=settings.statement_timeout_s,
+        schema=settings.schema,
+    )
 
 
 @dataclass(frozen=True, slots=True)
