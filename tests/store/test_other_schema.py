@@ -13,6 +13,7 @@ import pytest
 from taskd.config.parsing import schema_name
 from taskd.store.connections.schema_text import CHANNEL_PREFIX_MAX, channel_prefix, in_schema
 from taskd.store.connections.statements import load, sql_root
+from taskd.store.schema import roles
 from tests.schema import SCHEMA
 
 BLUE = "jobs_blue"
@@ -24,9 +25,8 @@ SHARED = re.compile(
     r"|taskd (?:jobs|workflows)\b"
 )
 STORE = (
-    "test_claim.py", "test_enqueue.py", "test_lease.py", "test_channel.py", "test_limits.py",
-    "test_queues.py", "test_schedules.py", "test_workflows.py", "test_promote.py",
-    "test_history.py",
+    "test_claim.py", "test_enqueue.py", "test_channel.py", "test_lease.py", "test_schedules.py",
+    "test_promote.py",
 )  # fmt: skip
 
 
@@ -49,6 +49,23 @@ def test_no_sql_names_the_default_schema_in_an_installation_with_another_one() -
             if re.search(r"\btaskd", code):
                 left.append((name, line.strip()))
     assert left == []
+
+
+@pytest.mark.parametrize(
+    ("prefix", "schema", "role"),
+    [
+        (None, "taskd", "taskd_worker"),
+        (None, BLUE, "jobs_blue_worker"),
+        ("taskd", BLUE, "taskd_worker"),
+        ("shop", "taskd", "shop_worker"),
+    ],
+)
+def test_roles_have_the_prefix_and_the_objects_the_schema(
+    prefix: str | None, schema: str, role: str
+) -> None:
+    text = re.sub(r"--.*", "", roles.script(prefix, schema))
+    assert set(re.findall(r"TO (\w+_worker);", text)) == {role}
+    assert set(re.findall(r"\b\w+(?=\.job\b)", text)) == {schema}
 
 
 def test_the_default_schema_changes_no_text() -> None:
@@ -78,6 +95,7 @@ def test_channels_of_long_names_have_room_for_the_longest_queue_and_differ() -> 
     assert max(map(len, prefixes)) <= CHANNEL_PREFIX_MAX
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(SCHEMA != "taskd", reason="this is the run in another schema")
 def test_the_tests_of_the_store_pass_in_another_schema() -> None:
     """A literal `taskd` that the SQL of Python modules contains fails here."""

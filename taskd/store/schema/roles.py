@@ -15,8 +15,6 @@ from taskd.store.schema.migrations import entries
 KINDS = ("owner", "producer", "worker", "observer", "admin")
 PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
-_NAME = re.compile(rf"\btaskd_({'|'.join(KINDS)})\b")
-
 
 def names(prefix: str = SCHEMA_DEFAULT) -> list[str]:
     """Return the names of the roles, the owner first.
@@ -46,7 +44,8 @@ def script(prefix: str | None = None, schema: str = SCHEMA_DEFAULT) -> str:
     prefix = schema if prefix is None else prefix
     names(prefix)
     text = (sql_root() / "roles.sql").read_text(encoding="utf-8")
-    return in_schema(_NAME.sub(rf"{prefix}_\1", text), schema)
+    names_of_schema = re.compile(rf"\b{schema}_({'|'.join(KINDS)})\b")
+    return names_of_schema.sub(rf"{prefix}_\1", in_schema(text, schema))
 
 
 async def make(database: Database, prefix: str | None = None) -> None:
