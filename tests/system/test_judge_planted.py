@@ -311,7 +311,7 @@ PLANTED = {
         play_release_of_unstarted_and_interrupted,
         planted(
             "ack_outcomes",
-            (r"attempt = job\.attempt - \(held\.refund .*?::integer", "attempt = job.attempt"),
+            (r"job\.attempt - \(ack\.refund .*?::integer AS attempt", "job.attempt AS attempt"),
         ),
         {"I8"},
     ),

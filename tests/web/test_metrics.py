@@ -363,6 +363,7 @@ async def test_every_metric_is_written_with_its_labels(desk: Desk, serve: Serve,
     async with serve() as served:
         await desk.settled(*await desk.enqueue(fine.job()))
         served.worker.counters.counted.crashes["acker"] = 1
+        served.worker.parts.thread_slots.lose("fine")
         _, text = await served.get("/metrics")
     samples = families(text)
     labels = {
