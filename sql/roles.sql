@@ -169,7 +169,7 @@ GRANT SELECT,
 GRANT SELECT, DELETE,
       INSERT (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, args_versions,
               schema_oldest, schema_newest, schedules, code),
-      UPDATE (renewed_at, lease_until, draining, died_at, crashed, suspects, status, failures)
+      UPDATE (renewed_at, lease_until, draining, died_at, crashed, suspects, status, failures, queues)
     ON taskd.worker TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.prune_keys(bigint), taskd.make_history_partitions(integer), taskd.truncate_expired_partition(text),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from taskd.core.jobs.pipeline_steps import Next, Stop
     from taskd.core.jobs.unique import (
         Enqueued,
+        HeldKey,
         KeyScope,
         NewerStarts,
         OnConflict,
@@ -52,7 +53,7 @@ else:
             "core.jobs.job_filter": "JobFilter",
             "core.jobs.limit": "Limit",
             "core.jobs.pipeline_steps": "Next Stop",
-            "core.jobs.unique": "Enqueued KeyScope NewerStarts OnConflict Unique make_key",
+            "core.jobs.unique": "Enqueued HeldKey KeyScope NewerStarts OnConflict Unique make_key",
             "core.jobs.verdicts": "Cancel Fail Retry Snooze",
             "core.tasks.batch": "Item",
             "core.tasks.context": "Context ProcessContext RunningWorkflow TransactionContext",
@@ -74,6 +75,7 @@ __all__ = [
     "Exponential",
     "Fail",
     "Fixed",
+    "HeldKey",
     "Item",
     "JobFilter",
     "JobState",

@@ -27,6 +27,15 @@ WITH registered AS (
 )
 SELECT id FROM registered, (SELECT count(*) FROM notified) AS n;
 
+-- The worker serves other queues from now on. Like its start, this can change which tasks other workers of these queues run.
+
+-- name: serve_queues(worker_id bigint, queues text[])
+-- roles: worker
+WITH served AS (
+    UPDATE taskd.worker SET queues = $2::text[] WHERE id = $1 AND died_at IS NULL RETURNING id
+)
+SELECT taskd.notify('taskd', '') FROM served;
+
 -- The oldest other live worker whose app has this name, if no other live worker with this name has any of the tasks `own`: then two
 -- apps have the same name. `workers`: the number of live workers with this name.
 

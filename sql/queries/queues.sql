@@ -10,6 +10,22 @@ INSERT INTO taskd.queue (name)
 SELECT DISTINCT n FROM unnest($1::text[]) AS n ORDER BY n
 ON CONFLICT (name) DO NOTHING;
 
+-- The queues that match one of these regular expressions: those with a row, and those with queued jobs. The names of the latter
+-- are read one by one along job_claim.
+
+-- name: match_queues(patterns text[])
+-- roles: worker, observer, admin
+WITH RECURSIVE waiting AS (
+    (SELECT j.queue::text FROM taskd.job AS j WHERE j.state = 'queued' ORDER BY j.queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.queue::text FROM taskd.job AS j WHERE j.state = 'queued' AND j.queue > waiting.queue ORDER BY j.queue LIMIT 1)
+    FROM waiting
+    WHERE waiting.queue IS NOT NULL
+)
+SELECT known.name
+FROM (SELECT q.name::text FROM taskd.queue AS q UNION SELECT waiting.queue FROM waiting) AS known
+WHERE known.name ~ ANY ($1::text[]);
+
 -- See taskd.pause_queues() and taskd.resume_queues(); without names, all queues.
 
 -- name: pause_queues(names text[], for_s double precision, reason text, actor text)

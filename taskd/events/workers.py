@@ -51,6 +51,14 @@ def worker_reloaded(limits: Mapping[str, int]) -> None:
     emit("worker.reloaded", "info", queues=dict(limits))
 
 
+def queues_changed(served: Sequence[str], left: Sequence[str]) -> None:
+    """The worker now serves further queues, or no longer serves some (`left`).
+
+    After SIGHUP, or because a queue has appeared that matches a pattern.
+    """
+    emit("queues.changed", "info", served=list(served), left=list(left))
+
+
 def worker_declared_dead(worker_id: int) -> None:
     """Another worker declared this worker dead: this worker drops its jobs and registers again."""
     emit("worker.declared_dead", "error", worker_id=str(worker_id))

@@ -1,11 +1,25 @@
-"""Queues in the database: pause and resume."""
+"""Queues in the database: find them, pause and resume them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from taskd.store.acting import actor
 from taskd.store.connections.statements import Fetches
+
+
+async def matching(on: Fetches, patterns: Sequence[str]) -> list[str]:
+    """Return the queues that match one of these regular expressions.
+
+    These are queues with a row, and queues with queued jobs.
+    """
+    return [row[0] for row in await on.fetch("match_queues", list(patterns))]
+
+
+async def serve(on: Fetches, worker_id: int, queues: Collection[str]) -> None:
+    """Store that a worker serves these queues, and no others; queues without a row get one."""
+    await on.fetch("declare_queues", list(queues))
+    await on.fetch("serve_queues", worker_id, list(queues))
 
 
 async def pause(

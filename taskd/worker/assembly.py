@@ -107,7 +107,7 @@ class Assembly:
         self.connections_max = 0
         self.claims = self.backlog_claims = self.connections.lane("claim")
         claiming = [self.claims]
-        if len(limits) > 1:
+        if len(limits) > 1 or any("*" in name for name in settings.queues):
             self.backlog_claims = self.connections.lane("backlog claim")
             claiming.append(self.backlog_claims)
         self._end_log_writer: Callable[[], None] = lambda: None
@@ -167,9 +167,7 @@ class Assembly:
         self._add_claiming(settings, registry, lease)
         self.controls = Controls(self.runners, self.shared)
         self.schedule_runners = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
-        self.declarations = Declarations(
-            self.upkeep, registry, list(limits), lambda: registration.me
-        )
+        self.declarations = Declarations(self.upkeep, registry, limits, lambda: registration.me)
         self.rescuer = Rescuer(
             self.upkeep,
             lease,
@@ -296,46 +294,98 @@ class Assembly:
         self.consumers: dict[str, Consumer] = {}
         self.promoter = Promoter(self.upkeep, self.consumers, self.quarantine.wakeup)
         for runner in self.runners:
-            self.consumers[runner.queue] = Consumer(
-                runner,
-                self.claims,
-                self.backlog_claims,
-                self.acker,
-                self.shared,
-                poller=self.poller,
-                on_claim_lost=self.reconciler.claim_lost,
-                on_empty_claim=self.promoter.wakeup.set,
-                on_change=self.promoter.wakeup.set,
-            )
-            self.acker.on_written.append(self.consumers[runner.queue].written)
+            self._add_consumer(runner)
+
+    def _add_consumer(self, runner: Runner) -> Consumer:
+        consumer = self.consumers[runner.queue] = Consumer(
+            runner,
+            self.claims,
+            self.backlog_claims,
+            self.acker,
+            self.shared,
+            poller=self.poller,
+            on_claim_lost=self.reconciler.claim_lost,
+            on_empty_claim=self.promoter.wakeup.set,
+            on_change=self.promoter.wakeup.set,
+        )
+        consumer.quiet = self.quarantine.quiet
+        self.acker.on_written.append(consumer.written)
+        return consumer
+
+    def add_queue(self, queue: str, limit: int) -> Consumer:
+        """Create the consumer of a further queue; the caller starts the consumer.
+
+        If attempts of the queue still run, because the worker served it before, the consumer
+        continues with their runner.
+        """
+        runner = next((each for each in self.runners if each.queue == queue), None)
+        if runner is None:
+            runner = Runner(queue, limit, self.shared)
+            self.runners.append(runner)
+        self.quarantine.runners[queue] = runner
+        return self._add_consumer(runner)
+
+    def stop_queue(self, queue: str) -> Consumer:
+        """Claim no more jobs of a queue. Its attempts go on."""
+        consumer = self.consumers.pop(queue)
+        del self.quarantine.runners[queue]
+        self.acker.on_written.remove(consumer.written)
+        consumer.stop()
+        return consumer
+
+    def forget_queue(self, runner: Runner) -> None:
+        """Forget the runner of a queue that is no longer served, and has no attempts left."""
+        self.runners.remove(runner)
+        runner.forget()
+
+    def listen_again(self) -> None:
+        """Replace the listeners whose queues have changed, after a change of the queues."""
+        if self._listening.pooled:
+            return
+        queues = list(self.consumers)
+        if isinstance(self.listeners[0], ParentListener):
+            self.listeners[0].serve(queues)
+            return
+        wanted = queues_by_connection(queues, self._listen_connections)
+        for old in [each for each in self.listeners if each.queues not in wanted]:
+            self.listeners.remove(old)
+            old.stop()
+        there = [each.queues for each in self.listeners]
+        for new in [each for each in wanted if each not in there]:
+            listener = Listener(self._listening, new, self._heard)
+            self.listeners.append(listener)
+            self.supervisor.add(listener, beside=self.promoter)
 
     def _add_listening(
         self, settings: Settings, database: Database, process_index: ProcessIndex
     ) -> None:
         """Create the listeners, one for each LISTEN connection, or one for those of the parent."""
-        listening = listening_database(settings, database)
+        self._listening = listening_database(settings, database)
+        self._listen_connections = settings.listen_connections
         self.listeners: list[Listener | ParentListener] = []
         # A pooler does not forward notifications. A worker that connects through a pooler therefore
         # has no listener, and polls.
-        if listening.pooled:
+        if self._listening.pooled:
             return
         calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
-        heard = Heard(self._notified, calls.receive, self._connected)
+        self._heard = Heard(self._notified, calls.receive, self._connected)
         queues = list(self.consumers)
         if process_index.listen_socket >= 0:
-            self.listeners = [ParentListener(process_index.listen_socket, queues, heard)]
+            self.listeners = [ParentListener(process_index.listen_socket, queues, self._heard)]
             return
         self.listeners = [
-            Listener(listening, each, heard)
-            for each in queues_by_connection(queues, settings.listen_connections)
+            Listener(self._listening, each, self._heard)
+            for each in queues_by_connection(queues, self._listen_connections)
         ]
 
     def _notified(self, queue: str) -> None:
-        self.consumers[queue].wakeup.set()
+        if queue in self.consumers:
+            self.consumers[queue].wakeup.set()
         self.promoter.notified()
 
     def _connected(self, queues: Sequence[str]) -> None:
         for queue in queues:
-            self.consumers[queue].notifications_missed()
+            if queue in self.consumers:
+                self.consumers[queue].notifications_missed()
         self.promoter.notified()
         self.pruner.wakeup.set()  # the connection may lead to another server

@@ -15,10 +15,10 @@ CHECK_AT_LEAST_EVERY_S = 2.0
 STAYS = ("future", "paused", "unknown", "unfit", "blocked", "later_retries", "still_run")
 
 
-async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[str, int]:
-    """Wait until no job of these queues and tasks is runnable, running, or due for a retry soon.
+async def emptied(parts: Assembly, tasks: list[str]) -> dict[str, int]:
+    """Wait until no job of these tasks is runnable, running, or due for a retry soon.
 
-    Jobs that run in other workers count as well.
+    Only jobs of the queues that the worker serves count, also those that run in other workers.
 
     Returns:
         The number of jobs that are left, by reason, without zeros.
@@ -34,7 +34,7 @@ async def emptied(parts: Assembly, queues: list[str], tasks: list[str]) -> dict[
         delay_s = min(delay_s * 2, CHECK_AT_LEAST_EVERY_S)
         still_run = [job for runner in parts.runners for job in runner.attempts.still_run()]
         try:
-            left = await workers.left(parts.upkeep, queues, tasks, still_run)
+            left = await workers.left(parts.upkeep, list(parts.consumers), tasks, still_run)
         except StoreUnavailable:
             continue
         except Exception as error:  # noqa: BLE001 - without further checks, the run would never end

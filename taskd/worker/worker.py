@@ -20,7 +20,7 @@ from typing import Any
 from taskd import events
 from taskd.config import Settings
 from taskd.core.tasks.registry import Registry
-from taskd.errors import ConfigError
+from taskd.errors import ConfigError, TaskdError
 from taskd.store.connections.database import Database
 from taskd.store.schema import migrations
 from taskd.worker.assembly import Assembly
@@ -33,6 +33,7 @@ from taskd.worker.lease.state import Lease
 from taskd.worker.observing.counters import Counters
 from taskd.worker.observing.loop_monitor import Pulse
 from taskd.worker.observing.timer_slack import exact_timers
+from taskd.worker.queue_changes import QueueChanges
 from taskd.worker.running import traces
 from taskd.worker.running.job_processes.lookup import check_found
 from taskd.worker.running.middleware import with_middleware
@@ -42,7 +43,7 @@ from taskd.worker.services.service import Service
 from taskd.worker.services.supervisor import Supervisor
 from taskd.worker.starting.django_connections import with_django
 from taskd.worker.starting.resources import CANCEL_S, CLOSE_S_MAX, Resources
-from taskd.worker.starting.served_queues import queue_limits
+from taskd.worker.starting.served_queues import patterns, queue_limits
 from taskd.worker.starting.startup import check_connections, publish_app, when_connections_are_free
 from taskd.worker.status import WorkerStatus, take
 from taskd.worker.stopping.drain import Drain
@@ -82,7 +83,7 @@ class Worker:
     Attributes:
         beside: services that start before everything else and stop last, such as the HTTP server.
         counters: the event counters; None until begin_counting() is called.
-        limits: the concurrency of each queue by name, as at the start of the worker.
+        limits: the concurrency of each queue that the worker serves, by name, as configured.
         parts: the parts of the worker; missing until the schema was checked.
         ready: set once the worker claims.
         report: the drain report, whose fields are filled in during the stop.
@@ -295,6 +296,13 @@ class Worker:
         self.database.begin_use(events.store_unusable)
         # Before the first claim, so that no job of a paused task starts.
         await self.parts.rescuer.check()
+        self._queue_changes = QueueChanges(
+            self.parts, self.registry, lambda: self.settings, self.limits
+        )
+        if patterns(self.settings):
+            with contextlib.suppress(TaskdError):  # the service repeats it
+                await self._queue_changes.tick()
+        self.parts.supervisor.add(self._queue_changes, beside=self.parts.quarantine)
         self._lease_thread = LeaseThread(
             self.database,
             self._lease,
@@ -374,7 +382,7 @@ class Worker:
         events.worker_quiet(quiet)
 
     def _reload_settings(self) -> None:
-        """Apply concurrencies, log settings and drain times; other settings need a restart."""
+        """Apply queues, concurrencies, log settings and drain times; others need a restart."""
         if self._reload is None:
             return
         ready = self.ready.is_set()
@@ -402,7 +410,11 @@ class Worker:
             stream=events.log_stream(),
         )
         self.parts.lines.relevel()
-        events.worker_reloaded({runner.queue: runner.limit for runner in self.parts.runners})
+        events.worker_reloaded(
+            {runner.queue: runner.limit for runner in self.parts.runners if runner.queue in limits}
+        )
+        if hasattr(self, "_queue_changes"):
+            self._queue_changes.wakeup.set()
 
     async def _watch(self, supervisor: Supervisor) -> None:
         await supervisor.gave_up.wait()
@@ -410,7 +422,7 @@ class Worker:
         self.stop("a service kept crashing")
 
     async def _watch_empty(self) -> None:
-        self.report.left = await emptied(self.parts, list(self.limits), self.registry.names())
+        self.report.left = await emptied(self.parts, self.registry.names())
         self.stop("empty")
 
     async def _wait_for_stop(self) -> None:

@@ -228,3 +228,21 @@ def test_a_folder_that_is_no_project_is_refused(home, monkeypatch):
         (home / name).touch()
     with pytest.raises(ConfigError, match="in the folder of your project"):
         reload.scan([home])
+
+
+def test_sighup_takes_a_changed_list_of_queues(taskd, process):
+    write("one")
+    Path("taskd.toml").write_text('queues = ["default", "gone"]\n')
+    args = ("run", "--app", "shop", "--log-format", "json")
+    watcher = Watcher(process(*args, dsn=taskd.dsn))
+    watcher.until("worker.ready")
+    job = taskd.enqueue("say", "--queue", "other")
+    Path("taskd.toml").write_text('queues = ["default", "other:3"]\n')
+    watcher.process.send_signal(signal.SIGHUP)
+    changed = json.loads(watcher.until("queues.changed"))
+    assert (changed["served"], changed["left"]) == (["other"], ["gone"])
+    assert done(taskd, job) == ("one", 1)
+    Path("taskd.toml").write_text('queues = ["default;other"]\n')
+    watcher.process.send_signal(signal.SIGHUP)
+    assert "taskd.toml (queues): 'default;other' is not a queue" in watcher.until("service.crashed")
+    assert watcher.stop() == 0

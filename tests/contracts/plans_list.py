@@ -90,6 +90,9 @@ PINS = (
     Pin("store_failures", (ME, ["s"], ["e"], [1]), "worker_alive"),
     Pin("declare_workers_dead", ([1, 2], "f"), "worker_alive worker_alive"),
     Pin("set_busy_mark", ("q1", ME, 1, True), "worker_alive"),
+    # A worker of patterns reads the queues, and one entry of the index for each queue with jobs.
+    Pin("match_queues", (["^q1.*$"],), "job_claim queue_pkey"),
+    Pin("serve_queues", (ME, ["q1"]), "worker_alive"),
     # Every quarter of an hour.
     Pin("prune_workers", (3600,), "job_running worker_pkey"),
     # Progress and logs of handlers.

@@ -17,6 +17,7 @@ from taskd import (
     Enqueued,
     Fail,
     Fixed,
+    HeldKey,
     Item,
     JobFilter,
     JobState,
@@ -29,6 +30,7 @@ from taskd import (
     Workflow,
     chain,
     every,
+    make_key,
     pipeline,
     schedule,
     stage,
@@ -121,6 +123,11 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
     await client.enqueue(plain.job(to="ada"), conn=tx)
     await client.enqueue_named("send", {"to": "ada"}, queue="q", run_at=moment, conn=tx)
     await client.enqueue_named("send", {"to": "ada"}, quue="q")  # refused
+    assert_type(await client.find_key("send", make_key("ada", 2)), HeldKey | None)
+    assert_type(await client.forget_key("send", "key"), bool)
+    await client.forget_key("send", 42)  # refused
+    assert_type(await client.pause_all(for_s=60.0), list[str])
+    await client.pause_all(["email"])  # refused
 
 
 async def by_hand(client: Client, moment: datetime) -> None:

@@ -173,6 +173,16 @@ async def _resumed(hands: Hands) -> None:
     await hands.client.resume_tasks(["instant"])
 
 
+async def _queue_appears(hands: Hands) -> None:
+    """A worker of the pattern finds the queue at a check after that of its start."""
+    renewed = (
+        "SELECT EXISTS (SELECT FROM taskd.worker WHERE renewed_at > started_at + interval '1 s')"
+    )
+    while not await hands.sql.fetchval(renewed):
+        await asyncio.sleep(0.02)
+    await hands.sql.execute("INSERT INTO taskd.queue (name) VALUES ('tenant-1')")
+
+
 async def _many_dependants(hands: Hands) -> None:
     await hands.sql.execute(
         "SELECT taskd.enqueue_after('instant', '{}', ARRAY[$1::bigint], queue => 'fast') "
@@ -275,6 +285,7 @@ SCENES: dict[str, Scene] = {
     "expiring": Scene(_expiring),
     "many dependants": Scene(prepare=_many_dependants),
     "parked": Scene(prepare=_paused, meanwhile=_resumed),
+    "pattern": Scene(flags=("--queue", "tenant-*"), meanwhile=_queue_appears),
     "lost ack": Scene(preludes=(Strike("ack_done", "after", "lost"),)),
     "locked rows": Scene(preludes=(Strike("ack_done", "before", "held"),)),
     "slow jobs": Scene(lambda: [app.waits.job(ms=1000) for _ in range(3)]),
@@ -328,6 +339,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "expiring": ("expire_jobs",),
     "many dependants": ("unblock_dependants",),
     "parked": ("unpark_jobs",),
+    "pattern": ("match_queues", "serve_queues"),
     "lost ack": ("check_acks",),
     "locked rows": ("locked_jobs",),
     "slow jobs": ("running_jobs",),
@@ -341,7 +353,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "stopping": ("retire_worker", "turn_enqueue_checks_off"),
 }
 # Hits that pass before: the first check is a part of the start.
-PASSES = {"check_upkeep": 1}
+PASSES = {"check_upkeep": 1, "match_queues": 1}
 NO_STATEMENTS = ("listen", "commit")
 MOMENTS = ("start", "middle", "returned")
 WAYS = ("kill", "cancel", "lost")

@@ -72,6 +72,7 @@ class Consumer:
 
     Attributes:
         claim_failed: whether PostgreSQL was unavailable for the last claim.
+        ended: whether run() has returned.
         turned_at: when the last iteration of the loop in run() began (time.monotonic); None while
             the consumer sleeps.
     """
@@ -95,7 +96,7 @@ class Consumer:
         runner.abandoned_ended = self.wakeup.set
         self.quiet = False
         self.turned_at: float | None = time.monotonic()
-        self.claim_failed = False
+        self.claim_failed = self.ended = False
         self.busy_mark = BusyMark(claims, runner.queue, shared.lease, on_change)
         self._claims, self._backlog_claims = claims, backlog_claims
         self._acker, self._shared = acker, shared
@@ -159,6 +160,7 @@ class Consumer:
                 await self._pause_after(empty_claims)
         self._shared.slots.settle(self.runner.freed)
         await self.busy_mark.end()
+        self.ended = True
 
     def stop(self) -> None:
         """Stop claiming. run() still waits for the claim in flight."""

@@ -24,8 +24,8 @@ PROBE_EVERY_S = 8.0
 QUEUES_EACH_MAX = 4
 
 
-def queues_by_connection(queues: Sequence[str], listen_connections: str) -> list[Sequence[str]]:
-    """Return the queues of each LISTEN connection of a worker.
+def queues_by_connection(queues: Sequence[str], listen_connections: str) -> list[list[str]]:
+    """Return the queues of each LISTEN connection of a worker; there is at least one.
 
     Args:
         listen_connections: the setting of this name.
@@ -34,7 +34,7 @@ def queues_by_connection(queues: Sequence[str], listen_connections: str) -> list
         each = False
     else:
         each = listen_connections == "per-queue" or len(queues) <= QUEUES_EACH_MAX
-    return [[queue] for queue in queues] if each else [queues]
+    return [[queue] for queue in queues] if each and queues else [list(queues)]
 
 
 def listening_database(settings: Settings, database: Database) -> Database:
@@ -72,6 +72,7 @@ class Listener:
     this channel.
 
     Attributes:
+        queues: the queues.
         connected: set while the listener listens.
     """
 

@@ -88,6 +88,8 @@ class Quarantine(Loop):
             committed the claim, although the quarantine received no rows.
 
     Attributes:
+        runners: the runners of the queues that the worker serves, by queue.
+        claiming: whether a claim is in flight, whose jobs go to one of these runners.
         quiet: whether claiming is switched off.
     """
 
@@ -98,7 +100,7 @@ class Quarantine(Loop):
         self,
         claims: Lane,
         lease: Lease,
-        runners: Mapping[str, Runner],
+        runners: dict[str, Runner],
         tasks: Sequence[str],
         paused: Callable[[], Collection[str]],
         on_claim_lost: Callable[[], None],
@@ -106,7 +108,7 @@ class Quarantine(Loop):
     ) -> None:
         super().__init__(LOOK_EVERY_S)
         self._claims, self._lease, self._on_claim_lost = claims, lease, on_claim_lost
-        self._runners, self._tasks, self._paused = runners, list(tasks), paused
+        self.runners, self._tasks, self._paused = runners, list(tasks), paused
         self._slots = shared_slots
         self._group: list[Member] = []
         # The size with which the group started, and the largest size of the next group.
@@ -114,7 +116,7 @@ class Quarantine(Loop):
         # Running suspects. Isolated suspects wait until the `settled_at` of each of them.
         self._settling: list[Member] = []
         self._refused = RefusedJobs("claim")
-        self.quiet = False
+        self.claiming = self.quiet = False
 
     async def tick(self) -> float | None:
         """Claim the next group if the last one is over; return the delay until the next try."""
@@ -128,14 +130,16 @@ class Quarantine(Loop):
             return wait_s
         if self.quiet or not self._lease.trusted:
             return NOT_NOW_S
-        slots = {queue: each.suspect_slots for queue, each in self._runners.items()}
+        slots = {queue: each.suspect_slots for queue, each in self.runners.items()}
         shared = self._slots.reserve(self.wakeup, GROUP_MAX)
         if not shared:
             return NOT_NOW_S
         slots = {queue: min(free, shared) for queue, free in slots.items() if free > 0}
+        self.claiming = True
         try:
             return await self._start_next(slots, min(self._width, shared), age_s)
         finally:
+            self.claiming = False
             self._slots.settle(self.wakeup)
 
     async def _start_next(self, slots: Mapping[str, int], width: int, age_s: float) -> float | None:
@@ -162,7 +166,7 @@ class Quarantine(Loop):
             self._settling += [each for each in self._group if each.unproven]
             return OUTLIVED_S
         self._width = 1
-        if len(slots) < len(self._runners):
+        if len(slots) < len(self.runners):
             return NO_SLOT_S
         return PROVEN_S - age_s if self._group and not over else None
 
@@ -182,8 +186,9 @@ class Quarantine(Loop):
             Whether a suspect was claimed.
         """
         claimed: list[Job] = []
+        runners = dict(self.runners)
         still_run = [
-            job_id for runner in self._runners.values() for job_id in runner.attempts.still_run()
+            job_id for runner in runners.values() for job_id in runner.attempts.still_run()
         ]
 
         async def claim(among: Among) -> None:
@@ -213,10 +218,10 @@ class Quarantine(Loop):
             by_queue.setdefault(job.queue, []).append(job)
         started_at = time.monotonic()
         for queue, group in by_queue.items():
-            runner = self._runners[queue]
+            runner = runners[queue]
             runner.add_suspects(self._not_paused(runner, group))
         if claimed:
-            self._group = [Member(self._runners[job.queue], job, started_at) for job in claimed]
+            self._group = [Member(runners[job.queue], job, started_at) for job in claimed]
         if claimed or clear:
             self._group_size = len(claimed)
         return bool(claimed)

@@ -1,9 +1,9 @@
 """The parent of several worker processes listens for all of them, and passes notifications on.
 
 Each child inherits one end of a pair of sockets. Over it, the child sends one line with the names
-of its queues. The parent answers with lines: `+` and a queue when it has begun to listen, also
-after each loss of its connection; `!` and a queue for a notification; `*` and a payload for a
-notification on the channel of all workers. As in PostgreSQL, a line is only a hint: a child that
+of its queues, and another line when they change. The parent answers with lines: `+` and a queue
+when it has begun to listen, also after each loss of its connection; `!` and a queue for a
+notification; `*` and a payload for a notification on the channel of all workers. As in PostgreSQL, a line is only a hint: a child that
 misses one finds the job when it polls.
 """
 
@@ -102,17 +102,29 @@ class ParentListener:
         self.connected = asyncio.Event()
         self._listened: set[str] = set()
         self._stopped = asyncio.Event()
+        self._lines: _Lines | None = None
 
     async def run(self) -> None:
         """Receive until stopped."""
-        lines = _Lines(self._socket.dup(), self._receive)
+        self._lines = lines = _Lines(self._socket.dup(), self._receive)
         try:
-            lines.send(" ".join(self.queues))
+            self.serve(self.queues)
             await self._stopped.wait()
         finally:
+            self._lines = None
             lines.close()
             if self._stopped.is_set():
                 self._socket.close()
+
+    def serve(self, queues: Sequence[str]) -> None:
+        """Receive the notifications of these queues from now on."""
+        self.queues = queues
+        if self._listened.issuperset(queues):
+            self.connected.set()
+        else:
+            self.connected.clear()
+        if self._lines is not None:
+            self._lines.send(" ".join(queues))
 
     def _receive(self, line: str) -> None:
         kind, rest = line[:1], line[1:]
@@ -122,7 +134,7 @@ class ParentListener:
             self._heard.called(rest)
         elif kind == "+" and rest in self.queues:
             self._listened.add(rest)
-            if len(self._listened) == len(self.queues):
+            if self._listened.issuperset(self.queues):
                 self.connected.set()
             self._heard.connected([rest])
 
@@ -142,6 +154,7 @@ class SharedListening:
         self._database, self._listen_connections = database, listen_connections
         self._children: dict[int, _Child] = {}
         self._listeners: dict[str, Listener] = {}
+        self._active: list[Listener] = []
         self._supervisors: list[Supervisor] = []
         self._heard = Heard(self._notified, self._called, self._connected)
 
@@ -158,12 +171,19 @@ class SharedListening:
         self._children.pop(pid).lines.close()
 
     def _wanted(self, child: _Child) -> None:
-        new = [queue for queue in child.queues if queue not in self._listeners]
-        if new:
-            made = [
-                Listener(self._database, queues, self._heard)
-                for queues in queues_by_connection(new, self._listen_connections)
-            ]
+        every = list(dict.fromkeys([*self._listeners, *child.queues]))
+        wanted = queues_by_connection(every, self._listen_connections)
+        for old in [each for each in self._active if each.queues not in wanted]:
+            self._active.remove(old)
+            old.stop()
+        there = [each.queues for each in self._active]
+        made = [
+            Listener(self._database, queues, self._heard)
+            for queues in wanted
+            if queues not in there
+        ]
+        if made:
+            self._active += made
             for listener in made:
                 self._listeners.update(dict.fromkeys(listener.queues, listener))
             self._supervisors.append(Supervisor([made]))

@@ -424,6 +424,10 @@ class Runner:
         self._dispatch()
         self.freed.set()
 
+    def forget(self) -> None:
+        """Count no shared slots for this runner any more; the worker no longer serves its queue."""
+        self._shared.slots.remove(self._shared_slots)
+
     def tick(self, now: float) -> None:
         """Enforce timeouts, and release jobs that have waited in the buffer for too long.
 

@@ -37,6 +37,10 @@ class SharedSlots:
         """Count the slots that this function returns as used: those of a queue."""
         self._used.append(used)
 
+    def remove(self, used: Callable[[], int]) -> None:
+        """Undo add()."""
+        self._used.remove(used)
+
     def reserve(self, claimant: Wakeup, wanted: int) -> int:
         """Reserve up to `wanted` slots until settle() is called; return how many, or 0.
 

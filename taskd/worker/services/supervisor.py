@@ -41,6 +41,26 @@ class Supervisor:
         for tier in self._tiers:
             self._tasks.append([own_task(self._keep(service), service.name) for service in tier])
 
+    def add(self, service: Service, beside: Service) -> None:
+        """Add a service to the tier of another one; start it if that tier has been started.
+
+        If that tier has been stopped, the service does not start.
+        """
+        if isinstance(service, Loop):
+            service.failures = self.failures
+        for at, tier in enumerate(self._tiers):
+            if beside in tier:
+                tier.append(service)
+                if self._tasks:
+                    self._tasks[at].append(own_task(self._keep(service), service.name))
+
+    def forget_ended(self) -> None:
+        """Forget the services that have ended, such as those that were stopped one by one."""
+        # Before start(), there are no tasks.
+        for tier, tasks in zip(self._tiers, self._tasks, strict=False):
+            for at in [n for n, task in enumerate(tasks) if task.done()][::-1]:
+                del tier[at], tasks[at]
+
     async def stop_tier(self, within_s: float) -> None:
         """Stop the last tier that still runs; wait at most `within_s` seconds for its services."""
         tier, tasks = self._tiers.pop(), self._tasks.pop()

@@ -8,7 +8,7 @@ that was published last has ended, another worker publishes its own version agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 from taskd import events
 from taskd.core.tasks.registry import Registry
@@ -23,7 +23,7 @@ class Declarations:
     """Publishes what the app of this worker declares, and withdraws what it no longer declares.
 
     Args:
-        queues: the queues that the worker serves.
+        queues: the queues that the worker serves; they can change.
         me: returns the present identity of this worker.
     """
 
@@ -31,7 +31,7 @@ class Declarations:
         self,
         lane: Lane,
         registry: Registry,
-        queues: Sequence[str],
+        queues: Collection[str],
         me: Callable[[], workers.Incarnation],
     ) -> None:
         self._lane, self._registry, self._queues, self._me = lane, registry, queues, me
@@ -46,7 +46,7 @@ class Declarations:
         """
         app = self._me().app
         try:
-            await workers.publish(self._lane, app, self._registry, self._queues)
+            await workers.publish(self._lane, app, self._registry, list(self._queues))
         except workers.TasksTaken as error:
             events.tasks_contested(app, error.owners)
             raise
