@@ -65,7 +65,11 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        job.crashes, job.interrupts, job.cancel_requested, job.enqueued_at, job.started_at,
        job.finished_at, job.updated_at, job.deadline, job.ends_by, job.reason,
        (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
-       job.result::text AS result, job.unique_key, job.key_scope, job.version, job.version_at,
+       job.result::text AS result, job.unique_key,
+       coalesce((SELECT CASE WHEN kept.while_stored THEN 'history' WHEN kept.until = 'infinity' THEN 'forever' END
+                 FROM taskd.job_key AS kept
+                 WHERE kept.task = job.task AND kept.unique_key = job.unique_key AND kept.job_id = job.id), job.key_scope) AS key_scope,
+       job.version, job.version_at,
        (SELECT (live.follower ->> 'version')::bigint FROM taskd.job AS live WHERE live.id = $1) AS next_version,
        job.finished_at IS NULL AND taskd.newer_follows(job.id) AS newer_follows,
        job.schedule, job.tick, job.metadata::text AS metadata,

@@ -11,6 +11,9 @@ def test_the_shell_shows_who_holds_a_key(taskd):
     (held,) = taskd.json("keys", "show", "sync", '[ "X", 1 ]')
     assert (held["job_id"], held["state"], held["scope"]) == (job, "queued", "forever")
     assert held["unique_key"] == '["X",1]'
+    assert taskd.json("jobs", "show", job)[0]["key_scope"] == "forever"
+    taskd("jobs", "cancel", job)
+    assert taskd.json("jobs", "show", job)[0]["key_scope"] == "forever"
 
 
 def test_the_shell_shows_a_key_that_is_held_for_a_time(taskd):
