@@ -75,6 +75,12 @@ UNSEEN = "SELECT key, written, seen FROM storm.source WHERE seen <> written"
 LEFT = "SELECT task, unique_key, state::text, version, follower FROM taskd.job"
 # A job whose workers died three times fails, as it should: its work is not done.
 CRASHED = "SELECT task, args ->> 'key' AS key FROM taskd.job_history WHERE reason = 'crashed'"
+# A producer adds a job of each of these keys once.
+ONCE = "once-"
+ADDED = f"""
+SELECT unique_key, count(*) FROM taskd.jobs WHERE unique_key LIKE '["{ONCE}%'
+GROUP BY unique_key HAVING count(*) > 1
+"""
 DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
 
@@ -146,7 +152,7 @@ class Storm:
     async def _rage(self) -> None:
         ways = (
             self._version, self._version_by_sql, self._batch, self._single, self._writer,
-            self._state,
+            self._state, self._once,
         )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             for n in range(self._plan.producers):
@@ -192,6 +198,10 @@ class Storm:
         with suppress(KeyHeld):
             enqueued = await self._client.enqueue(app.single.options(unique=unique).job(key))
             self.outcomes[enqueued.outcome] += 1
+
+    async def _once(self, key: str) -> None:
+        once = app.single.options(unique=Unique(by=("key",), scope="forever"))
+        await self._client.enqueue(once.job(f"{ONCE}{key}"))
 
     async def _writer(self, key: str) -> None:
         async with self._pool.acquire() as conn, conn.transaction():
@@ -258,6 +268,9 @@ class Storm:
             f"an older version after a newer one: {dict(row)}" for row in await ask(BACKWARDS)
         ]
         found += [f"left over: {dict(row)}" for row in await ask(LEFT)]
+        found += [f"not added once: {dict(row)}" for row in await ask(ADDED)]
+        if not await ask(f"SELECT FROM taskd.job_key WHERE unique_key LIKE '[\"{ONCE}%'"):
+            found.append("nothing was added once")
         ran = {(row[0], row[1]): row[2] for row in await ask(LAST)}
         found += [
             f"lost: {name} ran as version {ran.get(name)}, its newest is {version}"
