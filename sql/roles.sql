@@ -118,6 +118,8 @@ GRANT SELECT ON taskd.task TO taskd_producer;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
                   double precision, boolean, jsonb),
+    taskd.try_enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
+                      double precision, boolean, jsonb, text, text, double precision, text, double precision, bigint),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
                       double precision, integer, boolean, text, jsonb, boolean, jsonb),
     taskd.enqueue_usual_job(text, text, jsonb, integer), taskd.enqueue_usual_jobs(text, text, text[], integer),

@@ -1357,7 +1357,7 @@ $$;
 
 -- Return the unique key that a task's rule gives a job with these arguments: the rule's own key, or the list of the
 -- arguments that the rule names. Of an argument that the task redacts, the key contains the hash.
--- Called by: enqueue_one(), make_scheduled_jobs(), change().
+-- Called by: enqueue_one(), try_enqueue(), make_scheduled_jobs(), change().
 CREATE FUNCTION taskd.unique_key_of(rule jsonb, args jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1440,7 +1440,7 @@ END
 $$;
 
 -- Return the version that a task's rule gives a job with these arguments, or NULL.
--- Called by: enqueue_one(), make_scheduled_jobs(), change().
+-- Called by: enqueue_one(), try_enqueue(), make_scheduled_jobs(), change().
 CREATE FUNCTION taskd.version_of(rule jsonb, args jsonb) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -1804,7 +1804,7 @@ $$;
 -- of a wrong JSON type or outside of a list of values. The worker checks everything else before the handler runs: bounds,
 -- formats, and what is inside of objects and arrays. The name of a published pipeline starts a run of it; the id is that of the
 -- job of its first stage. The function runs with the owner's rights, like every function that enqueues jobs.
--- Called by: SQL clients.
+-- Called by: SQL clients, try_enqueue().
 CREATE FUNCTION taskd.enqueue(
     task text,
     args jsonb DEFAULT '{}',
@@ -1967,7 +1967,7 @@ $$;
 -- handler sees what the caller has written. Claims skip a locked holder, so workers are notified at the commit. The
 -- function runs with the owner's rights, because producers are not allowed to change rows.
 -- A key that is a JSON list or object is compared by value (see taskd.make_key()).
--- Called by: SQL clients, enqueue_one(), enqueue_unique_batch(), make_scheduled_jobs().
+-- Called by: SQL clients, enqueue_one(), try_enqueue(), enqueue_unique_batch(), make_scheduled_jobs().
 CREATE FUNCTION taskd.enqueue_unique(
     task text,
     args jsonb,
@@ -2282,6 +2282,81 @@ BEGIN
 END
 $$;
 
+-- Enqueue one job as taskd.enqueue() or taskd.enqueue_unique() does, and return what happened, in place of an error that would
+-- abort the caller's transaction. In addition to the outcomes of taskd.enqueue_unique(): `held` (on_conflict is `raise`, and
+-- job_id is the job that holds the key), and `full` (the queue has reached its max_depth; job_id is NULL).
+--
+--     SELECT job_id, outcome FROM taskd.try_enqueue('send_report', '{"to": "ada@example.org"}');
+--
+-- unique_key and the arguments after it replace the key rule of the published task. Wrong arguments still raise errors.
+-- Called by: SQL clients.
+CREATE FUNCTION taskd.try_enqueue(
+    task text,
+    args jsonb DEFAULT '{}',
+    queue text DEFAULT NULL,
+    priority integer DEFAULT 100,
+    run_at timestamptz DEFAULT NULL,
+    delay_s double precision DEFAULT NULL,
+    max_attempts integer DEFAULT NULL,
+    timeout_s double precision DEFAULT NULL,
+    deadline timestamptz DEFAULT NULL,
+    deadline_s double precision DEFAULT NULL,
+    no_key boolean DEFAULT false,
+    metadata jsonb DEFAULT NULL,
+    unique_key text DEFAULT NULL,
+    key_scope text DEFAULT 'live',
+    for_s double precision DEFAULT NULL,
+    on_conflict text DEFAULT 'skip',
+    debounce_max_s double precision DEFAULT NULL,
+    version bigint DEFAULT NULL,
+    OUT job_id bigint,
+    OUT outcome text
+)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    rule jsonb;
+    refusal text;
+BEGIN
+    IF unique_key IS NULL AND NOT no_key THEN
+        SELECT t.unique_rule INTO rule FROM taskd.task AS t WHERE t.name = task;
+    END IF;
+    IF rule IS NOT NULL THEN
+        unique_key := taskd.unique_key_of(rule, args);
+        key_scope := rule ->> 'scope';
+        for_s := rule ->> 'for_s';
+        on_conflict := rule ->> 'on_conflict';
+        debounce_max_s := rule ->> 'debounce_max_s';
+        version := taskd.version_of(rule, args);
+    END IF;
+    IF unique_key IS NULL THEN
+        job_id := taskd.enqueue(
+            task, args, queue, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, no_key, metadata
+        );
+        outcome := 'enqueued';
+    ELSE
+        SELECT e.job_id, e.outcome INTO job_id, outcome
+        FROM taskd.enqueue_unique(
+            task, args, unique_key, queue, priority, run_at, delay_s, max_attempts, timeout_s, key_scope, for_s, on_conflict,
+            debounce_max_s, version, deadline, deadline_s, metadata => metadata
+        ) AS e;
+    END IF;
+EXCEPTION WHEN unique_violation OR configuration_limit_exceeded THEN
+    GET STACKED DIAGNOSTICS refusal = CONSTRAINT_NAME;
+    IF refusal = 'queue_has_room' THEN
+        outcome := 'full';
+    ELSIF refusal = 'job_holds_key' THEN
+        outcome := 'held';
+        SELECT k.job_id INTO job_id FROM taskd.find_key(task, unique_key) AS k;
+    ELSE
+        RAISE;
+    END IF;
+END
+$$;
+
 -- Lock the jobs that hold the unique keys of a batch: all of them or none. The function does not wait for locks, because
 -- acks, cancels, retries and other batches can have locked some of these rows and wait for others.
 -- Called by: enqueue_unique_batch().
@@ -2566,7 +2641,7 @@ $$;
 --     SELECT * FROM taskd.cancel(ARRAY(SELECT job_id FROM taskd.find_key('sync_account', '[42]')));
 --
 -- The state is NULL if taskd no longer stores the job.
--- Called by: SQL clients, find_key.
+-- Called by: SQL clients, try_enqueue(), find_key.
 CREATE FUNCTION taskd.find_key(task text, unique_key text)
 RETURNS TABLE (job_id bigint, state text, key_scope text, held_until timestamptz, version bigint)
 LANGUAGE plpgsql STABLE

@@ -14,7 +14,7 @@ from taskd.core.jobs.job import JobState
 from taskd.errors import InvalidJob, KeyHeld
 from taskd.store import workers
 from taskd.store.connections.database import Lane
-from taskd.store.jobs import history
+from taskd.store.jobs import history, limits
 from tests.client.conftest import claim, end
 
 FORGET = "UPDATE taskd.job_history SET expires_at = now() - interval '1 s'"
@@ -381,3 +381,43 @@ async def test_a_change_of_an_argument_that_makes_the_key_is_refused(
     assert await client.change([own], update_args={"account": 43}) == {own: "changed"}
     keys = await sql.fetch("SELECT unique_key FROM taskd.job ORDER BY id")
     assert [row[0] for row in keys] == ["[42]", "own"]
+
+
+# Outcomes in place of errors.
+
+
+async def test_try_enqueue_tells_an_outcome_in_place_of_an_error(
+    client: Client, sql: Any, lane: Lane, registry: Any
+) -> None:
+    @task(queue="sync", registry=registry, unique=Unique(by=("n",), on_conflict="raise"))
+    async def keyed(n: int) -> None: ...
+
+    @task(queue="small", registry=registry)
+    async def plain() -> None: ...
+
+    await workers.publish(lane, "app", registry, ["sync", "small"])
+    await limits.limit_queue(lane, "small", max_depth=2, without=[])
+    first = await client.enqueue(keyed.job(1))
+    calls = (
+        """'keyed', '{"n": 2}'""",
+        """'keyed', '{"n": 1}'""",
+        "'plain'",
+        "'plain', run_at => now()",
+        "'plain'",
+        "'plain', unique_key => 'k'",
+        """'keyed', '{"n": 1}', no_key => true""",
+        """'keyed', '{"n": 1}', unique_key => '[1]', on_conflict => 'skip'""",
+        """'keyed', '{"n": 1}', unique_key => '[ 1.0 ]', on_conflict => 'raise'""",
+    )
+    async with sql.transaction():
+        rows = [await sql.fetchrow(f"SELECT * FROM taskd.try_enqueue({call})") for call in calls]
+    told = [tuple(row) for row in rows]
+    outcomes = [outcome for _, outcome in told]
+    assert outcomes == [
+        "enqueued", "held", "enqueued", "enqueued", "full", "full", "enqueued", "skipped", "held"
+    ]  # fmt: skip
+    assert told[1][0] == told[7][0] == told[8][0] == first
+    assert told[4][0] is None
+    assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 5
+    with pytest.raises(asyncpg.PostgresError, match='task "keyed" needs the argument "n"'):
+        await sql.fetch("SELECT * FROM taskd.try_enqueue('keyed')")
