@@ -2341,7 +2341,8 @@ BEGIN
         SELECT e.job_id, e.outcome INTO job_id, outcome
         FROM taskd.enqueue_unique(
             task, args, unique_key, queue, priority, run_at, delay_s, max_attempts, timeout_s, key_scope, for_s, on_conflict,
-            debounce_max_s, version, deadline, deadline_s, metadata => metadata
+            debounce_max_s, version, deadline, deadline_s, metadata => metadata,
+            newer_starts => coalesce(rule ->> 'newer_starts', 'at_once')
         ) AS e;
     END IF;
 EXCEPTION WHEN unique_violation OR configuration_limit_exceeded THEN
