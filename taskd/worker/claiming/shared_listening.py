@@ -3,8 +3,8 @@
 Each child inherits one end of a pair of sockets. Over it, the child sends one line with the names
 of its queues, and another line when they change. The parent answers with lines: `+` and a queue
 when it has begun to listen, also after each loss of its connection; `!` and a queue for a
-notification; `*` and a payload for a notification on the channel of all workers. As in PostgreSQL, a line is only a hint: a child that
-misses one finds the job when it polls.
+notification; `*` and a payload for a notification on the channel of all workers. As in PostgreSQL,
+a line is only a hint: a child that misses one finds the job when it polls.
 """
 
 from __future__ import annotations
