@@ -157,6 +157,24 @@ async def test_children_share_the_listen_connection_of_their_parent(family: Fami
     assert (await family.stop(parent, TERM))[0] == 0
 
 
+async def test_children_listen_to_a_queue_that_a_reload_adds_through_their_parent(
+    family: Family,
+) -> None:
+    settings = family.home / "taskd.toml"
+    settings.write_text('queues = ["default"]\n')
+    parent = await family.start(poll_s=60)
+    await family.wait_for("listener.connected", 1)
+    settings.write_text('queues = ["default", "other"]\n')
+    parent.send_signal(HUP)
+    await family.wait_for("queues.changed", 2)
+    await family.wait_for("listener.connected", 2)
+    # Only notifications find these jobs soon: the polls are a minute apart.
+    for n in range(1, 4):
+        await family.sql.execute("SELECT taskd.enqueue('sleeps', '{\"s\": 0}', queue => 'other')")
+        await family.settled(n)
+    assert (await family.stop(parent, TERM))[0] == 0
+
+
 async def test_a_killed_child_is_replaced_and_its_jobs_are_rescued(family: Family) -> None:
     parent = await family.start(concurrency=2)
     await family.enqueue("sleeps", 4, s=1)
