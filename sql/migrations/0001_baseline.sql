@@ -850,7 +850,7 @@ CREATE INDEX action_at ON taskd.action (at);
 -- never ends its transaction. If it is full, PostgreSQL refuses NOTIFY, which would roll back the caller's transaction;
 -- without a NOTIFY, polls find the jobs. PostgreSQL also refuses PREPARE TRANSACTION after a NOTIFY: a transaction for
 -- two-phase commit begins with SET LOCAL taskd.notify = 'off', and polls find its jobs.
--- Called by: 13 functions, 10 statements.
+-- Called by: 13 functions, 11 statements.
 CREATE FUNCTION taskd.notify(channel text, payload text) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
