@@ -182,7 +182,7 @@ class Keys(Limits):
             window.job = row.id
         return None
 
-    def _follow(self, before: Row, follower: Row, retry_due: bool | None) -> None:
+    def _follow(self, before: Row, follower: Row, retry_due: bool | None = None) -> None:
         """`retry_due`: whether the older job's retry would have been due; None: it has ended."""
         key = (before.task, before.key)
         born = [
