@@ -1223,7 +1223,7 @@ RETURN octet_length(queue) >= 1 AND octet_length(queue) <= 48
 -- SQL clients call it, because the error of a domain or a type names neither. An option that is NULL was not given.
 -- Called by: 8 functions, 0 statements.
 CREATE FUNCTION taskd.check_job_options(
-    queue text DEFAULT NULL, priority integer DEFAULT NULL, run_at timestamptz DEFAULT NULL, delay_s double precision DEFAULT NULL,
+    queue text DEFAULT NULL, run_at timestamptz DEFAULT NULL, delay_s double precision DEFAULT NULL,
     max_attempts integer DEFAULT NULL, timeout_s double precision DEFAULT NULL, deadline timestamptz DEFAULT NULL,
     deadline_s double precision DEFAULT NULL, metadata jsonb DEFAULT NULL
 ) RETURNS boolean
@@ -1233,7 +1233,6 @@ AS $$
 DECLARE
     wrong text := CASE
         WHEN NOT taskd.is_queue_name(queue) THEN 'queue must consist of 1 to 48 of the characters a-z 0-9 _ . -, and not only of dots'
-        WHEN priority NOT BETWEEN -32768 AND 32767 THEN 'priority must be a number from -32768 to 32767'
         WHEN run_at < '0002-01-01 00:00:00+00' OR run_at >= '9000-01-01 00:00:00+00' THEN 'run_at must be in the years 2 to 8999'
         WHEN delay_s NOT BETWEEN -315360000 AND 315360000 THEN 'delay_s must be a number of seconds, at most ten years'
         WHEN max_attempts NOT BETWEEN 1 AND 1000 THEN 'max_attempts must be a number from 1 to 1000'
@@ -1831,8 +1830,7 @@ BEGIN
     -- The usual case is one statement with few columns, because PostgreSQL prepares each statement, expression and check
     -- again in every transaction. `notified` is declared for plpgsql.extra_errors, which can require a variable for each
     -- column.
-    IF num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) = 0
-       AND priority BETWEEN -32768 AND 32767 THEN
+    IF num_nonnulls(run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata) = 0 THEN
         INSERT INTO taskd.job AS j (queue, task, args, priority)
         SELECT CASE WHEN coalesce(t.queue = queue, true) THEN t.queue ELSE taskd.checked_queue_name(queue) END,
                t.name, args, coalesce(priority, t.priority)
@@ -1844,7 +1842,7 @@ BEGIN
     END IF;
     IF job_id IS NULL THEN
         PERFORM taskd.check_job_options(
-            queue, coalesce(priority, 2147483647), run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata
+            queue, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata
         );
         PERFORM taskd.check_name('task', coalesce(task, ''), 200);
         job_id := taskd.enqueue_one(
@@ -2005,7 +2003,7 @@ AS $$
 <<vars>>
 DECLARE
     options_fit CONSTANT boolean := CASE WHEN checked THEN true ELSE
-        taskd.check_job_options(queue, priority, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata)
+        taskd.check_job_options(queue, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata)
         AND taskd.check_name('task', task, 200) AND taskd.check_name('unique_key', taskd.normal_key(unique_key), 200)
         AND taskd.check_name('limit_name', limit_name, 200) END;
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s), now());
@@ -3543,7 +3541,7 @@ DECLARE
     run_id bigint;
 BEGIN
     PERFORM taskd.check_job_options(
-        queue, coalesce(priority, 2147483647), run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata
+        queue, run_at, delay_s, max_attempts, timeout_s, deadline, deadline_s, metadata
     );
     PERFORM taskd.check_name('task', coalesce(task, ''), 200);
     PERFORM taskd.check_name('node', node, 100);
@@ -4185,7 +4183,7 @@ $$;
 -- Raise an error that names the option and its allowed values if an option of a schedule is wrong.
 -- Called by: set_schedule().
 CREATE FUNCTION taskd.check_schedule_options(
-    name text, every interval, timezone text, query text, queue text, priority integer, max_attempts integer,
+    name text, every interval, timezone text, query text, queue text, max_attempts integer,
     timeout_s double precision, catch_up text, catch_up_max integer, overlap text, jitter_s double precision,
     deadline_s double precision, ends_by_s double precision, starts_at timestamptz, next_at timestamptz
 ) RETURNS void
@@ -4205,7 +4203,6 @@ DECLARE
         WHEN starts_at < '0002-01-01 00:00:00+00' OR starts_at >= '9000-01-01 00:00:00+00' THEN 'starts_at must be in the years 2 to 8999'
         WHEN next_at < '0002-01-01 00:00:00+00' OR next_at >= '9000-01-01 00:00:00+00' THEN 'next_at must be in the years 2 to 8999'
         WHEN catch_up = 'all' AND overlap NOT IN ('allow', 'wait') THEN 'catch_up all needs overlap allow or wait'
-        WHEN priority IS NULL THEN 'priority must be a number from -32768 to 32767'
     END;
 BEGIN
     PERFORM taskd.check_name('name', coalesce(name, ''), 200);
@@ -4213,7 +4210,7 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION 'schedule "%": %', name, wrong USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    PERFORM taskd.check_job_options(queue, priority, max_attempts => max_attempts, timeout_s => timeout_s);
+    PERFORM taskd.check_job_options(queue, max_attempts => max_attempts, timeout_s => timeout_s);
 END
 $$;
 
@@ -4282,7 +4279,7 @@ DECLARE
 BEGIN
     no_key := coalesce(no_key, false);
     PERFORM taskd.check_schedule_options(
-        name, every, timezone, query, queue, priority, max_attempts, timeout_s, catch_up, catch_up_max, overlap, jitter_s, deadline_s,
+        name, every, timezone, query, queue, max_attempts, timeout_s, catch_up, catch_up_max, overlap, jitter_s, deadline_s,
         ends_by_s, starts_at, next_at
     );
     IF (every IS NULL) = (cron IS NULL) THEN
@@ -6187,7 +6184,7 @@ AS $$
 <<vars>>
 DECLARE
     options_fit CONSTANT boolean := taskd.check_job_options(
-        queue, priority, run_at, delay_s, max_attempts, timeout_s, nullif(deadline, 'infinity'), deadline_s
+        queue, run_at, delay_s, max_attempts, timeout_s, nullif(deadline, 'infinity'), deadline_s
     );
     due timestamptz := coalesce(run_at, now() + make_interval(secs => delay_s));
     ends_at timestamptz := coalesce(deadline, now() + make_interval(secs => deadline_s));

@@ -92,7 +92,6 @@ async def test_nonsense_is_refused_with_a_sentence_and_without_a_row(
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        ("enqueue('t', priority => 100000)", "priority must be a number from -32768 to 32767"),
         ("enqueue('t', max_attempts => 0)", "max_attempts must be a number from 1 to 1000"),
         ("enqueue('t', queue => 'A B')", "queue must consist of 1 to 48 of the characters"),
         ("set_schedule('s', 't', every => '1 h', overlap => 'x')", "overlap must be allow, skip"),
