@@ -104,10 +104,16 @@ GRANT EXECUTE ON FUNCTION
                           smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
                           text[], integer[], integer[], bigint[], text[])
     TO taskd_worker;
-GRANT EXECUTE ON FUNCTION taskd.start_at_stage(text, text, jsonb, jsonb) TO taskd_producer, taskd_admin;
+GRANT EXECUTE ON FUNCTION
+    taskd.start_at_stage(text, text, jsonb, jsonb),
+    taskd.start_keyed_run(text, jsonb, jsonb, text, integer, timestamptz, integer, double precision, timestamptz, jsonb, text, bigint,
+                          text, text, text, timestamptz)
+    TO taskd_producer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.restart_runs(bigint[], text, jsonb) TO taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.stage_place(jsonb, text) TO taskd_observer, taskd_admin;
-GRANT SELECT ON taskd.workflow TO taskd_worker, taskd_observer, taskd_admin;
+-- Not the unique keys of runs, which can be personal data.
+GRANT SELECT (id, created_at, check_at, stopped_at, name, kind, stages, version) ON taskd.workflow TO taskd_worker, taskd_observer;
+GRANT SELECT ON taskd.workflow TO taskd_admin;
 GRANT SELECT ON taskd.dependency, taskd.workflow_parts TO taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.unblocking TO taskd_worker, taskd_observer, taskd_admin;
 GRANT UPDATE (stopped_at) ON taskd.workflow TO taskd_admin;

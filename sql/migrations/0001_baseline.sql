@@ -655,8 +655,11 @@ CREATE TABLE taskd.workflow (
     stopped_at timestamptz,                 -- when it was cancelled: no further stage begins
     name taskd.workflow_name NOT NULL,
     kind text NOT NULL CONSTRAINT workflow_kind_is_known CHECK (kind IN ('workflow', 'pipeline')),
-    stages jsonb                            -- of a pipeline: the plan of this run, whatever is deployed meanwhile
+    stages jsonb,                           -- of a pipeline: the plan of this run, whatever is deployed meanwhile
+    unique_key text,                        -- of a run: at most one run of this name and key is live
+    version bigint                          -- and the version of the data that it works on; the newer version wins
 );
+CREATE INDEX workflow_key ON taskd.workflow (name, unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX workflow_check ON taskd.workflow (check_at);
 CREATE INDEX workflow_named ON taskd.workflow (name, id);
 
@@ -692,7 +695,7 @@ CREATE INDEX unblocking_at ON taskd.unblocking (at);
 CREATE INDEX unblocking_of ON taskd.unblocking (parent_id);
 
 -- Return the position of a stage in the plan of a pipeline, from 1; NULL if the plan has no such stage.
--- Called by: start_at_stage(), restart_run(), retry(), workflow_jobs_to_retry, find_runs, the schema.
+-- Called by: start_at_stage(), restart_run(), live_run(), retry(), workflow_jobs_to_retry, find_runs, the schema.
 CREATE FUNCTION taskd.stage_place(stages jsonb, stage text) RETURNS integer
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1601,7 +1604,9 @@ BEGIN
     priority := coalesce(priority, usual_priority, 100);
     -- Most tasks have no limit and are no pipelines, and this probe is cheaper than a SELECT INTO.
     IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND (t.limit_name IS NOT NULL OR t.stages IS NOT NULL)) THEN
-        IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND t.stages IS NOT NULL AND t.kind = 'pipeline') THEN
+        IF rule IS NULL AND EXISTS (
+            SELECT FROM taskd.task AS t WHERE t.name = task AND t.stages IS NOT NULL AND t.kind = 'pipeline'
+        ) THEN
             RETURN taskd.start_run(
                 task, args, queue, priority, due, max_attempts, timeout_s,
                 coalesce(deadline, now() + make_interval(secs => deadline_s)), metadata
@@ -1893,7 +1898,7 @@ AS $$
 $$;
 
 -- Return why a job has ended whose unique key a newer job has taken over.
--- Called by: keep_superseded(), ack_outcomes, rescue_jobs.
+-- Called by: keep_superseded(), start_keyed_run(), ack_outcomes, rescue_jobs.
 CREATE FUNCTION taskd.superseded_by(job_id bigint, version bigint) RETURNS text
 LANGUAGE sql IMMUTABLE
 RETURN 'superseded by ' || coalesce('version ' || taskd.version_text(version) || ' (job ' || job_id || ')', 'job ' || job_id);
@@ -2072,8 +2077,16 @@ BEGIN
         END IF;
     END IF;
     IF known.is_pipeline THEN
-        RAISE EXCEPTION '"%" is a pipeline, and a run of it has no unique key', task
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Start it with taskd.enqueue().';
+        IF key_scope <> 'live' OR for_s IS NOT NULL THEN
+            RAISE EXCEPTION 'a run of the pipeline "%" holds its key until it has ended: key_scope is live, without for_s', task
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        SELECT r.job_id, r.outcome INTO job_id, outcome
+        FROM taskd.start_keyed_run(
+            task, (SELECT t.stages FROM taskd.task AS t WHERE t.name = enqueue_unique.task), args, queue, priority, due, max_attempts,
+            timeout_s, ends_at, metadata, unique_key, version, on_conflict, newer_starts
+        ) AS r;
+        RETURN;
     END IF;
     -- What the task publishes holds for every producer; a limit of the client's applies only to a task without one.
     IF known.limit_name IS NOT NULL THEN
@@ -2541,6 +2554,9 @@ DECLARE
     due timestamptz := follower ->> 'run_at';
     new_id bigint;
 BEGIN
+    -- The newer run of a pipeline follows a job of the older one, which has no key itself.
+    task := coalesce(follower ->> 'pipeline', task);
+    unique_key := coalesce(follower ->> 'key', unique_key);
     UPDATE taskd.job_key AS k
     SET follower = NULL
     WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key AND k.follower = enqueue_follower.follower;
@@ -2551,6 +2567,16 @@ BEGIN
         retry_at := NULL;
     END IF;
     due := greatest(due, retry_at);
+    IF follower ? 'pipeline' THEN
+        new_id := (taskd.insert_run(follower || jsonb_build_object('run_at', due))).job_id;
+        UPDATE taskd.job AS j
+        SET state = 'scheduled', crashes = 1, isolated = enqueue_follower.isolated
+        WHERE j.id = new_id AND enqueue_follower.crashes > 0;
+        UPDATE taskd.job_key AS k
+        SET job_id = new_id
+        WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key;
+        RETURN new_id;
+    END IF;
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key, version,
         deadline, args_version, limit_name, limit_key, metadata, crashes, isolated
@@ -3712,7 +3738,7 @@ BEGIN
     IF step IS NULL THEN
         RETURN NULL;
     END IF;
-    SELECT j.workflow_id, j.schedule, j.tick, j.ends_by, w.login,
+    SELECT j.workflow_id, j.schedule, j.tick, j.ends_by, j.follower, w.login,
            (SELECT jsonb_object_agg(key, value) FROM jsonb_each(j.metadata) WHERE value IS DISTINCT FROM its.metadata -> key)
                AS metadata
     INTO parent
@@ -3726,6 +3752,10 @@ BEGIN
     THEN
         RAISE EXCEPTION 'job % cannot begin a stage: it has begun one, or no worker of % runs it; complete it with the login of its '
             'worker', parent_id, session_user USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    -- A newer run of the same key begins in place of the next stage.
+    IF parent.follower IS NOT NULL THEN
+        RETURN NULL;
     END IF;
     stage := taskd.plan_of_stage(parent.workflow_id, step #>> '{stage,name}');
     IF stage IS NULL THEN
@@ -3741,19 +3771,18 @@ $$;
 -- Called by: begin_stage_after(), enqueue_next_stage(), start_at_stage(), restart_run().
 CREATE FUNCTION taskd.insert_stage(
     workflow_id bigint, stage jsonb, args jsonb, parent_id bigint, metadata jsonb, schedule text, tick timestamptz,
-    ends_by timestamptz DEFAULT NULL
+    ends_by timestamptz DEFAULT NULL, due timestamptz DEFAULT now(), deadline timestamptz DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_variable
 DECLARE
-    due timestamptz := now();
     new_id bigint;
 BEGIN
     INSERT INTO taskd.job AS j (
         queue, task, args, priority, state, run_at, max_attempts, timeout_s, args_version, workflow_id, node,
-        limit_name, limit_key, metadata, schedule, tick, ends_by
+        limit_name, limit_key, metadata, schedule, tick, ends_by, deadline
     )
     SELECT stage ->> 'queue', stage ->> 'task', args, coalesce((stage ->> 'priority')::integer, t.priority, 100),
            taskd.state_when_due(t.limit_name, due), due,
@@ -3761,7 +3790,7 @@ BEGIN
            (stage ->> 'args_version')::smallint, workflow_id, stage ->> 'name', t.limit_name,
            CASE WHEN t.limit_name IS NOT NULL
                 THEN taskd.limit_key(taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact)) END,
-           coalesce(t.metadata || metadata, t.metadata, metadata), schedule, tick, ends_by
+           coalesce(t.metadata || metadata, t.metadata, metadata), schedule, tick, ends_by, deadline
     FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = stage ->> 'task'
     RETURNING j.id INTO new_id;
     IF parent_id IS NOT NULL THEN
@@ -3817,6 +3846,11 @@ DECLARE
     run_id bigint;
     fault text;
 BEGIN
+    IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = pipeline AND t.unique_rule IS NOT NULL AND stages IS NOT NULL) THEN
+        RAISE EXCEPTION 'runs of the pipeline "%" have a unique key, which the arguments of the first stage make', pipeline
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'Start the run with taskd.enqueue(), or start an ended run at the stage with taskd.restart_runs().';
+    END IF;
     IF stages IS NULL THEN
         RAISE EXCEPTION 'no worker has published a pipeline named "%"', pipeline
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Start a worker whose app declares the pipeline.';
@@ -3886,6 +3920,16 @@ BEGIN
     ) THEN
         detail := 'it has not ended: cancel it first';
         RETURN;
+    END IF;
+    IF run.unique_key IS NOT NULL THEN
+        IF NOT taskd.takes_run_key(run.name, run.unique_key, run.version, last.id, '{}') THEN
+            detail := coalesce(
+                (SELECT format('run %s has the same unique key, and is live', r.run_id)
+                 FROM taskd.live_run(run.name, run.unique_key) AS r WHERE r.run_id IS NOT NULL),
+                'a run with a newer version of its unique key has begun'
+            );
+            RETURN;
+        END IF;
     END IF;
     -- A run that was stopped after a stage was done goes on with the next one.
     place := coalesce(
@@ -3982,6 +4026,164 @@ BEGIN
 END
 $$;
 
+-- Insert a run of a pipeline and the job of its first stage. `spec`: its pipeline, stages, args, run_at, and optionally its key,
+-- version, deadline, metadata, and what replaces the options of the first stage.
+-- Called by: enqueue_follower(), start_keyed_run().
+CREATE FUNCTION taskd.insert_run(spec jsonb, schedule text DEFAULT NULL, tick timestamptz DEFAULT NULL, OUT run_id bigint, OUT job_id bigint)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+DECLARE
+    options jsonb := jsonb_strip_nulls(jsonb_build_object(
+        'queue', spec -> 'queue', 'max_attempts', spec -> 'max_attempts', 'timeout_s', spec -> 'timeout_s',
+        'priority', nullif((spec ->> 'priority')::integer, 100)
+    ));
+BEGIN
+    INSERT INTO taskd.workflow AS w (name, kind, stages, unique_key, version)
+    VALUES (spec ->> 'pipeline', 'pipeline', spec -> 'stages', spec ->> 'key', (spec ->> 'version')::bigint)
+    RETURNING w.id INTO run_id;
+    job_id := taskd.insert_stage(
+        run_id, (spec #> '{stages,0}') || options, spec -> 'args', NULL, nullif(spec -> 'metadata', 'null'), schedule, tick,
+        due => greatest((spec ->> 'run_at')::timestamptz, now()), deadline => (spec ->> 'deadline')::timestamptz
+    );
+END
+$$;
+
+-- Start a run of a pipeline that has a unique key, or find the live run of the key. Return the run, its job, and what happened:
+-- `enqueued`, `skipped`, `replaced`, `follows` or `ignored`, as for jobs (see enqueue_unique()).
+--
+-- A run is live from its start until its last stage has ended. Without a version, a second run is skipped, unless on_conflict is
+-- `latest`: then it counts as newer. With a version, a run that is not newer than the last one of its key is ignored. A newer run replaces a live one whose job waits; if the job runs, the
+-- newer run follows when the attempt has ended, whatever its outcome, and no further stage of the older run begins. The row of the
+-- key is locked after the job, and decides which of two runs is the first.
+-- Called by: enqueue_unique(), start_keyed_run.
+CREATE FUNCTION taskd.start_keyed_run(
+    pipeline text, stages jsonb, args jsonb, queue text, priority integer, run_at timestamptz, max_attempts integer,
+    timeout_s double precision, deadline timestamptz, metadata jsonb, unique_key text, version bigint, on_conflict text,
+    newer_starts text DEFAULT 'at_once', schedule text DEFAULT NULL, tick timestamptz DEFAULT NULL,
+    OUT run_id bigint, OUT job_id bigint, OUT outcome text
+)
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    key_fits taskd.unique_key := unique_key;
+    spec jsonb := jsonb_build_object(
+        'pipeline', pipeline, 'key', unique_key, 'stages', stages, 'args', args, 'queue', queue, 'priority', priority,
+        'run_at', coalesce(run_at, now()), 'max_attempts', max_attempts, 'timeout_s', timeout_s, 'deadline', deadline,
+        'metadata', metadata, 'version', version, 'newer_starts', newer_starts
+    );
+    kept_until timestamptz := now() + CASE WHEN version IS NULL THEN interval '0' ELSE interval '30 days' END;
+    wins boolean := version IS NOT NULL OR on_conflict = 'latest';
+    holder record;
+BEGIN
+    IF coalesce(on_conflict, '') NOT IN ('skip', 'raise', 'latest') THEN
+        RAISE EXCEPTION 'on_conflict of a run of the pipeline "%" is skip, raise or latest; with a version, the newer run wins', pipeline
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    LOOP
+        SELECT * INTO holder FROM taskd.live_run(pipeline, unique_key);
+        IF holder.job_id IS NOT NULL THEN
+            run_id := holder.run_id;
+            job_id := holder.job_id;
+            IF NOT wins AND on_conflict = 'raise' THEN
+                RAISE EXCEPTION 'run % of the pipeline "%" holds the unique key "%"', run_id, pipeline, unique_key
+                    USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key';
+            END IF;
+            IF NOT wins OR holder.newest >= version THEN
+                outcome := CASE WHEN NOT wins THEN 'skipped' ELSE 'ignored' END;
+                RETURN;
+            END IF;
+            PERFORM FROM taskd.job AS j WHERE j.id = holder.job_id FOR UPDATE;
+            SELECT * INTO holder FROM taskd.live_run(pipeline, unique_key);
+            CONTINUE WHEN holder.job_id IS DISTINCT FROM job_id OR holder.newest >= version;
+            INSERT INTO taskd.job_key AS k (task, unique_key, job_id, version, until, follower)
+            VALUES (pipeline, unique_key, job_id, version, kept_until, CASE WHEN holder.state = 'running' THEN spec END)
+            ON CONFLICT ON CONSTRAINT job_key_pkey DO UPDATE
+            SET version = coalesce(excluded.version, k.version), until = greatest(excluded.until, k.until), follower = excluded.follower;
+            IF holder.state = 'running' THEN
+                UPDATE taskd.job AS j SET follower = spec WHERE j.id = job_id;
+                outcome := 'follows';
+                RETURN;
+            END IF;
+            SELECT r.run_id, r.job_id INTO run_id, job_id FROM taskd.insert_run(spec, schedule, tick) AS r;
+            PERFORM taskd.cancel(ARRAY[holder.job_id], taskd.superseded_by(job_id, version));
+            UPDATE taskd.job_key AS k SET job_id = job_id WHERE k.task = pipeline AND k.unique_key = unique_key;
+            outcome := 'replaced';
+            RETURN;
+        END IF;
+        SELECT k.job_id INTO job_id
+        FROM taskd.job_key AS k
+        WHERE k.task = pipeline AND k.unique_key = unique_key AND k.version >= version AND k.until > clock_timestamp();
+        IF FOUND THEN
+            outcome := 'ignored';
+            RETURN;
+        END IF;
+        BEGIN
+            INSERT INTO taskd.job_key AS k (task, unique_key, job_id, version, until)
+            VALUES (pipeline, unique_key, 0, version, kept_until)
+            ON CONFLICT ON CONSTRAINT job_key_pkey DO UPDATE
+            SET version = coalesce(excluded.version, k.version), until = greatest(excluded.until, k.until), follower = NULL;
+            IF EXISTS (SELECT FROM taskd.live_run(pipeline, unique_key) AS r WHERE r.job_id IS NOT NULL) THEN
+                RAISE EXCEPTION 'another run has begun' USING ERRCODE = 'TD001';
+            END IF;
+            PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
+            FROM taskd.queue AS q
+            WHERE q.name = coalesce(queue, stages #>> '{0,queue}') AND q.max_depth IS NOT NULL AND coalesce(run_at, now()) <= now();
+            SELECT r.run_id, r.job_id INTO run_id, job_id FROM taskd.insert_run(spec, schedule, tick) AS r;
+            UPDATE taskd.job_key AS k SET job_id = job_id WHERE k.task = pipeline AND k.unique_key = unique_key;
+            outcome := 'enqueued';
+            RETURN;
+        EXCEPTION WHEN SQLSTATE 'TD001' THEN
+            NULL;  -- the block has released the key: look for the run again
+        END;
+    END LOOP;
+END
+$$;
+
+-- Lock the key of a run, and return whether the run can be live again: no other run of the key is live, will be live again together
+-- with it, or has a newer version. `job_id`: the job with which it would go on; `ids`: all that are retried.
+-- Called by: restart_run(), retry().
+CREATE FUNCTION taskd.takes_run_key(pipeline text, run_key text, version bigint, job_id bigint, ids bigint[]) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_variable
+BEGIN
+    INSERT INTO taskd.job_key AS k (task, unique_key, job_id, version, until) VALUES (pipeline, run_key, job_id, version, now())
+    ON CONFLICT ON CONSTRAINT job_key_pkey DO UPDATE SET until = k.until;
+    RETURN NOT EXISTS (SELECT FROM taskd.live_run(pipeline, run_key) AS r WHERE r.run_id IS NOT NULL)
+        AND NOT EXISTS (
+            SELECT FROM taskd.job_key AS k
+            WHERE k.task = pipeline AND k.unique_key = run_key AND k.version > version
+        )
+        AND NOT EXISTS (
+            SELECT FROM taskd.workflow AS w JOIN taskd.job_history AS h ON h.workflow_id = w.id
+            WHERE w.name = pipeline AND w.unique_key = run_key AND h.id > job_id AND h.id = ANY (ids)
+        );
+END
+$$;
+
+-- Return the live run of a key, its job, the state of this job, and the newest version that is known; NULLs if no run is live.
+-- Called by: restart_run(), start_keyed_run(), takes_run_key().
+CREATE FUNCTION taskd.live_run(
+    pipeline text, run_key text, OUT run_id bigint, OUT job_id bigint, OUT state text, OUT newest bigint
+)
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+    SELECT w.id, j.id, j.state::text, greatest(w.version, (j.follower ->> 'version')::bigint)
+    FROM taskd.workflow AS w JOIN taskd.job AS j ON j.workflow_id = w.id
+    WHERE w.name = pipeline AND w.unique_key = run_key AND taskd.stage_place(w.stages, j.node) IS NOT NULL
+    ORDER BY j.id DESC
+    LIMIT 1
+$$;
+
 -- Publish the pipelines that an app declares, an array of objects; they overwrite pipelines of the same names. Return the name and
 -- the app of each task and pipeline of another app that has the name and other arguments, and is not overwritten. A run enqueues
 -- jobs of all tasks of its stages, so a worker that is not allowed to enqueue publishes only pipelines of tasks that its own login
@@ -4001,7 +4203,7 @@ BEGIN
         SELECT *
         FROM jsonb_to_recordset(pipelines) AS p (
             name text, signature text, queue text, priority integer, max_attempts smallint, timeout_s double precision, args_schema jsonb,
-            args_version smallint, redact text[], stages jsonb
+            args_version smallint, redact text[], unique_rule jsonb, stages jsonb
         )
         ORDER BY p.name
     LOOP
@@ -4010,16 +4212,18 @@ BEGIN
             ARRAY(SELECT DISTINCT stage ->> 'task' FROM jsonb_array_elements(made.stages) AS stage)
         );
         INSERT INTO taskd.task AS task (
-            app, module, code, name, signature, queue, priority, max_attempts, timeout_s, args_schema, kind, args_version, redact, stages
+            app, module, code, name, signature, queue, priority, max_attempts, timeout_s, args_schema, kind, args_version, redact, stages,
+            unique_rule
         ) VALUES (
             publish_pipelines.app, publish_pipelines.module, publish_pipelines.code, made.name, made.signature, made.queue,
-            coalesce(made.priority, 100), made.max_attempts, made.timeout_s, made.args_schema, 'pipeline', made.args_version, made.redact, made.stages
+            coalesce(made.priority, 100), made.max_attempts, made.timeout_s, made.args_schema, 'pipeline', made.args_version, made.redact, made.stages,
+            nullif(made.unique_rule, 'null')
         )
         ON CONFLICT (name) DO UPDATE
         SET app = excluded.app, module = excluded.module, code = excluded.code, signature = excluded.signature, queue = excluded.queue,
             priority = excluded.priority, max_attempts = excluded.max_attempts, timeout_s = excluded.timeout_s,
             args_schema = excluded.args_schema, kind = excluded.kind, args_version = excluded.args_version, redact = excluded.redact, stages = excluded.stages,
-            alias_of = NULL, unique_rule = NULL, limit_name = NULL, limit_by = NULL, limit_defaults = NULL,
+            alias_of = NULL, unique_rule = excluded.unique_rule, limit_name = NULL, limit_by = NULL, limit_defaults = NULL,
             max_crashes = NULL, metadata = NULL, built_in = false, published_at = clock_timestamp(),
             contested_by = CASE WHEN task.signature = excluded.signature AND task.contested_by <> excluded.app
                                 THEN task.contested_by END
@@ -4530,7 +4734,7 @@ BEGIN
         WHERE j.id = new.id;
         RETURN ids;
     END IF;
-    IF NOT def.no_key AND NOT is_pipeline THEN
+    IF NOT def.no_key THEN
         rule := coalesce(def.unique_rule || jsonb_build_object('redact', coalesce(known.redact, '{}')), known.unique_rule);
     END IF;
     WITH wanted AS MATERIALIZED (
@@ -4581,7 +4785,7 @@ BEGIN
                    ends_by
                ) AS id
         FROM wanted
-        WHERE is_pipeline
+        WHERE is_pipeline AND rule IS NULL
     ), made AS (
         SELECT id, NULL::timestamptz AS ends_by FROM inserted UNION ALL SELECT id, NULL FROM started UNION ALL SELECT id, ends_by FROM keyed
     )
@@ -5670,7 +5874,7 @@ $$;
 -- The worker of a running job cancels its handler within seconds of the commit. Jobs of a workflow that need a cancelled job
 -- are cancelled with it. states: cancel only jobs that are in one of these states when they are locked. The jobs stay locked
 -- until the caller commits. The function runs with the owner's rights, because no other user is allowed to end jobs.
--- Called by: SQL clients, apply_overlap(), cancel_jobs.
+-- Called by: SQL clients, start_keyed_run(), apply_overlap(), cancel_jobs.
 CREATE FUNCTION taskd.cancel(
     ids bigint[],
     reason text DEFAULT NULL,
@@ -5857,12 +6061,13 @@ BEGIN
                 SELECT past.id
                 FROM past
                 LEFT JOIN LATERAL (
-                    SELECT w.id, w.stages FROM taskd.workflow AS w WHERE w.id = past.workflow_id AND w.stages IS NOT NULL OFFSET 0
+                    SELECT w.id, w.stages, w.name, w.unique_key, w.version
+                    FROM taskd.workflow AS w WHERE w.id = past.workflow_id AND w.stages IS NOT NULL OFFSET 0
                 ) AS run ON true
                 WHERE run.id IS NULL OR NOT EXISTS (
                     SELECT FROM taskd.jobs AS later
                     WHERE later.workflow_id = run.id AND later.id > past.id AND taskd.stage_place(run.stages, later.node) IS NOT NULL
-                )
+                ) AND (run.unique_key IS NULL OR taskd.takes_run_key(run.name, run.unique_key, run.version, past.id, retried))
             );
             -- First by id: otherwise PostgreSQL 16 read whole workflows, before the history was analysed.
             parents := ARRAY(

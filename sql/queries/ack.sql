@@ -130,7 +130,7 @@ WITH held AS MATERIALIZED (
                     THEN taskd.next_stage(job.workflow_id, job.node, ack.result::jsonb, ack.next::jsonb, ack.reason) END AS step
     ) AS stage
     CROSS JOIN LATERAL (
-        SELECT job.follower IS NOT NULL AND job.workflow_id IS NULL AND job.cancel_reason IS NULL
+        SELECT job.follower IS NOT NULL AND (job.workflow_id IS NULL OR job.follower ? 'pipeline') AND job.cancel_reason IS NULL
                AND ack.state IN ('scheduled', 'queued') AS superseded
     ) AS again
 ), moved AS MATERIALIZED (

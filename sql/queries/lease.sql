@@ -303,7 +303,7 @@ WITH RECURSIVE owner AS (
                 WHEN bound.max_crashes IS NULL AND blame.charged
                      AND (blame.crashes >= $3 OR blame.crashes >= $2 AND job.isolated AND blame.alone)
                 THEN 'failed'
-                WHEN job.follower IS NOT NULL AND job.workflow_id IS NULL THEN 'superseded'
+                WHEN job.follower IS NOT NULL AND (job.workflow_id IS NULL OR job.follower ? 'pipeline') THEN 'superseded'
                 ELSE 'scheduled' END AS state,
            CASE WHEN NOT blame.crashed THEN job.run_at
                 WHEN blame.crashes > 2 THEN clock_timestamp() + make_interval(secs => least(600, 5 * 2 ^ (blame.crashes - 1)))

@@ -17,11 +17,12 @@ from taskd.client.client import Client
 from taskd.client.default import default_client
 from taskd.client.enqueueing import BuiltIns, completed
 from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.unique import Unique
 from taskd.core.tasks import registry as registries
 from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import PipelinePlan, Registry
 from taskd.core.tasks.task import Task
-from taskd.core.workflows.stages import Stage, check_stages
+from taskd.core.workflows.stages import Stage, check_stages, key_of_run
 from taskd.core.workflows.workflow import (
     Node,
     OnFailed,
@@ -44,10 +45,16 @@ class Started:
     Attributes:
         id: the id of the workflow.
         jobs: maps the name of each node to the id of its job, which `client.result()` accepts.
+        outcome: `enqueued`. For a run of a pipeline with a unique key also `skipped`, `replaced`,
+            `follows` or `ignored`, as for jobs; then `id` and `jobs` can be those of another run.
     """
 
     id: int
     jobs: dict[str, int]
+    outcome: str = "enqueued"
+
+
+Writing = Callable[[Fetches, BuiltIns], Coroutine[Any, Any, Started]]
 
 
 class Startable:
@@ -73,6 +80,20 @@ def _writing(plan: Plan) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, St
         workflow_id, *ids = await traces.traced(partial(stored.start, on, plan), jobs)
         names = [node.name for node in plan.nodes]
         return Started(workflow_id, dict(zip(names, ids, strict=True)))
+
+    return write
+
+
+def _keyed(
+    plan: Plan, unique: Unique
+) -> Callable[[Fetches, BuiltIns], Coroutine[Any, Any, Started]]:
+    async def write(on: Fetches, built_ins: BuiltIns) -> Started:
+        [node] = plan.nodes
+        jobs = await completed(on, [node.job], built_ins)
+        run_id, job_id, outcome = await traces.traced(
+            partial(stored.start_keyed_run, on, plan, unique), jobs
+        )
+        return Started(run_id or 0, {node.name: job_id}, outcome)
 
     return write
 
@@ -251,6 +272,7 @@ def stage(
     priority: int | None = None,
     max_attempts: int | None = None,
     timeout_s: float | None = None,
+    no_key: bool = False,
 ) -> tuple[Stage, Task[..., Any]]:
     """Make a stage of a pipeline.
 
@@ -258,6 +280,7 @@ def stage(
         name: the name of the stage. A handler that returns `Next(name)` chooses this stage.
         task: the task whose handler the stage runs.
         queue, priority, max_attempts, timeout_s: replace the options of the task.
+        no_key: the unique key that the task declares does not apply to the stage.
 
     Raises:
         InvalidWorkflow: the name is not valid.
@@ -284,6 +307,7 @@ def stage(
         max_attempts,
         timeout_s,
         task.versions.stored,
+        no_key,
     )
     return made, task
 
@@ -291,12 +315,21 @@ def stage(
 class Pipeline(Startable):
     """Named stages, each of which gets the result of the previous stage as arguments."""
 
-    def __init__(self, name: str, stages: Sequence[tuple[Stage, Task[..., Any]]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        stages: Sequence[tuple[Stage, Task[..., Any]]],
+        unique: Unique | None = None,
+    ) -> None:
         self.name = check_name(name)
         self.stages = tuple(made for made, _ in stages)
         check_stages(name, self.stages, [_returns(task) for _, task in stages])
         self._tasks = [task for _, task in stages]
         self.queue = self.stages[0].queue
+        declared = [task.unique for task in self._tasks]
+        self._rule = key_of_run(name, self.stages, declared, unique)
+        if self._rule is not None:
+            self._tasks[0].check_key(self._rule)
 
     def job(self, *args: Any, **kwargs: Any) -> NewJob:
         """Return a run as a value, for schedule() and Client.enqueue(); it starts by its name.
@@ -322,6 +355,7 @@ class Pipeline(Startable):
             first.priority,
             first.max_attempts or task.max_attempts,
             first.timeout_s or task.timeout_s,
+            None if self._rule is None else task.rule_of(self._rule),
             self._stages_text(),
         )
 
@@ -348,7 +382,8 @@ class Pipeline(Startable):
             InvalidWorkflow: the pipeline has no such stage.
             As Client.enqueue().
         """
-        return await self._write(self._run(stage, args, kwargs), client, conn)
+        plan, writing = self._writing(stage, args, kwargs)
+        return await (client or default_client()).using(writing(plan), conn)
 
     def start_sync(
         self,
@@ -359,7 +394,23 @@ class Pipeline(Startable):
         **kwargs: Any,
     ) -> Started:
         """Start like start(), for code without an event loop; `conn` is a blocking connection."""
-        return self._write_sync(self._run(stage, args, kwargs), client, conn)
+        plan, writing = self._writing(stage, args, kwargs)
+        return (client or default_client()).using_sync(writing(plan), conn)
+
+    def _writing(
+        self, stage: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plan, Callable[[Plan], Writing]]:
+        plan = self._run(stage, args, kwargs)
+        if self._rule is None:
+            return plan, _writing
+        if stage not in (None, self.stages[0].name):
+            raise InvalidWorkflow(
+                f"pipeline {self.name}: its runs have a unique key, which the arguments of the "
+                f"first stage make: start the run there, or start an ended run at {stage!r} with "
+                "client.restart_runs()"
+            )
+        unique = self._tasks[0].keyed(self._rule, plan.nodes[0].job.args)
+        return plan, partial(_keyed, unique=unique)
 
     def _run(self, stage: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         names = [each.name for each in self.stages]
@@ -393,6 +444,7 @@ class Pipeline(Startable):
 def pipeline(
     name: str,
     *stages: tuple[Stage, Task[..., Any]],
+    unique: Unique | None = None,
     registry: Registry | None = registries.DEFAULT,
 ) -> Pipeline:
     """Make a pipeline of named stages, in which the result of a stage is passed to the next one.
@@ -409,15 +461,19 @@ def pipeline(
     Args:
         name: name of each run; no task of the app has this name.
         stages: made by stage(), in their order.
+        unique: the unique key of a run, which the arguments of the first stage make; by default the
+            key that the task of the first stage declares. At most one run of a key is live. With a
+            version, the newest run wins: no further stage of an older run begins.
         registry: where the pipeline is declared. With None, workers do not publish it, and only
             code that has the returned object starts runs.
 
     Raises:
-        InvalidWorkflow: there is no stage, two stages have the same name, or a stage returns a type
-            that the next stage cannot take.
+        InvalidWorkflow: there is no stage, two stages have the same name, a stage returns a type
+            that the next stage cannot take, or a unique key would have no effect.
+        TypeError: the unique key uses an argument that the first stage does not have.
         ValueError: a task or another pipeline of the registry has the name.
     """
-    made = Pipeline(name, stages)
+    made = Pipeline(name, stages, unique)
     if registry is not None:
         registry.add_pipeline(made.plan(), sys._getframe(1))  # noqa: SLF001 - documented by Python
     return made

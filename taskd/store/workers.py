@@ -407,6 +407,7 @@ def _pipeline_row(plan: PipelinePlan) -> dict[str, Any]:
         "args_schema": msgspec.Raw(first.args_schema.encode()),
         "args_version": first.versions.args_version,
         "redact": first.redact,
+        "unique_rule": msgspec.Raw((plan.unique_rule or "null").encode()),
         "stages": msgspec.Raw(plan.stages.encode()),
     }
 

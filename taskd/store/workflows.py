@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from taskd.core.jobs.job import Job, NewJob
-from taskd.core.jobs.unique import Enqueued
+from taskd.core.jobs.unique import Enqueued, Unique
 from taskd.core.workflows.stages import STAGES_MAX
 from taskd.core.workflows.tree import parents_first
 from taskd.core.workflows.workflow import Plan
 from taskd.store.acting import actor
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.statements import Fetches
-from taskd.store.jobs.jobs import enqueue_args
+from taskd.store.jobs.jobs import enqueue_args, metadata_text
 
 Row = dict[str, Any]
 
@@ -187,6 +187,38 @@ async def restart(
     """
     rows = await on.fetch("restart_runs", list(ids), stage, args)
     return {row[0]: Restarted(row[2], row[3]) for row in rows}
+
+
+async def start_keyed_run(
+    on: Fetches, plan: Plan, unique: Unique, jobs: Sequence[NewJob]
+) -> tuple[int | None, Enqueued, str]:
+    """Start a run of a pipeline with a unique key; return the run, its job, and what happened.
+
+    Args:
+        plan: of one job, that of the first stage.
+        unique: a key, without `by`.
+
+    Raises:
+        KeyHeld: a run of the key is live, and on_conflict is `raise`; nothing was written.
+        QueueFull: the queue has no room for the job; nothing was written.
+    """
+    [job] = jobs
+    with refusals():
+        rows = await on.fetch(
+            "start_keyed_run",
+            plan.name,
+            plan.stages,
+            job.args,
+            job.queue,
+            job.priority,
+            unique.key,
+            unique.version,
+            str(unique.on_conflict),
+            str(unique.newer_starts),
+            metadata_text(job),
+        )
+    run_id, job_id, outcome = rows[0]
+    return run_id, Enqueued.instead(job_id, outcome), outcome
 
 
 async def start_at_stage(

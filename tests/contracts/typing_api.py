@@ -147,6 +147,9 @@ async def workflows(tx: object) -> None:
     assert_type((await chain(plain.job("ada"), name="mails").start(conn=tx)).id, int)
     line = pipeline("line", stage("first", plain), stage("second", plain, priority=5))
     pipeline("line", plain)  # refused
+    keyed = stage("first", plain, no_key=True)
+    pipeline("line", keyed, unique=Unique(by=("to",), version_by="copies"))
+    pipeline("line", keyed, unique="to")  # refused
     assert_type((await line.start("ada", conn=tx)).jobs, dict[str, int])
     assert_type(line.job("ada"), NewJob)
     schedule("hourly", line.job("ada"), every("1h"))

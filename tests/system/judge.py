@@ -23,7 +23,8 @@ worker |
 | I11 | a ledger without exactly one entry per `done` |
 | I12 | leftovers: sessions, open transactions, advisory locks |
 | I13 | a key of two live jobs, or of a second job while it stays held; a version that was lost, or
-started after a newer one, or waits although a newer one follows it; a job superseded by none |
+started after a newer one, or waits although a newer one follows it; a job superseded by none; two
+live runs of a pipeline with one key |
 | I14 | a job of a workflow that started, was cancelled or still waits against its dependencies; one
 that was added twice, by an attempt that had ended, or for which nothing waits |
 | I15 | a crash that was charged to a bystander, or not to its suspect; an innocent job that failed

@@ -692,6 +692,22 @@ CREATE VIEW judge.breach AS
            WHERE w.task = n.task AND w.unique_key = n.unique_key AND w.version >= n.version
        )
     UNION ALL
+    -- A run that is replaced ends in the transaction in which the newer one begins.
+    SELECT 'I13', 'two runs', job.id, format('run %s began while run %s of the same key was live', later.id, earlier.id), false
+    FROM taskd.workflow AS later
+    JOIN taskd.workflow AS earlier
+      ON earlier.name = later.name AND earlier.unique_key = later.unique_key AND earlier.id < later.id
+    CROSS JOIN LATERAL (
+        SELECT e.seq, e.txid FROM judge.event AS e JOIN taskd.jobs AS j ON j.id = e.job
+        WHERE j.workflow_id = later.id AND e.kind = 'born' ORDER BY e.seq LIMIT 1
+    ) AS birth
+    JOIN taskd.jobs AS job ON job.workflow_id = earlier.id
+    CROSS JOIN LATERAL (
+        SELECT s.new_state FROM judge.step AS s WHERE s.job = job.id AND s.seq < birth.seq ORDER BY s.seq DESC LIMIT 1
+    ) AS was
+    WHERE was.new_state IN ('blocked', 'scheduled', 'queued', 'running')
+      AND NOT EXISTS (SELECT FROM judge.event AS e WHERE e.job = job.id AND e.txid = birth.txid AND e.kind IN ('gone', 'kept'))
+    UNION ALL
     SELECT 'I14', 'began early', claim.job, format('claimed before job %s had ended, on_failed %s', d.parent_id, d.on_failed), false
     FROM judge.claim AS claim JOIN taskd.dependency AS d ON d.job_id = claim.job AND d.on_failed IS NOT NULL
     WHERE NOT EXISTS (

@@ -383,6 +383,18 @@ async def member_that_waits_for_nobody(stage: Scene) -> None:
     await stage.sql("UPDATE taskd.dependency SET counted = true")
 
 
+RUN = """
+SELECT taskd.insert_run(jsonb_build_object(
+    'pipeline', 'line', 'key', 'k', 'args', '{}'::jsonb, 'run_at', now(),
+    'stages', '[{"name": "a", "task": "work", "queue": "q"}]'::jsonb))
+"""
+
+
+async def run_beside_a_live_one(stage: Scene) -> None:
+    await stage.sql(RUN)
+    await stage.sql(RUN)
+
+
 ADDED = """
 WITH job AS (
     INSERT INTO taskd.job (queue, task, workflow_id, node)
@@ -494,6 +506,7 @@ BREACHES = [
     (job_superseded_by_none, "I13", "superseded in vain"),
     (version_without_a_job, "I13", "lost version"),
     (version_that_no_handler_saw, "I13", "lost version"),
+    (run_beside_a_live_one, "I13", "two runs"),
     (member_that_began_early, "I14", "began early"),
     (member_cancelled_for_nothing, "I14", "cancelled"),
     (member_that_waits_for_what_is_done, "I14", "held up"),

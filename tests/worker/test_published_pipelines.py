@@ -110,8 +110,9 @@ async def test_arguments_are_checked_before_a_run_exists(desk: Desk) -> None:
             await client.enqueue_named("ingest", {"uri": "a"})
         with pytest.raises(UnknownTask, match="Did you mean 'ingest'"):
             await client.enqueue_named("inges", {"url": "a"})
-        with pytest.raises(EnqueueError, match="a run of it has no unique key"):
-            await client.enqueue_named("ingest", {"url": "a"}, unique=Unique("k"))
+        waiting = Unique("k", scope="waiting")
+        with pytest.raises(EnqueueError, match="key_scope is live"):
+            await client.enqueue_named("ingest", {"url": "a"}, unique=waiting)
     with pytest.raises(
         asyncpg.InvalidParameterValueError, match='"ingest" needs the argument "url"'
     ):

@@ -29,6 +29,7 @@ class PipelinePlan(NamedTuple):
     Attributes:
         first: the task of the first stage; the arguments of a run are those of this task.
         queue, priority, max_attempts, timeout_s: those of the first stage.
+        unique_rule: how a run gets its unique key, as JSON text; None without a key.
         stages: JSON text of all stages.
     """
 
@@ -38,6 +39,7 @@ class PipelinePlan(NamedTuple):
     priority: int
     max_attempts: int
     timeout_s: float | None
+    unique_rule: str | None
     stages: str
 
 

@@ -365,6 +365,19 @@ class Task(Generic[P, R]):
             return None
         return self.unique.of(args, self.unique_defaults, self.redact)
 
+    def check_key(self, unique: Unique) -> None:
+        """Check that the arguments of the task can make this key.
+
+        Raises:
+            TypeError: the key uses an argument that the task does not have, or the version is one
+                that the task redacts.
+        """
+        _check_unique(self.name, unique, self._fields, self.redact)
+
+    def rule_of(self, unique: Unique) -> str:
+        """Return the JSON text with which producers that do not import the task make this key."""
+        return unique.rule(defaults_of(self.args_type, unique.arguments), self.redact)
+
     def keyed(self, unique: Unique, args: str) -> Unique:
         """Return a copy of `unique` with the key that these arguments and their defaults make.
 

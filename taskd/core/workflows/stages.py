@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from taskd.core.jobs.unique import KeyScope, OnConflict, Unique
 from taskd.errors import InvalidWorkflow
 
 STAGES_MAX = 100
@@ -25,6 +26,7 @@ class Stage(msgspec.Struct, frozen=True):
             the only accepted parameter. None if the stage has neither.
         required: the required arguments.
         accepted: all accepted arguments.
+        no_key: the unique key that the task declares does not apply to the stage.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Stage(msgspec.Struct, frozen=True):
     max_attempts: int | None = None
     timeout_s: float | None = None
     args_version: int | None = None
+    no_key: bool = False
 
 
 def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> None:
@@ -65,6 +68,41 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
                 f"returns {getattr(kind, '__name__', kind)}. Return a dict of the arguments of "
                 f"{after.name!r}, or let {after.name!r} take one argument."
             )
+
+
+def key_of_run(
+    name: str, stages: Sequence[Stage], declared: Sequence[Unique | None], own: Unique | None
+) -> Unique | None:
+    """Return the rule for the unique key of a run: that of the pipeline, or of its first stage.
+
+    Args:
+        declared: the unique key that the task of each stage declares, or None.
+        own: the unique key of the pipeline, or None.
+
+    Raises:
+        InvalidWorkflow: a key that a task declares would have no effect, or a rule does not fit a
+            run: only `live` as scope, and `skip`, `raise`, `latest` or a version.
+    """
+    for place, (each, unique) in enumerate(zip(stages, declared, strict=True)):
+        if unique is not None and not each.no_key and (place > 0 or own is not None):
+            why = "the pipeline has a key" if place == 0 else "only the first stage makes the key"
+            raise InvalidWorkflow(
+                f"pipeline {name}: the task {each.task!r} of the stage {each.name!r} has a unique "
+                f"key, which would have no effect: {why}. Give stage(..., no_key=True)."
+            )
+    rule = own or (None if stages[0].no_key else declared[0])
+    if rule is not None and (
+        rule.scope != KeyScope.LIVE
+        or rule.for_s is not None
+        or rule.on_conflict not in (OnConflict.SKIP, OnConflict.RAISE, OnConflict.LATEST)
+    ):
+        raise InvalidWorkflow(
+            f"pipeline {name}: the key of a run has the scope 'live', no for_s, and on_conflict "
+            "'skip', 'raise' or 'latest', or a version: the newer run wins. Give "
+            "pipeline(..., unique=...) such a rule, and stage(..., no_key=True) if the task of the "
+            "first stage has another."
+        )
+    return rule
 
 
 def _is_plain(kind: Any) -> bool:
