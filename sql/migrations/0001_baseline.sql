@@ -3768,7 +3768,7 @@ END
 $$;
 
 -- Enqueue the job of a stage of a run; return its id. `parent_id`: the job whose result it gets, or NULL.
--- Called by: begin_stage_after(), enqueue_next_stage(), start_at_stage(), restart_run().
+-- Called by: begin_stage_after(), enqueue_next_stage(), start_at_stage(), restart_run(), insert_run().
 CREATE FUNCTION taskd.insert_stage(
     workflow_id bigint, stage jsonb, args jsonb, parent_id bigint, metadata jsonb, schedule text, tick timestamptz,
     ends_by timestamptz DEFAULT NULL, due timestamptz DEFAULT now(), deadline timestamptz DEFAULT NULL
@@ -5734,7 +5734,7 @@ $$;
 -- most jobs that can have been added. If the sum of both is below the limit, nothing is counted. Otherwise the jobs in the
 -- snapshot are counted, without those of open transactions. The function runs with the owner's rights, because producers are
 -- not allowed to read waiting jobs.
--- Called by: 7 functions, 0 statements.
+-- Called by: 8 functions, 0 statements.
 CREATE FUNCTION taskd.check_queue_room(queue text, max_depth integer, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
