@@ -372,7 +372,7 @@ class Task(Generic[P, R]):
             TypeError: the key uses an argument that the task does not have, or the version is one
                 that the task redacts.
         """
-        _check_unique(self.name, unique, self._fields, self.redact)
+        _check_unique(self.name, unique, self.args_type, self.redact)
 
     def rule_of(self, unique: Unique) -> str:
         """Return the JSON text with which producers that do not import the task make this key."""
