@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from taskd.core.jobs.job import Job
 from taskd.core.jobs.unique import AFTER_THE_END, KeyScope, Unique
 from taskd.core.workflows.workflow import Node, OnFailed, plan
 from taskd.errors import KeyHeld
@@ -139,12 +140,21 @@ class Births(Attempts):
         ]
         self.oracle.start([wanted.row(job) for job in ids], edges)
 
+    def lost(self, pick: int) -> Job | None:
+        """A claim that its worker holds no more, of a job that runs again, if there is one."""
+        held = {id(each) for each in self.held()}
+        running = {row.id for row in self.oracle.live("running")}
+        found = [each for each in self.tokens if id(each) not in held]
+        again = [each for each in found if each.id in running] or found
+        return again[pick % len(again)] if again else None
+
     @rule(pick=PICK, late=st.booleans(), wanted=WANTED, number=st.integers(1, 2))
     @precondition(lambda self: self.tokens)
     def add_to_workflow(self, pick: int, late: bool, wanted: Wanted, number: int) -> None:
         """A running job adds jobs to its workflow, and repeats that; `late`: it may have ended."""
-        among = self.tokens if late else self.held() or self.tokens
-        adder = among[pick % len(among)]
+        adder = self.lost(pick) if late else None
+        among = self.held() or self.tokens
+        adder = adder or among[pick % len(among)]
         self.spoken += 1
         names = [f"added-{self.spoken}-{n}" for n in range(number)]
         made = plan("flow", [Node(name, wanted.new()) for name in names])

@@ -20,6 +20,7 @@ LATE = {
     "a cancelled job that keeps its place in the line",
     "a newer version that only a good end begins",
     "a rescue from those who are only late",
+    "an addition by an attempt that has lost its job",
     "a retry that begins the fences anew",
     # The judge's planted bugs have them in their short form (tests/system/test_judge_planted.py).
     "a crash that is charged to suspects alone",
