@@ -4037,7 +4037,7 @@ AS $$
 DECLARE
     options jsonb := jsonb_strip_nulls(jsonb_build_object(
         'queue', spec -> 'queue', 'max_attempts', spec -> 'max_attempts', 'timeout_s', spec -> 'timeout_s',
-        'priority', nullif((spec ->> 'priority')::integer, 100)
+        'priority', spec -> 'priority'
     ));
 BEGIN
     INSERT INTO taskd.workflow AS w (name, kind, stages, unique_key, version)

@@ -162,12 +162,12 @@ SELECT workflow_id, outcome, job_id, detail FROM taskd.restart_runs($1::bigint[]
 
 -- See taskd.start_keyed_run().
 
--- name: start_keyed_run(pipeline text, stages text, args text, queue text, priority smallint, unique_key text, version bigint, on_conflict text, newer_starts text, metadata text)
+-- name: start_keyed_run(pipeline text, stages text, args text, queue text, priority integer, unique_key text, version bigint, on_conflict text, newer_starts text, metadata text)
 -- roles: producer, admin
 -- moves: - -> queued, - -> blocked, queued -> cancelled, scheduled -> cancelled, blocked -> cancelled
 SELECT run_id, job_id, outcome
 FROM taskd.start_keyed_run(
-    $1, $2::text::jsonb, $3::text::jsonb, $4, $5::smallint, NULL, NULL, NULL, NULL, $10::text::jsonb, $6, $7, $8, $9
+    $1, $2::text::jsonb, $3::text::jsonb, $4, $5::integer, NULL, NULL, NULL, NULL, $10::text::jsonb, $6, $7, $8, $9
 );
 
 -- See taskd.start_at_stage().
