@@ -41,7 +41,7 @@ async def test_a_success_moves_the_job_to_the_history_as_it_was(sql, lane: Lane,
     assert await done(lane, job) == 1
     after = dict(await row(sql, job.id))
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"state", "finished_at"}
+    assert changed == {"state", "finished_at", "updated_at"}
     assert after["state"] == "done"
     assert after["finished_at"] >= after["started_at"]
 
