@@ -23,7 +23,7 @@ FOLDERS = ("", "howto", "reference", "explanation", "moving")
 EXIT_NOT_FOUND = 3
 WIDTH_MAX = 100
 UNBROKEN, UNBROKEN_MAX = "\x1f", 40
-# Comments, which are not shown: markers of code blocks, and code that only a test runs.
+# HTML comments are not shown: they mark code blocks, or contain code that only a test runs.
 COMMENT = re.compile(r"^ *<!--.*?-->\n\n?", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]*)\)")
 EMPHASIS = re.compile(r"(\*{1,2})(\S.*?)\1")
@@ -220,7 +220,7 @@ def _plain(text: str, topic: str) -> str:
         return words
 
     text = LINK.sub(quoted, text)
-    # Every second part is code, in which a star does not mark emphasis.
+    # The parts with odd indexes are code spans, in which a star does not mark emphasis.
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [EMPHASIS.sub(r"\2", part).replace("<br>", " ") for part in parts[::2]]
     return "".join(parts)

@@ -135,9 +135,9 @@ def limits() -> None:
 def list_(session: Session, as_json: bool) -> None:
     """List limits: their bounds, the running jobs and the blocked jobs.
 
-    QUEUED jobs are admitted and have not started. BLOCKED jobs are not admitted. Of the BLOCKED
-    jobs, the NEXT jobs wait for a slot of IN ALL, the PARKED jobs wait for a slot or a token of
-    their key, and the rest were enqueued a moment ago.
+    QUEUED jobs are admitted and have not started. BLOCKED jobs are not admitted. Of these,
+    NEXT jobs hold a slot of their key and wait for a slot of the limit IN ALL. PARKED jobs wait for
+    a slot or a token of their key. The other BLOCKED jobs have not been checked yet.
     """
     from taskd.store.jobs import limits as store
 

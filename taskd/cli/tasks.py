@@ -104,7 +104,7 @@ def pause(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """Stop starting jobs of these tasks. Running jobs continue; waiting jobs lose no attempt.
+    """Stop starting jobs of these tasks. Running jobs continue. Waiting jobs use no attempts.
 
     Workers are notified immediately. A worker without notifications notices the pause within about
     six seconds. The former names of a task are paused with the task.

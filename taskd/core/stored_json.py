@@ -1,7 +1,8 @@
-"""Stored JSON, which PostgreSQL takes with more levels and larger numbers than Python decodes.
+"""Decode stored JSON. PostgreSQL accepts deeper nesting and larger numbers than Python can decode.
 
-A value that is only shown is not decoded: PostgreSQL's text is shown. A value of which parts are
-needed is decoded with a substitute, so that no row makes a page or a report impossible.
+A value that is only shown is not decoded: PostgreSQL's text is shown. If taskd needs
+parts of a value, it calls `decoded()`, which returns a default if the value cannot be decoded. So a
+single unreadable row never breaks a page or a report.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TypeVar
 import msgspec
 
 T = TypeVar("T")
-# The longest value that is indented for people: 10,000 levels would need 200 MB of spaces.
+# Longer JSON is shown without indentation: 20,000 brackets can nest 10,000 levels deep, which would
+# take 200 MB of spaces.
 INDENTED_CHARS_MAX = 20_000
 
 
@@ -52,7 +54,7 @@ def errors_of(text: str | None) -> list[PastError]:
 
 
 def indented(text: str) -> str:
-    """Return JSON with line ends and indents, or as it is if it is long or deep."""
+    """Return JSON indented for people, or unchanged if it is too long or cannot be formatted."""
     if len(text) > INDENTED_CHARS_MAX:
         return text
     try:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 QUEUE = "email"
 MAILS = Path(__file__).with_name("demo_mails.ndjson")
-# Each mail of the demo names its folder in this header. If a run is killed, mails are left in the
-# queue; the next run reads the folder from these mails, and delivers them into it.
+# Each mail of the demo names its folder in this header. If a run is killed, its undelivered mails
+# stay in the queue. Unless --dir is given, the next run reads this header and delivers all mails
+# into the same folder, if it still exists.
 FOLDER_HEADER = "X-Demo-Folder"
 SENDER = "The taskd demo <demo@example.org>"
 RETRY_S = 0.5
@@ -127,8 +128,8 @@ async def _lane(target: Target) -> AsyncIterator[Lane]:
 def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Target) -> None:
     """Check that the queue contains no mails of an app, because the demo would deliver them.
 
-    If `smtp_host` is not set, mails in the embedded PostgreSQL belong to no app: a user who tries
-    the demo has enqueued them.
+    The check accepts mails in the embedded PostgreSQL while `smtp_host` is not set: it assumes that
+    a user who tries the demo enqueued them.
 
     Raises:
         ConfigError: the queue contains mails of an app.

@@ -221,8 +221,8 @@ class Terminal:
         self._end()
         loop.remove_signal_handler(signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGTSTP)
-        # After SIGCONT, the process continues here. If no shell could resume the process, the
-        # kernel has ignored SIGTSTP, and the process was not suspended.
+        # After SIGCONT, the process continues here. If the process has no shell that could resume
+        # it, the kernel ignores SIGTSTP, and this line runs immediately.
         loop.add_signal_handler(signal.SIGTSTP, self._stop)
         self._come_back()
 

@@ -33,7 +33,7 @@ class Level(StrEnum):
 
 
 # If a finding has one of these levels, `taskd doctor` exits with code 4. If the settings or the
-# database cannot be read, it exits with the exit code of the error that says so (errors.py).
+# database cannot be read, it exits with the exit code of that error (errors.py).
 FAILED = (Level.ERROR, Level.WARNING)
 
 

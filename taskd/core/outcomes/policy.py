@@ -105,7 +105,7 @@ def _ended_by_worker(
             ignored = ", ignored that, and was killed" if killed else ignored
             text = f"the attempt took longer than {timeout_s:g} s{ignored}"
             return _again(job, task, _with_cleanup("TimedOut", text, cleanup, hide))
-        # If a user has ended the attempt, its outcome is refused, whatever it is.
+        # If a user has completed or restarted the job, any outcome of this attempt is refused.
         case Interrupted(why=("stop" | "fence" | "foreign") as why, cleanup=cleanup) if (
             task is not None and begins_once(job, task)
         ):

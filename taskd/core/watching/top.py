@@ -18,7 +18,7 @@ RATE_S = 10.0
 LATE_S = 60.0
 # Top keeps at most this many ended jobs, the newest.
 ENDED_MAX = 5000
-# A poll counts new jobs by queue, but only the newest, at most this many. If a poll reaches this
+# A poll counts new jobs by queue, but reads at most this many: the newest. If a poll reaches this
 # number, its counts are scaled up: their sum is then the number of new ids.
 BORN_MAX = 5000
 
@@ -54,7 +54,7 @@ class Worker(msgspec.Struct):
     """A worker that was not declared dead.
 
     Attributes:
-        ended_per_s: an estimate of the jobs that the worker ends per second: the rate of
+        ended_per_s: the estimated number of jobs that the worker ends per second. It is the rate of
             departures, times the worker's share of the recently ended jobs.
     """
 
@@ -188,7 +188,7 @@ class Top:
         return [job.id for job in self._state.running] if self._state else []
 
     def add(self, state: State, ended: Iterable[Ended]) -> None:
-        """Add a poll, and the jobs whose ends it has read; forget ends older than LATE_S."""
+        """Add a poll and the ended jobs that it has read; forget those older than LATE_S."""
         self._count(state)
         for each in ended:
             self._ended[each.id, each.attempt, each.state] = each

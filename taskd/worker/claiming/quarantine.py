@@ -10,10 +10,10 @@ suspect is the last group, the crash is charged to no other suspect, and the iso
 if this is at least its third charged crash.
 
 The worker's row in taskd.worker names the last group. When the group is over and no suspect is left
-to claim, the row names no group any more. But a group of a single suspect stays named until the
-suspect has ended or has run for `PROVEN_S`. If the worker crashes while its row names no group, the
-crash is charged to all jobs of the worker. A suspect with three charged crashes is isolated, too.
-It delays other isolated suspects until it has ended or has run for `PROVEN_S`.
+to claim, the row names no group any more. If a group has only one suspect, the row names it
+until the suspect has ended or has run for `PROVEN_S`. If the worker crashes while its row names no
+group, the crash is charged to all jobs of the worker. A suspect with three charged crashes is
+isolated, too. It delays other isolated suspects until it has ended or has run for `PROVEN_S`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Quarantine(Loop):
         self._group: list[Member] = []
         # The size with which the group started, and the largest size of the next group.
         self._group_size, self._width = 0, 1
-        # Running suspects. Isolated suspects wait until the `settled_at` of each of them.
+        # Running suspects. An isolated suspect starts only after the `settled_at` of all of them.
         self._settling: list[Member] = []
         self._refused = RefusedJobs("claim")
         self.claiming = self.quiet = False

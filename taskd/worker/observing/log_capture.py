@@ -33,7 +33,7 @@ LEVELS = {"critical": "error", "fatal": "error", "exception": "error", "warn": "
 # The attribute that marks a record whose job was already added.
 MARK = "_taskd_seen"
 BOUND = ("job_id", "task", "queue", "attempt", "batch_jobs", "batch_job_ids")
-# The most job ids of a batch in a line.
+# A log line of a batch names at most this many job ids.
 NAMED_MAX = 20
 # Attributes that every record of the standard library has; others come from the logging call.
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", MARK}
@@ -91,8 +91,8 @@ class LogCapture:
         keeps: receives the lines that have a job; with None, no lines are stored.
         hides: returns the function that redacts a job's arguments in lines that taskd writes, or
             None if the task redacts nothing.
-        together: the jobs of each running batch, by the id of the first job, which is the job of
-            every line that the batch logs.
+        together: maps the id of the first job of each running batch to all jobs of the batch. Lines
+            that the batch logs belong to its first job.
     """
 
     def __init__(

@@ -123,8 +123,8 @@ class Traces:
     def _record_exception(span: Any, hide: Callable[[str], str], error: BaseException) -> None:
         """Add a handler's exception to the span, without what `hide` removes from its texts.
 
-        Verdicts and cancellations are not added, nor is HandlerRaised, whose original is in another
-        process.
+        Verdicts and cancellations are not added. HandlerRaised is not added either: the exception
+        that it stands for is in another process.
         """
         if not span.is_recording() or isinstance(error, Verdict | HandlerRaised):
             return

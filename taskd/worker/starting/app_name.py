@@ -45,8 +45,8 @@ def default_name(module: str) -> str:
 def project_of(root: Path, package: str) -> str | None:
     """Return the name of the project whose sources are in a directory; None if it is unknown.
 
-    The name is that of the installed distribution, or of the pyproject.toml, or of the nearest
-    directory whose name tells projects apart.
+    The name is that of the installed distribution, or else that in the pyproject.toml, or else that
+    of the nearest directory whose name is neither a common one such as `app` nor a release.
 
     Args:
         root: the directory that contains the top-level package or module.

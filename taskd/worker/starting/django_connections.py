@@ -57,8 +57,8 @@ async def close_broken(ctx: Any, call_next: CallNext) -> Any:
     try:
         return await call_next()
     except Exception:
-        # Not awaited: the thread makes one call after the other, and this one comes before those of
-        # later attempts.
+        # The close is not awaited: the thread runs its calls in order, so it closes the connection
+        # before it runs calls of later attempts.
         asgiref = importlib.import_module("asgiref.sync")
         closing = own_task(asgiref.sync_to_async(_close_broken)(), "django-connections")
         _closing.add(closing)
