@@ -4901,7 +4901,7 @@ BEGIN
     WITH ahead AS MATERIALIZED (
         SELECT s.name FROM taskd.schedule AS s
         WHERE s.last_tick > later AND s.next_at > s.last_tick
-          AND (s.cron IS NULL OR s.cron ~ '^\s*(\*|\S+\s+\*)' OR s.last_tick > moment + interval '3 hours')
+          AND (s.cron IS NULL OR s.cron ~ E'^\\s*(\\*|\\S+\\s+\\*)' OR s.last_tick > moment + interval '3 hours')
         ORDER BY s.name
         FOR UPDATE SKIP LOCKED
     ), moved AS (

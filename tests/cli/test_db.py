@@ -260,7 +260,8 @@ def test_the_embedded_server(nowhere, tmp_path):
         assert (again["home"], again["major"]) == (status["home"], status["major"])
         assert "running:" in nowhere("db", "status").stdout
         # A command without a DSN uses it and prints nothing about it, as it runs already.
-        assert nowhere("jobs", "list").stderr == ""
+        [note] = nowhere("enqueue", "t", "--queue", "q").stderr.splitlines()
+        assert "no worker has published task 't'" in note
         shell = subprocess.run(
             [psql(), "-X", "-Atc", "SELECT task FROM taskd.job", started.stdout.strip()],
             capture_output=True,

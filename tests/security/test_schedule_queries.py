@@ -248,7 +248,7 @@ async def test_a_query_that_an_operator_runs_shows_no_value_of_a_row(
     await make(scene.victim, nightly(query=STEALS))
     with pytest.raises(PermissionDenied, match="runs as"):
         await schedules.run(lane, "s")
-    await scene.sql.execute(f"GRANT EXECUTE ON FUNCTION taskd.run_schedule(text) TO {login}")
+    await scene.sql.execute(f"GRANT EXECUTE ON FUNCTION taskd.run_schedule(text, text) TO {login}")
     with pytest.raises(ValueRefused, match="SQLSTATE 22P02") as refused:
         await schedules.run(scene.victim, "s")
     assert "DE02" not in str(refused.value)

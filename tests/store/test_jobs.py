@@ -41,7 +41,7 @@ async def test_a_waiting_job_is_cancelled_at_once_and_keeps_what_it_was(sql, lan
     assert moved == {queued: CANCELLED, scheduled: CANCELLED}
     after = dict(await row(sql, queued))
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"state", "finished_at", "reason"}
+    assert changed == {"state", "finished_at", "reason", "updated_at"}
     assert (after["state"], after["reason"]) == ("cancelled", "not needed")
     assert await state_of(sql, scheduled) == "cancelled"
 

@@ -71,7 +71,7 @@ async def test_the_next_stage_of_a_pipeline_has_the_limit_of_its_task(
 ) -> None:
     task = await publish(lane, Limit(concurrency=1, by="tenant"))
     made = pipeline("p", stage("one", task), stage("two", task), registry=None)
-    run = made._run(("x",), {})
+    run = made._run(None, ("x",), {})
     await workflows.start(lane, run, [node.job for node in run.nodes])
     [first] = (await admit(lane, me)).values()
     await settle(lane, first, DONE, result='{"tenant": "y"}')

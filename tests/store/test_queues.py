@@ -107,7 +107,7 @@ async def test_a_retention_outside_its_limits_is_refused(lane: Lane, seconds: in
 
 
 async def left(lane: Lane, *names: str) -> dict[str, int]:
-    counted = await workers.left(lane, names or ["q"], ["t"])
+    counted = await workers.left(lane, names or ["q"], ["t"], [])
     return {name: count for name, count in counted._asdict().items() if count}
 
 

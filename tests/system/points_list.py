@@ -324,7 +324,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         ),
         *("make_history_partitions", "truncate_expired_partition", "prune_default_partition"),
         *("prune_keys", "prune_workflows", "prune_progress", "prune_buckets", "prune_workers"),
-        *("prune_logs", "mend_sequences"),
+        *("prune_logs", "prune_actions", "mend_sequences"),
         *("due_schedules", "next_ticks"),
     ),
     "beside a dead worker": ("declare_workers_dead", "rescue_jobs", "claim_suspects"),

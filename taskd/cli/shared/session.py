@@ -157,7 +157,7 @@ def shell_user() -> str:
 
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):
+    except (OSError, KeyError, ImportError):  # no name in the environment or in a user database
         user = "?"
     by_sudo = os.environ.get("SUDO_USER")
     other = f", as {user}" if by_sudo and by_sudo != user else ""
