@@ -71,7 +71,9 @@ COMMANDS = {
         "why", "why", "Explain why a job does not run, or what it is doing, and what to do next."
     ),
     "workflows": Lazy(
-        "workflows", "workflows", "List, show, count, cancel and retry workflows and pipelines."
+        "workflows",
+        "workflows",
+        "List, show, count, cancel, retry and start workflows and pipelines.",
     ),
     "queues": Lazy(
         "queues",

@@ -189,8 +189,8 @@ async def test_sql_gives_metadata_and_is_held_to_its_limits(sql: Any) -> None:
         """SELECT taskd.enqueue('t', queue => 'q', metadata => '{"tenant": "acme"}')"""
     )
     assert await carried(sql, job_id) == {"tenant": "acme"}
-    for odd in ("[]", json.dumps({"x": "y" * 9000})):
-        with pytest.raises(asyncpg.CheckViolationError):
+    for odd, why in (("[]", "JSON object"), (json.dumps({"x": "y" * 9000}), "at most 8192 bytes")):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match=why):
             await sql.fetchval("SELECT taskd.enqueue('t', queue => 'q', metadata => $1)", odd)
 
 

@@ -469,7 +469,7 @@ async def test_the_same_from_sql(sql: Any) -> None:
     ("said", "why"),
     [
         ("'sync', '{}', NULL, queue => 'q'", "needs a unique key"),
-        ("'sync', '{}', '', queue => 'q'", "unique_key_is_bounded"),
+        ("'sync', '{}', '', queue => 'q'", "unique_key must be printable"),
         ("'sync', '{}', 'k', queue => 'q', on_conflict => 'ignore'", "skip, replace"),
         ("'sync', '{}', 'k', queue => 'q', on_conflict => NULL", "skip, replace"),
         ("'sync', '{}', 'k', queue => 'q', key_scope => 'ever'", "history or forever"),

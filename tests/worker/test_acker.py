@@ -12,11 +12,13 @@ import pytest
 
 from taskd.core.jobs.job import Job, JobState
 from taskd.core.outcomes.ack import Ack
+from taskd.core.tasks.registry import Registry
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import Silence, ValueRefused
 from taskd.worker.finishing.acker import Acker
 from taskd.worker.lease.state import Lease
+from taskd.worker.observing.loop_monitor import LoopMonitor, Pulse
 from taskd.worker.stopping.emergency_stop import EmergencyStop
 from tests.worker.conftest import Desk, until
 
@@ -147,7 +149,8 @@ async def test_leaving_writes_all_but_what_is_locked_and_closes_the_row(desk: De
     ]
     lease = Lease(30.0)
     lease.worker_id = ME
-    leaving = EmergencyStop(Database({"dsn": desk.dsn}), lease, Acker(desk.lane), [], None)
+    database, watch = Database({"dsn": desk.dsn}), LoopMonitor(Pulse())
+    leaving = EmergencyStop(database, lease, Acker(desk.lane), [], Registry(), watch)
     async with desk.sql.transaction():
         held = [jobs[0].id, jobs[5].id]
         await desk.sql.execute("SELECT FROM taskd.job WHERE id = ANY ($1) FOR UPDATE", held)

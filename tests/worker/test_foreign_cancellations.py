@@ -116,13 +116,13 @@ async def test_a_cancellation_from_elsewhere_costs_no_attempt(desk: Desk, kind: 
 
     if kind == "batch":
 
-        @desk.task(batch=5, max_wait_s=0.01, max_attempts=1)
+        @desk.task(batch=5, max_wait_s=0.01, max_attempts=2)
         async def waits(items: list[Item[Nothing]]) -> None:
             await wait()
 
     else:
 
-        @desk.task(max_attempts=1)
+        @desk.task(max_attempts=2)
         async def waits() -> None:
             await wait()
 
