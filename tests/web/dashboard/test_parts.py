@@ -77,12 +77,12 @@ def test_of_many_parts_the_first_are_drawn():
 
 
 def test_a_story_shows_attempts_that_are_not_kept():
-    began = datetime(2026, 11, 22, 2, tzinfo=UTC)
+    began = NOW + timedelta(seconds=1)
     job = {
         "enqueued_at": NOW, "schedule": None, "run_at": NOW,
         "errors": [PastError(n, began, None, "E", "m") for n in (1, 9)],
         "state": "failed", "started_at": NOW, "finished_at": NOW + timedelta(seconds=3),
-        "attempt": 9, "reason": "E: m",
+        "attempt": 9, "reason": "E: m", "actions": [],
     }  # fmt: skip
     titles = [each.title for each in timeline(job)]
     assert titles == [
