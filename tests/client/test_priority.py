@@ -30,8 +30,7 @@ async def registry(lane: Lane) -> Registry:
     @task(registry=made, queue="q")
     async def plain(n: int = 0) -> None: ...
 
-    line = pipeline("line", stage("own", plain, priority=20), stage("of_the_task", urgent))
-    made.pipelines["line"] = line.plan()
+    pipeline("line", stage("own", plain, priority=20), stage("of_the_task", urgent), registry=made)
     await workers.publish(lane, "app", made, [])
     return made
 
