@@ -68,10 +68,12 @@ COMMANDS = {
         "List, show, retry, cancel, change, complete, restart and delete jobs.",
     ),
     "why": Lazy(
-        "why", "why", "Explain why a job does not run, or what it is doing, and what to do next."
+        "reports.why",
+        "why",
+        "Explain why a job does not run, or what it is doing, and what to do next.",
     ),
     "workflows": Lazy(
-        "workflows",
+        "workflows.command",
         "workflows",
         "List, show, count, cancel, retry and start workflows and pipelines.",
     ),
@@ -91,15 +93,19 @@ COMMANDS = {
     "tasks": Lazy(
         "tasks", "tasks", "List, pause, resume and forget the tasks that workers have published."
     ),
-    "actions": Lazy("actions", "actions", "List what people have done by hand, newest first."),
-    "stats": Lazy("stats", "stats", "Show recent outcomes, wait and run times, and errors."),
+    "actions": Lazy(
+        "reports.actions", "actions", "List what people have done by hand, newest first."
+    ),
+    "stats": Lazy(
+        "reports.stats", "stats", "Show recent outcomes, wait and run times, and errors."
+    ),
     "top": Lazy(
         "top.command",
         "top",
         "Watch queues, workers, running jobs, failing tasks and full limits, live.",
     ),
     "tail": Lazy(
-        "tail",
+        "reports.tail",
         "tail",
         "Follow the events of jobs: enqueued, claimed, retried, done, failed, cancelled.",
     ),

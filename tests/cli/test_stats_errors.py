@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from taskd.cli import stats
+from taskd.cli.reports import stats
 from tests.cli.conftest import Shell
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from taskd.cli.tail import line
+from taskd.cli.reports.tail import line
 from taskd.core.jobs.job import JobState
 from taskd.core.watching.tail import Event
 from tests.cli.screens import Tty

@@ -18,7 +18,7 @@ from taskd.cli.shared.output import (
     text_of,
 )
 from taskd.cli.shared.session import REASON, Session, json_option, pass_session
-from taskd.cli.workflow_runs import set_, start
+from taskd.cli.workflows.runs import set_, start
 from taskd.core.workflows.tree import Line, Part, lines, state_counts, state_of, with_stages
 from taskd.errors import WorkflowNotFound
 

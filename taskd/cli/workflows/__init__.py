@@ -1,0 +1,1 @@
+"""`taskd workflows`: the command, and how runs are started and restarted."""
