@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from taskd.config.parsing import SCHEMA_DEFAULT
-from taskd.store.connections.schema_text import channel_prefix, in_schema
+from taskd.store.schema_text import channel_prefix, in_schema
 
 SCHEMA = os.environ.get("TASKD_TEST_SCHEMA", SCHEMA_DEFAULT)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, Unpack, overload
 import msgspec
 
 from taskd.client.buffered import Buffered
-from taskd.client.control import ClientControl
 from taskd.client.enqueueing import enqueue_job, enqueue_jobs
+from taskd.client.operations.control import ClientControl
 from taskd.client.options import JobOptions, given
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.job import JobState, NewJob, check_payload

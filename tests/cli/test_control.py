@@ -7,7 +7,7 @@ import json
 import pytest
 
 from taskd.cli.jobs import bulk
-from taskd.client import bulk as client_bulk
+from taskd.client.operations import bulk as client_bulk
 from taskd.store.jobs import changes
 
 ERROR = {"type": "Timeout", "message": "order 17 took 3.2 s", "worker": "1", "attempt": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskd import Client, task
-from taskd.client.bulk import BATCH_JOBS
+from taskd.client.operations.bulk import BATCH_JOBS
 from taskd.core.jobs.job import NewJob
 from taskd.core.tasks.registry import Registry
 from taskd.workflows import Workflow, chain, group, pipeline, stage

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import pytest
 
 from taskd import Client, JobFilter, NewJob, task
-from taskd.client import bulk, configure, enqueueing
+from taskd.client import configure, enqueueing
+from taskd.client.operations import bulk
 from taskd.core.jobs.job import JobState
 from taskd.core.jobs.job_changes import ChangeOutcome
 from taskd.core.tasks.registry import Registry

@@ -11,7 +11,7 @@ from taskd import Client
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Enqueued
 from taskd.errors import InvalidJob, QueueFull, StoreUnavailable
-from taskd.store.connections import group_enqueue
+from taskd.store import group_enqueue
 from tests.store.helpers import held_up, workers_locked
 
 WRITTEN = "SELECT id, queue, args ->> 'n' AS n, xmin::text AS xid FROM taskd.job"

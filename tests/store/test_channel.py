@@ -11,7 +11,7 @@ import pytest
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Database
 from taskd.store.connections.listening import Channels
-from taskd.store.connections.schema_text import channel_prefix
+from taskd.store.schema_text import channel_prefix
 from tests.schema import SCHEMA
 
 # All characters that a name can have, and the maximal length.

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.client import job_changes
+from taskd.client.operations import job_changes
 from taskd.core.jobs.job import Job, JobState, NewJob
 from taskd.core.jobs.job_changes import Change
 from taskd.core.jobs.job_filter import JobFilter

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from taskd.config.parsing import schema_name
-from taskd.store.connections.schema_text import CHANNEL_PREFIX_MAX, channel_prefix, in_schema
 from taskd.store.connections.statements import load, sql_root
 from taskd.store.schema import roles
+from taskd.store.schema_text import CHANNEL_PREFIX_MAX, channel_prefix, in_schema
 from tests.schema import SCHEMA
 
 BLUE = "jobs_blue"

@@ -44,7 +44,7 @@ def plain(finding: Finding) -> dict[str, Any]:
 def _text(repair: Repair) -> str:
     if repair.kind != "sql":
         return repair.text
-    from taskd.store.connections import schema_text
+    from taskd.store import schema_text
     from taskd.store.schema.repairs import render
 
     text = render(repair.text, repair.args)
@@ -53,7 +53,7 @@ def _text(repair: Repair) -> str:
 
 def in_schema(finding: Finding, schema: str) -> Finding:
     """Return the finding about an installation with this schema: texts and repairs name it."""
-    from taskd.store.connections import schema_text
+    from taskd.store import schema_text
 
     def named(text: str) -> str:
         return schema_text.in_schema(text, schema)

@@ -21,7 +21,7 @@ from taskd.core.jobs.job import JobState
 from taskd.core.jobs.job_filter import JobFilter
 
 if TYPE_CHECKING:
-    from taskd.client.bulk import Act
+    from taskd.client.operations.bulk import Act
     from taskd.store.connections.database import Lane
 
 # On a terminal, the command asks before it changes more than this number of jobs.
@@ -82,7 +82,7 @@ def chosen(
 
 def in_bulk(session: Session, selected: JobFilter, act: Act, how: How) -> None:
     """Find the jobs, act on them, and print how many were changed."""
-    from taskd.client import bulk
+    from taskd.client.operations import bulk
 
     confirms = on_terminal() and not how.yes
     if how.dry_run or confirms:
@@ -127,7 +127,7 @@ def _print_sample(session: Session, found: int, sample: list[int], how: How) -> 
 
 
 async def _act(session: Session, lane: Lane, selected: JobFilter, act: Act, how: How) -> list[int]:
-    from taskd.client import bulk
+    from taskd.client.operations import bulk
 
     acted: list[int] = []
     shows = sys.stderr.isatty() and not session.quiet

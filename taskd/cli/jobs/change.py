@@ -235,7 +235,7 @@ def set_(
     selected = chosen(ids, options, WAITING)
 
     async def alter(on: Fetches, batch: Sequence[int]) -> dict[int, ChangeOutcome]:
-        from taskd.client.job_changes import change as changing
+        from taskd.client.operations.job_changes import change as changing
 
         return await changing(on, batch, change)
 

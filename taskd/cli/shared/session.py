@@ -68,7 +68,7 @@ class Session:
         """Return the text with the name of the installation's schema."""
         if "taskd" not in text or (schema := self.schema_name()) is None:
             return text
-        from taskd.store.connections.schema_text import in_schema
+        from taskd.store.schema_text import in_schema
 
         return in_schema(text, schema)
 

@@ -149,7 +149,7 @@ def cancel(session: Session, workflow_id: int, reason: str, as_json: bool) -> No
     """
 
     async def work(lane: Lane) -> tuple[int, int]:
-        from taskd.client import bulk
+        from taskd.client.operations import bulk
         from taskd.core.jobs.job import JobState
 
         moved = await bulk.cancel_workflow(lane, workflow_id, reason)
@@ -177,7 +177,7 @@ def retry(session: Session, workflow_id: int, as_json: bool) -> None:
     """
 
     async def work(lane: Lane) -> tuple[list[int], list[int]]:
-        from taskd.client import bulk
+        from taskd.client.operations import bulk
         from taskd.store import workflows as store
 
         if await store.find(lane, workflow_id) is None:

@@ -72,7 +72,7 @@ def set_(
     taskd workflows set 7 --stage parse
     taskd workflows set --name ingest --state failed --at save --stage parse --dry-run
     """  # noqa: D301 - click's mark for "do not wrap" is the character itself
-    from taskd.client import bulk
+    from taskd.client.operations import bulk
 
     chosen = _chosen(ids, filters)
     args = None if args_json is None else _text(stage, args_json)

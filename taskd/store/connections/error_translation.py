@@ -28,7 +28,7 @@ from taskd.errors import (
     StoreUnavailable,
     TaskdError,
 )
-from taskd.store.connections.schema_text import is_schema, names_schema
+from taskd.store.schema_text import is_schema, names_schema
 
 # Errors through a pooler that assigns a session to each transaction: the statement was prepared in
 # another session, or another client has prepared a statement of the same name in this session.

@@ -16,7 +16,7 @@ from typing import Any
 from taskd.errors import StoreUnavailable
 from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import translated
-from taskd.store.connections.schema_text import channel_prefix
+from taskd.store.schema_text import channel_prefix
 
 PROBE_TIMEOUT_S = 5.0
 

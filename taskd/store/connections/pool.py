@@ -18,8 +18,8 @@ import asyncpg
 
 from taskd.store.connections.database import Database, close
 from taskd.store.connections.error_translation import is_gone, translated
-from taskd.store.connections.group_enqueue import Group
 from taskd.store.connections.statements import statement
+from taskd.store.group_enqueue import Group
 
 CLOSE_TIMEOUT_S = 2.0
 CANCEL_S = 1.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from taskd.config.parsing import SCHEMA_DEFAULT
-from taskd.store.connections.schema_text import in_schema
+from taskd.store.schema_text import in_schema
 
 HEADER = re.compile(r"^-- name: (\w+)\((.*)\)$")
 MOVES = re.compile(r"^-- moves: (.+)$")

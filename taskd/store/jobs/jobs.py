@@ -22,9 +22,9 @@ from taskd.core.outcomes.ack import Ack
 from taskd.store.acting import actor
 from taskd.store.connections.callers_connection import CallersConnection
 from taskd.store.connections.error_translation import refusals
-from taskd.store.connections.group_enqueue import Group
 from taskd.store.connections.pool import Pool
 from taskd.store.connections.statements import Fetches
+from taskd.store.group_enqueue import Group
 
 # Priority, due time and id of a claimed row: the order of claims. RETURNING returns rows in no
 # order, so claim() and limits.claim() sort them.

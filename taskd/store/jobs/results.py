@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from taskd.core.jobs.job import JobState
 from taskd.store.connections.database import Database
 from taskd.store.connections.listening import Listening
-from taskd.store.connections.schema_text import channel_prefix
 from taskd.store.connections.statements import Fetches
+from taskd.store.schema_text import channel_prefix
 
 
 class Progress(NamedTuple):

@@ -13,10 +13,10 @@ from taskd.core.doctor.finding import COUNTED_MAX
 from taskd.errors import PermissionDenied, SchemaError, StoreUnavailable, TaskdError
 from taskd.store.connections.database import CONNECT_TIMEOUT_S, Database, Lane
 from taskd.store.connections.error_translation import HeldUp, first_line
-from taskd.store.connections.schema_text import in_schema
 from taskd.store.connections.statements import Fetches, sql_root, statement
 from taskd.store.schema.migrate import LEDGER
 from taskd.store.schema.migrations import all_migrations
+from taskd.store.schema_text import in_schema
 
 # How many rows a statement returns at most, and how many jobs it counts at most.
 BATCH = COUNTED_MAX

@@ -26,8 +26,8 @@ from taskd.errors import MigrationFailed, StatementRefused
 from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database, close
 from taskd.store.connections.error_translation import first_line, translate
-from taskd.store.connections.schema_text import in_schema
 from taskd.store.schema import migration_history
+from taskd.store.schema_text import in_schema
 
 ADVISORY_LOCK = 0x7461736B64  # "taskd"; each other schema adds its own number
 # A waiting lock request blocks all later requests, and so delays jobs by at most this time.

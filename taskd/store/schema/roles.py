@@ -8,9 +8,9 @@ from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.errors import PermissionDenied, SchemaMissing
 from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.error_translation import no_schema
-from taskd.store.connections.schema_text import in_schema
 from taskd.store.connections.statements import sql_root
 from taskd.store.schema.migrations import entries
+from taskd.store.schema_text import in_schema
 
 KINDS = ("owner", "producer", "worker", "observer", "admin")
 PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,39}")

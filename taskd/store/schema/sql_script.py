@@ -7,8 +7,8 @@ from itertools import groupby
 
 from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.core.migration import Migration, Step
-from taskd.store.connections.schema_text import in_schema
 from taskd.store.schema.migrate import LEDGER, LOCK_TIMEOUT_MS, drop_text, lock_text
+from taskd.store.schema_text import in_schema
 
 HEAD = f"""\
 -- taskd's schema. Run this as the role that will own it:  psql -X -v ON_ERROR_STOP=1 -f this-file

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from taskd import events
-from taskd.client import bulk
+from taskd.client.operations import bulk
 from taskd.config import parse_duration_s
 from taskd.core.humanize import count, span
 from taskd.core.jobs.failure import REASON_BYTES_MAX

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from taskd import events
-from taskd.client import bulk
+from taskd.client.operations import bulk
 from taskd.core.humanize import count
 from taskd.core.jobs.job import FINISHED_BADLY, LIVE, JobState
 from taskd.store import workflows

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
-from taskd.client import job_changes
-from taskd.client.by_hand import ClientByHand
+from taskd.client.operations import job_changes
+from taskd.client.operations.by_hand import ClientByHand
 from taskd.client.schedules import Schedules
 from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.failure import clean_reason
@@ -22,7 +22,7 @@ from taskd.store.jobs import jobs as stored_jobs
 from taskd.store.jobs import limits as stored_limits
 
 if TYPE_CHECKING:
-    from taskd.client.bulk import Chosen
+    from taskd.client.operations.bulk import Chosen
     from taskd.store.workflows import Restarted
 
 
@@ -50,7 +50,7 @@ class ClientControl(ClientByHand):
         Raises:
             InvalidJob: the filter is empty, or selects only finished jobs.
         """
-        from taskd.client import bulk
+        from taskd.client.operations import bulk
 
         on, selected = await self._on(conn), bulk.narrowed(chosen, LIVE)
         ended: dict[int, JobState] = {}
@@ -82,7 +82,7 @@ class ClientControl(ClientByHand):
         Raises:
             InvalidArgs: the arguments have no JSON form.
         """
-        from taskd.client import bulk
+        from taskd.client.operations import bulk
 
         text = None if args is None else encode_args(f"the stage {stage}", args)
         return await bulk.restart_runs(await self._pool(), list(ids), stage, text)
@@ -112,7 +112,7 @@ class ClientControl(ClientByHand):
             InvalidJob: the time is outside its limits; or the filter is empty, or selects neither
                 failed nor cancelled jobs.
         """
-        from taskd.client import bulk
+        from taskd.client.operations import bulk
 
         change = Change(run_at=run_at, delay_s=delay_s)
         on, selected = await self._on(conn), bulk.narrowed(chosen, FINISHED_BADLY)
@@ -139,7 +139,7 @@ class ClientControl(ClientByHand):
             InvalidArgs: arguments do not fit the published task of one of the jobs. None of the
                 jobs of this batch was changed.
         """
-        from taskd.client import bulk
+        from taskd.client.operations import bulk
 
         change = Change(**changes)
         job_changes.check_not_empty(change)
