@@ -606,8 +606,8 @@ CREATE TABLE taskd.schedule (
     -- Which missed ticks are fired later: none, the last one, or all, up to a number.
     catch_up text NOT NULL DEFAULT 'last' CONSTRAINT catch_up_is_known CHECK (catch_up IN ('none', 'last', 'all')),
     catch_up_max integer NOT NULL DEFAULT 100 CONSTRAINT catch_up_is_bounded CHECK (catch_up_max BETWEEN 1 AND 1000),
-    -- What a tick does while a job of this schedule is live: enqueue another job, enqueue none, wait for the end of the live job, or
-    -- cancel the live job and wait for its end.
+    -- What a tick does while a job of this schedule is live: enqueue another job, enqueue none, wait for the end of the live
+    -- job, or cancel the live job and wait for its end.
     overlap text NOT NULL DEFAULT 'allow' CONSTRAINT overlap_is_known CHECK (overlap IN ('allow', 'skip', 'wait', 'cancel')),
     skipped bigint NOT NULL DEFAULT 0,      -- number of ticks that `overlap` has skipped
     skipped_tick timestamptz,               -- the last of these
@@ -703,9 +703,9 @@ AS $$
     SELECT n::integer FROM jsonb_array_elements(stages) WITH ORDINALITY AS s (plan, n) WHERE plan ->> 'name' = stage
 $$;
 
--- Numbers of jobs by name of the workflow, part and state. In a pipeline, a part is a stage, and a job counts as long as its run has
--- not gone back to this stage or an earlier one: so each run counts once for each stage. The members of a group, such as
--- `send[17]`, are one part, which is named by the text before the bracket.
+-- Numbers of jobs by name of the workflow, part and state. In a pipeline, a part is a stage, and a job counts as long as its
+-- run has not gone back to this stage or an earlier one: so each run counts once for each stage. The members of a group, such
+-- as `send[17]`, are one part, which is named by the text before the bracket.
 CREATE VIEW taskd.workflow_parts AS
     SELECT workflow.name::text AS workflow, split_part(coalesce(job.node, ''), '[', 1) AS part, job.queue, job.task,
            job.state, count(*) AS jobs
@@ -1803,11 +1803,12 @@ $$;
 --     SELECT taskd.enqueue('send_report', '{"to": "ada@example.org"}', queue => 'email');
 --
 -- The published task gives the job its queue, limit and unique key. If another job holds the unique key, the returned id can
--- be the id of that job; if the new job was dropped, a NOTICE says so. With no_key, the job gets no key. Before a worker has published the task, the job gets no key, either: a
--- NOTICE says so, and taskd.enqueue_unique() takes a key. The function refuses missing and unknown arguments, and arguments
--- of a wrong JSON type or outside of a list of values. The worker checks everything else before the handler runs: bounds,
--- formats, and what is inside of objects and arrays. The name of a published pipeline starts a run of it; the id is that of the
--- job of its first stage. The function runs with the owner's rights, like every function that enqueues jobs.
+-- be the id of that job; if the new job was dropped, a NOTICE says so. With no_key, the job gets no key. Before a worker has
+-- published the task, the job gets no key, either: a NOTICE says so, and taskd.enqueue_unique() takes a key. The function
+-- refuses missing and unknown arguments, and arguments of a wrong JSON type or outside of a list of values. The worker checks
+-- everything else before the handler runs: bounds, formats, and what is inside of objects and arrays. The name of a published
+-- pipeline starts a run of it; the id is that of the job of its first stage. The function runs with the owner's rights, like
+-- every function that enqueues jobs.
 -- Called by: SQL clients, try_enqueue().
 CREATE FUNCTION taskd.enqueue(
     task text,
@@ -1948,9 +1949,9 @@ $$;
 -- retry forward. `latest` keeps the newest arguments, as a newer version does (see below), but without versions: it replaces a
 -- waiting holder, and `follows` a running one. It needs the scope `live`, and no for_s.
 --
--- key_scope: a job holds its key while it waits, also for a retry (`waiting`), until its end (`live`), for as long as taskd stores the
--- finished job (`history`), or `forever`. With for_s the key stays held for at least that many seconds, even if its job ends.
--- taskd.forget_key() frees a key whose job has ended.
+-- key_scope: a job holds its key while it waits, also for a retry (`waiting`), until its end (`live`), for as long as taskd
+-- stores the finished job (`history`), or `forever`. With for_s the key stays held for at least that many seconds, even if its
+-- job ends. taskd.forget_key() frees a key whose job has ended.
 --
 -- With a version, the newer version wins, and on_conflict does not apply. A version is a whole number or a time
 -- (version => updated_at); all versions of a key have one type. A version that is not newer than the last one of its key is
@@ -2601,8 +2602,8 @@ END
 $$;
 
 -- Return the job that now holds the unique key of a failed or cancelled job, so that it cannot be retried: a live job, or an
--- ended job whose key is still held by its scope, by for_s or by a newer version. The function runs with the owner's rights, because keys
--- can be personal data: observers are allowed to know that a key is held, but not the key.
+-- ended job whose key is still held by its scope, by for_s or by a newer version. The function runs with the owner's rights,
+-- because keys can be personal data: observers are allowed to know that a key is held, but not the key.
 -- Called by: why_job.
 CREATE FUNCTION taskd.key_holder(job_id bigint) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER
@@ -3875,7 +3876,8 @@ LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT string_agg(plan ->> 'name', ', ' ORDER BY n) FROM jsonb_array_elements(stages) WITH ORDINALITY AS s (plan, n) $$;
 
--- Start a run of a pipeline again; see restart_runs(). The last job of the run is locked first, and then the workflow, as in a retry.
+-- Start a run of a pipeline again; see restart_runs(). The last job of the run is locked first, and then the workflow, as in a
+-- retry.
 -- Called by: restart_runs().
 CREATE FUNCTION taskd.restart_run(
     run_id bigint, stage text, args jsonb, OUT outcome text, OUT job_id bigint, OUT detail text
@@ -4054,9 +4056,10 @@ $$;
 -- `enqueued`, `skipped`, `replaced`, `follows` or `ignored`, as for jobs (see enqueue_unique()).
 --
 -- A run is live from its start until its last stage has ended. Without a version, a second run is skipped, unless on_conflict is
--- `latest`: then it counts as newer. With a version, a run that is not newer than the last one of its key is ignored. A newer run replaces a live one whose job waits; if the job runs, the
--- newer run follows when the attempt has ended, whatever its outcome, and no further stage of the older run begins. The row of the
--- key is locked after the job, and decides which of two runs is the first.
+-- `latest`: then it counts as newer. With a version, a run that is not newer than the last one of its key is ignored. A newer
+-- run replaces a live one whose job waits; if the job runs, the newer run follows when the attempt has ended, whatever its
+-- outcome, and no further stage of the older run begins. The row of the key is locked after the job, and decides which of two
+-- runs is the first.
 -- Called by: enqueue_unique(), start_keyed_run.
 CREATE FUNCTION taskd.start_keyed_run(
     pipeline text, stages jsonb, args jsonb, queue text, priority integer, run_at timestamptz, max_attempts integer,
@@ -4424,10 +4427,11 @@ $$;
 --     SELECT taskd.set_schedule('nightly', 'report', '{"of": "sales"}', cron => '0 3 * * *', timezone => 'Europe/Berlin');
 --
 -- If the period or cron expression stays the same, the next tick does not change. A pause stays, and so does `starts_at` if
--- it is not given. With catch_up 'all', a `starts_at` in the past makes the ticks since then due that have not been fired. A declaration in the code of an app changes neither a schedule that an operator has changed, nor a
--- different schedule of the same name that belongs to another app or to no app (`taken`). A schedule that its app has withdrawn
--- can be taken over: by another app that declares it, or by a call without an app. A client that can evaluate cron expressions
--- passes the next tick; otherwise a worker computes it.
+-- it is not given. With catch_up 'all', a `starts_at` in the past makes the ticks since then due that have not been fired. A
+-- declaration in the code of an app changes neither a schedule that an operator has changed, nor a different schedule of the
+-- same name that belongs to another app or to no app (`taken`). A schedule that its app has withdrawn can be taken over: by
+-- another app that declares it, or by a call without an app. A client that can evaluate cron expressions passes the next tick;
+-- otherwise a worker computes it.
 --
 -- With cron and the timezone 'per row', the query returns the time zone of each row in the column "job.timezone". The jobs should
 -- have ended by the local time `ends_by`, or `ends_by_s` seconds after the tick. They have the unique key of the published task,
@@ -6027,7 +6031,8 @@ BEGIN
                 SELECT past.id
                 FROM taskd.job_history AS past
                 WHERE past.id = ANY (wanted) AND past.state::text IN ('failed', 'cancelled') AND past.attempt < 1000
-                  -- If several jobs have the id (see taskd.mend_sequences()), none is retried while one is live, or else the newest.
+                  -- If several jobs have the id (see taskd.mend_sequences()), none is retried while one is live, or else the
+                  -- newest.
                   AND NOT EXISTS (SELECT FROM taskd.job AS live WHERE live.id = past.id)
                   AND past.enqueued_at = (SELECT max(h.enqueued_at) FROM taskd.job_history AS h WHERE h.id = past.id)
                   AND NOT (
@@ -6362,8 +6367,9 @@ $$;
 -- args replaces all arguments, and sets their version to that of the published task. update_args replaces some of the
 -- arguments, and requires that the arguments of the job have that version. Both are checked as in taskd.enqueue(). The
 -- deadline 'infinity' removes the deadline. A change of an argument of which the task makes the unique key or the version is
--- refused; the key of the limit is computed from the new arguments. A job with a limit goes through admission again if its due time changes. If one job is refused, none is
--- changed. The function runs with the owner's rights, because no other user is allowed to change these columns.
+-- refused; the key of the limit is computed from the new arguments. A job with a limit goes through admission again if its due
+-- time changes. If one job is refused, none is changed. The function runs with the owner's rights, because no other user is
+-- allowed to change these columns.
 -- Called by: SQL clients, change_jobs.
 CREATE FUNCTION taskd.change(
     ids bigint[],

@@ -215,7 +215,7 @@ SELECT name FROM taskd.environment;
 -- must have those of DEFINITIONS in taskd/store/reading/doctor.py. Quotes in the settings of functions are removed, because a
 -- function that was created with quote_all_identifiers has quotes there. The digests are those of the schema `taskd`: PostgreSQL
 -- prints the bodies of some functions from their parse trees, and the name of the schema in them is replaced (concat() hides
--- its argument from taskd/store/connections/schema_text.py).
+-- its argument from taskd/store/schema_text.py).
 
 -- name: doctor_objects()
 -- roles: producer, worker, observer, admin

@@ -258,9 +258,10 @@ WHERE id = ANY ($1::bigint[])
 ORDER BY id, finished_at IS NOT NULL, enqueued_at DESC;
 
 -- Counts by queue: queued jobs along job_claim (index only), running jobs along job_running, scheduled and blocked jobs in
--- the table of live jobs (`retrying`: those that wait after a failed attempt, which are not part of `scheduled`), jobs that failed within a day along job_history_not_done. A queue is listed if it has such a job, a
--- pause, a setting, or a worker whose row still exists (a week after its end). A queue that has only a row in taskd.queue is not
--- listed: otherwise a queue that was paused under a wrong name would be listed for ever.
+-- the table of live jobs (`retrying`: those that wait after a failed attempt, which are not part of `scheduled`), jobs that
+-- failed within a day along job_history_not_done. A queue is listed if it has such a job, a pause, a setting, or a worker whose
+-- row still exists (a week after its end). A queue that has only a row in taskd.queue is not listed: otherwise a queue that was
+-- paused under a wrong name would be listed for ever.
 
 -- name: list_queues(batch bigint)
 -- roles: observer, admin

@@ -40,8 +40,8 @@ FROM (
 -- version has ended or drains. A worker counts until it is declared dead, because after an outage of the database all leases have
 -- expired, and for 90 s after a crash, because its supervisor probably starts it again. Without a live worker of the app, nothing
 -- changes. A schedule that was created in the last 90 s is not withdrawn, because the worker that has created it may not have
--- registered yet. Ticks while a schedule is withdrawn are never fired. Locked rows, such as that of a schedule whose query runs, are
--- skipped; the next check of a worker finds them (check_upkeep).
+-- registered yet. Ticks while a schedule is withdrawn are never fired. Locked rows, such as that of a schedule whose query
+-- runs, are skipped; the next check of a worker finds them (check_upkeep).
 
 -- name: settle_schedules(worker_id bigint)
 -- roles: worker, admin
@@ -139,7 +139,8 @@ SELECT (SELECT coalesce(date_part('epoch', coalesce(check_at, next_at) - clock_t
         WHERE NOT stopped AND coalesce(query_user, '') = session_user
         ORDER BY coalesce(check_at, next_at) NULLS FIRST LIMIT 1) AS query_tick_s;
 
--- Schedules. `late`: live jobs after their `ends_by`; `ended_late`, `expired`: jobs of the last day. `delayed_by`: the error with which PostgreSQL has refused the present tick repeatedly, as a live worker has stored it
+-- Schedules. `late`: live jobs after their `ends_by`; `ended_late`, `expired`: jobs of the last day. `delayed_by`: the error
+-- with which PostgreSQL has refused the present tick repeatedly, as a live worker has stored it
 -- (taskd/worker/services/failures.py).
 
 -- name: list_schedules(batch bigint)
