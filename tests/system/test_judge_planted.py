@@ -153,12 +153,7 @@ async def play_death_during_the_only_attempt(scene: Scene) -> None:
     """A is killed while it runs a job that may begin only once."""
     await scene.enqueue(max_attempts=1)
     await scene.a.begins(await scene.a.claim())
-    await scene.bury(scene.a)
-    await scene.rescue()
-    if scene.bug:
-        await scene.b.does(await scene.b.claim_suspect())
-    else:
-        await done_beside(scene)
+    await dies_for_good(scene)
 
 
 async def play_more_deaths_than_allowed(scene: Scene) -> None:
@@ -171,18 +166,18 @@ async def play_more_deaths_than_allowed(scene: Scene) -> None:
     )
     await scene.enqueue()
     await scene.a.claim()
+    await dies_for_good(scene)
+
+
+async def dies_for_good(scene: Scene) -> None:
+    """A dies, and its job fails; a bug lets B run the job once more."""
     await scene.bury(scene.a)
     await scene.rescue()
     if scene.bug:
         await scene.b.does(await scene.b.claim_suspect())
-    else:
-        await done_beside(scene)
-
-
-async def done_beside(scene: Scene) -> None:
-    """One job that is done: the other one has failed."""
-    await scene.enqueue()
-    await scene.b.does(await scene.b.claim())
+    else:  # another job is done, so that the history is complete
+        await scene.enqueue()
+        await scene.b.does(await scene.b.claim())
 
 
 async def play_two_claims_at_once(scene: Scene) -> None:
