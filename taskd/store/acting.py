@@ -1,4 +1,4 @@
-"""For whom this code acts: PostgreSQL records it beside the database user (taskd.action)."""
+"""The actor for whom this code acts. PostgreSQL records it beside the database user."""
 
 from __future__ import annotations
 

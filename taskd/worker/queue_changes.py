@@ -84,7 +84,7 @@ class QueueChanges(Loop):
         events.queues_changed(new, gone)
 
     def _forget(self) -> bool:
-        """Forget the queues whose attempts have ended; return whether attempts of others run."""
+        """Forget the queues whose attempts have ended; return whether others still run attempts."""
         for queue, consumer in list(self._left.items()):
             runner = consumer.runner
             # A claim of the quarantine can still bring jobs of the queue.

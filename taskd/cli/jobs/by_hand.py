@@ -1,4 +1,4 @@
-"""`taskd jobs complete|restart|run-again|delete`: what only people do to jobs."""
+"""`taskd jobs complete|restart|run-again|delete`: actions by hand on jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods of a client that do what only people do: complete, restart, copy and delete jobs."""
+"""Methods of a client for actions by hand: complete, restart, copy and delete jobs."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Connections that several lanes of a worker share.
 
-A lane that has no connection takes the connection of a lane that runs no statement, and opens a new
-one only if there is none. So an idle worker holds one connection for all its lanes, and a busy one
-holds at most one for each lane, as if they shared nothing. Connections that no lane has used for
-IDLE_S are closed, except for one.
+A lane without a connection takes the connection of a lane that runs no statement. If there is no
+such lane, it opens a new connection. So an idle worker holds one connection for all its lanes, and
+a busy worker holds at most one for each lane. Connections that no lane has used for IDLE_S are
+closed, except for one.
 
-While the server accepts no further connection, the lanes use the connections that are open in turn.
+While the server accepts no further connection, the lanes take turns on the open connections.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SharedConnections:
                 return
 
     def _wake_all(self) -> None:
-        """Let the waiting lanes try for themselves: perhaps no lane has a connection any more."""
+        """Wake all waiting lanes, so that they try to connect: perhaps no lane has a connection."""
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
