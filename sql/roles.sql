@@ -125,7 +125,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
                   double precision, boolean, jsonb),
     taskd.try_enqueue(text, jsonb, text, integer, timestamptz, double precision, integer, double precision, timestamptz,
-                      double precision, boolean, jsonb, text, text, double precision, text, double precision, bigint),
+                      double precision, boolean, jsonb, text, text, double precision, text, double precision, anyelement),
     taskd.enqueue_one(text, text, jsonb, integer, timestamptz, double precision, integer, double precision, timestamptz,
                       double precision, integer, boolean, text, jsonb, boolean, jsonb),
     taskd.enqueue_usual_job(text, text, jsonb, integer), taskd.enqueue_usual_jobs(text, text, text[], integer),
@@ -133,7 +133,7 @@ GRANT EXECUTE ON FUNCTION
                        timestamptz[], double precision[], smallint[], text[], text[], text[]),
     taskd.enqueue_unique(text, jsonb, text, text, integer, timestamptz, double precision, integer, double precision,
                          text, double precision, text, double precision, anyelement, timestamptz, double precision, integer,
-                         boolean, boolean, text, jsonb, boolean, jsonb, text),
+                         boolean, boolean, text, jsonb, boolean, jsonb, text, jsonb),
     taskd.enqueue_unique_batch(text[], text[], text[], integer[], timestamptz[], double precision[], smallint[],
                                double precision[], timestamptz[], double precision[], smallint[], text[], text[], text[],
                                text[], double precision[], text[], double precision[], bigint[], boolean, text[], text[])

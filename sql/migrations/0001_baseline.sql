@@ -1359,7 +1359,7 @@ $$;
 
 -- Return the unique key that a task's rule gives a job with these arguments: the rule's own key, or the list of the
 -- arguments that the rule names. Of an argument that the task redacts, the key contains the hash.
--- Called by: enqueue_one(), try_enqueue(), make_scheduled_jobs(), change().
+-- Called by: enqueue_unique(), try_enqueue(), change().
 CREATE FUNCTION taskd.unique_key_of(rule jsonb, args jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1426,7 +1426,7 @@ END
 $$;
 
 -- Raise an error if a new version and the last version of its key are a number and a time: they cannot be compared.
--- Called by: enqueue_unique().
+-- Called by: enqueue_unique(), start_keyed_run().
 CREATE FUNCTION taskd.check_version_types(version bigint, last bigint) RETURNS void
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1442,7 +1442,7 @@ END
 $$;
 
 -- Return the version that a task's rule gives a job with these arguments, or NULL.
--- Called by: enqueue_one(), try_enqueue(), make_scheduled_jobs(), change().
+-- Called by: enqueue_unique(), change().
 CREATE FUNCTION taskd.version_of(rule jsonb, args jsonb) RETURNS bigint
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -1622,10 +1622,9 @@ BEGIN
     IF rule IS NOT NULL THEN
         SELECT e.job_id, e.outcome INTO job_id, outcome
         FROM taskd.enqueue_unique(
-            task, args, taskd.unique_key_of(rule, args), queue, priority, run_at, delay_s, max_attempts, timeout_s,
-            rule ->> 'scope', (rule ->> 'for_s')::double precision, rule ->> 'on_conflict',
-            (rule ->> 'debounce_max_s')::double precision, taskd.version_of(rule, args), deadline, deadline_s,
-            args_version, true, false, limit_name, limit_values, false, metadata, rule ->> 'newer_starts'
+            task, args, NULL, queue, priority, run_at, delay_s, max_attempts, timeout_s, deadline => deadline,
+            deadline_s => deadline_s, args_version => args_version, checked => true, limit_name => limit_name,
+            limit_values => limit_values, metadata => metadata, rule => rule
         ) AS e;
         IF outcome IN ('skipped', 'ignored') THEN
             RAISE NOTICE 'no job was enqueued (%): job % of the task "%" holds the unique key', outcome, job_id, task
@@ -1997,6 +1996,7 @@ CREATE FUNCTION taskd.enqueue_unique(
     in_batch boolean DEFAULT false,
     metadata jsonb DEFAULT NULL,
     newer_starts text DEFAULT 'at_once',
+    rule jsonb DEFAULT NULL,                -- of the task, in place of the key, its options and the version
     OUT job_id bigint,
     OUT outcome text
 )
@@ -2026,9 +2026,19 @@ DECLARE
     retry_at timestamptz;
     takes boolean;
     number bigint := CASE WHEN version IS NOT NULL THEN taskd.stored_version(version, checked) END;
-    newest boolean := number IS NOT NULL OR on_conflict = 'latest';
+    newest boolean;
     next jsonb;
 BEGIN
+    IF rule IS NOT NULL THEN
+        unique_key := taskd.unique_key_of(rule, args);
+        key_scope := rule ->> 'scope';
+        for_s := rule ->> 'for_s';
+        on_conflict := rule ->> 'on_conflict';
+        debounce_max_s := rule ->> 'debounce_max_s';
+        newer_starts := coalesce(rule ->> 'newer_starts', 'at_once');
+        number := taskd.version_of(rule, args);
+    END IF;
+    newest := number IS NOT NULL OR on_conflict = 'latest';
     IF unique_key IS NULL
        OR coalesce(key_scope, '') NOT IN ('waiting', 'live', 'history', 'forever')
        OR coalesce(on_conflict, '') NOT IN ('skip', 'replace', 'replace_args', 'debounce', 'latest', 'raise')
@@ -2085,7 +2095,7 @@ BEGIN
         SELECT r.job_id, r.outcome INTO job_id, outcome
         FROM taskd.start_keyed_run(
             task, (SELECT t.stages FROM taskd.task AS t WHERE t.name = enqueue_unique.task), args, queue, priority, due, max_attempts,
-            timeout_s, ends_at, metadata, unique_key, version, on_conflict, newer_starts
+            timeout_s, ends_at, metadata, unique_key, number, on_conflict, newer_starts
         ) AS r;
         RETURN;
     END IF;
@@ -2306,7 +2316,7 @@ CREATE FUNCTION taskd.try_enqueue(
     task text,
     args jsonb DEFAULT '{}',
     queue text DEFAULT NULL,
-    priority integer DEFAULT 100,
+    priority integer DEFAULT NULL,
     run_at timestamptz DEFAULT NULL,
     delay_s double precision DEFAULT NULL,
     max_attempts integer DEFAULT NULL,
@@ -2320,7 +2330,7 @@ CREATE FUNCTION taskd.try_enqueue(
     for_s double precision DEFAULT NULL,
     on_conflict text DEFAULT 'skip',
     debounce_max_s double precision DEFAULT NULL,
-    version bigint DEFAULT NULL,
+    version anyelement DEFAULT NULL::bigint, -- an integer, a numeric or a timestamptz
     OUT job_id bigint,
     OUT outcome text
 )
@@ -2338,11 +2348,6 @@ BEGIN
     END IF;
     IF rule IS NOT NULL THEN
         unique_key := taskd.unique_key_of(rule, args);
-        key_scope := rule ->> 'scope';
-        for_s := rule ->> 'for_s';
-        on_conflict := rule ->> 'on_conflict';
-        debounce_max_s := rule ->> 'debounce_max_s';
-        version := taskd.version_of(rule, args);
     END IF;
     IF unique_key IS NULL THEN
         job_id := taskd.enqueue(
@@ -2353,8 +2358,7 @@ BEGIN
         SELECT e.job_id, e.outcome INTO job_id, outcome
         FROM taskd.enqueue_unique(
             task, args, unique_key, queue, priority, run_at, delay_s, max_attempts, timeout_s, key_scope, for_s, on_conflict,
-            debounce_max_s, version, deadline, deadline_s, metadata => metadata,
-            newer_starts => coalesce(rule ->> 'newer_starts', 'at_once')
+            debounce_max_s, version, deadline, deadline_s, metadata => metadata, rule => rule
         ) AS e;
     END IF;
 EXCEPTION WHEN unique_violation OR configuration_limit_exceeded THEN
@@ -4083,6 +4087,7 @@ DECLARE
     kept_until timestamptz := now() + CASE WHEN version IS NULL THEN interval '0' ELSE interval '30 days' END;
     wins boolean := version IS NOT NULL OR on_conflict = 'latest';
     holder record;
+    known_version bigint;
 BEGIN
     IF coalesce(on_conflict, '') NOT IN ('skip', 'raise', 'latest') THEN
         RAISE EXCEPTION 'on_conflict of a run of the pipeline "%" is skip, raise or latest; with a version, the newer run wins', pipeline
@@ -4097,13 +4102,15 @@ BEGIN
                 RAISE EXCEPTION 'run % of the pipeline "%" holds the unique key "%"', run_id, pipeline, unique_key
                     USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key';
             END IF;
-            IF NOT wins OR holder.newest >= version THEN
+            known_version := holder.newest;
+            PERFORM taskd.check_version_types(version, known_version);
+            IF NOT wins OR known_version >= version THEN
                 outcome := CASE WHEN NOT wins THEN 'skipped' ELSE 'ignored' END;
                 RETURN;
             END IF;
             PERFORM FROM taskd.job AS j WHERE j.id = holder.job_id FOR UPDATE;
             SELECT * INTO holder FROM taskd.live_run(pipeline, unique_key);
-            CONTINUE WHEN holder.job_id IS DISTINCT FROM job_id OR holder.newest >= version;
+            CONTINUE WHEN (holder.job_id, holder.newest) IS DISTINCT FROM (job_id, known_version);
             INSERT INTO taskd.job_key AS k (task, unique_key, job_id, version, until, follower)
             VALUES (pipeline, unique_key, job_id, version, kept_until, CASE WHEN holder.state = 'running' THEN spec END)
             ON CONFLICT ON CONSTRAINT job_key_pkey DO UPDATE
@@ -4119,10 +4126,11 @@ BEGIN
             outcome := 'replaced';
             RETURN;
         END IF;
-        SELECT k.job_id INTO job_id
+        SELECT k.job_id, k.version INTO job_id, known_version
         FROM taskd.job_key AS k
-        WHERE k.task = pipeline AND k.unique_key = unique_key AND k.version >= version AND k.until > clock_timestamp();
-        IF FOUND THEN
+        WHERE k.task = pipeline AND k.unique_key = unique_key AND k.until > clock_timestamp();
+        PERFORM taskd.check_version_types(version, known_version);
+        IF known_version >= version THEN
             outcome := 'ignored';
             RETURN;
         END IF;
@@ -4771,11 +4779,9 @@ BEGIN
         RETURNING j.id
     ), keyed AS (
         SELECT (taskd.enqueue_unique(
-                   def.task, args, taskd.unique_key_of(rule, args), queue => def.queue, priority => def.priority, run_at => due,
-                   max_attempts => def.max_attempts, timeout_s => def.timeout_s, key_scope => rule ->> 'scope',
-                   for_s => (rule ->> 'for_s')::double precision, on_conflict => rule ->> 'on_conflict',
-                   debounce_max_s => (rule ->> 'debounce_max_s')::double precision, version => taskd.version_of(rule, args),
-                   deadline => deadline, args_version => def.args_version, checked => true, limit_name => known.limit_name,
+                   def.task, args, NULL, rule => rule, queue => def.queue, priority => def.priority, run_at => due,
+                   max_attempts => def.max_attempts, timeout_s => def.timeout_s, deadline => deadline,
+                   args_version => def.args_version, checked => true, limit_name => known.limit_name,
                    limit_values => CASE WHEN known.limit_name IS NOT NULL
                                         THEN taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact) END,
                    metadata => coalesce(known.metadata || metadata, known.metadata, metadata)

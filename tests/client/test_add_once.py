@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -421,3 +422,40 @@ async def test_try_enqueue_tells_an_outcome_in_place_of_an_error(
     assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 5
     with pytest.raises(asyncpg.PostgresError, match='task "keyed" needs the argument "n"'):
         await sql.fetch("SELECT * FROM taskd.try_enqueue('keyed')")
+
+
+async def test_try_enqueue_applies_the_versions_and_the_priority_of_the_task(
+    client: Client, sql: Any, lane: Lane, registry: Any
+) -> None:
+    @task(queue="q", registry=registry, priority=7, unique=Unique(by=("n",), version_by="at"))
+    async def index(n: int, at: datetime) -> None: ...
+
+    @task(queue="q", registry=registry, priority=8)
+    async def plain() -> None: ...
+
+    await workers.publish(lane, "app", registry, ["q"])
+    timed = '\'index\', \'{"n": 1, "at": "2026-01-01T12:00:00'
+    calls = (
+        f"{timed}Z\"}}'",
+        f"{timed}Z\"}}'",
+        f"{timed}.5Z\"}}'",
+        "'plain'",
+        "'plain', unique_key => 'k', version => now()",
+    )
+    rows = [await sql.fetchrow(f"SELECT * FROM taskd.try_enqueue({call})") for call in calls]
+    outcomes = [row["outcome"] for row in rows]
+    assert outcomes == ["enqueued", "ignored", "replaced", "enqueued", "enqueued"]
+    found = await sql.fetch("SELECT priority FROM taskd.job ORDER BY id")
+    assert [row[0] for row in found] == [7, 8, 8]
+
+
+async def test_a_rule_without_newer_starts_means_at_once(
+    client: Client, sql: Any, lane: Lane, registry: Any
+) -> None:
+    @task(queue="q", registry=registry, unique=Unique(by=("n",)))
+    async def keyed(n: int) -> None: ...
+
+    await workers.publish(lane, "app", registry, ["q"])
+    await sql.execute("UPDATE taskd.task SET unique_rule = unique_rule - 'newer_starts'")
+    first = await sql.fetchval("SELECT taskd.enqueue('keyed', '{\"n\": 1}')")
+    assert await sql.fetchval("SELECT taskd.enqueue('keyed', '{\"n\": 1}')") == first

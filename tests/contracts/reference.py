@@ -41,9 +41,9 @@ INTERNAL = {
     "limit_name",
     "limit_values",
     "in_batch",
+    "rule",
     "app",
     "next_at",
-    "version_at",
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from taskd.core.jobs.job import NewJob
+from taskd.core.jobs.job import JobState, NewJob
 from taskd.core.jobs.unique import Unique
+from taskd.core.outcomes.ack import Ack
 from taskd.core.tasks.task import Task
 from taskd.store import schedules
 from taskd.store.connections.database import Lane
@@ -75,6 +76,23 @@ async def test_a_newer_version_wins_in_schedules_too(sql: Any, lane: Lane) -> No
     [job] = await made(sql)
     assert job["args"] != "{}"
     assert await sql.fetchval("SELECT count(*) FROM taskd.job") == 1
+
+
+async def test_a_newer_version_of_a_schedule_keeps_the_delay_of_the_retry_if_the_rule_says_so(
+    sql: Any, lane: Lane, me: int
+) -> None:
+    await publish(sql, Unique(by=("a",), version_by="v", newer_starts="after_delay"))
+    query = "SELECT 1 AS a, extract(epoch FROM $1)::bigint AS v"
+    await make(lane, nightly(query=query, job=NewJob("t", queue="q")))
+    await late(sql, 100.0)
+    assert await fire_due(lane) == 1
+    [job] = await jobs.claim(lane, me, "q", 1)
+    retry = Ack(job.id, me, job.fence, JobState.SCHEDULED, delay_s=3000.0, error='{"type": "E"}')
+    await jobs.ack_outcomes(lane, me, [retry])
+    await refire(sql, lane)
+    [newer] = [each for each in await made(sql) if each["state"] != "cancelled"]
+    assert newer["id"] > job.id
+    assert newer["run_at"] > datetime.now(UTC) + timedelta(seconds=2900)
 
 
 async def test_a_schedule_keeps_the_key_of_the_job_that_it_was_given(sql: Any, lane: Lane) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from datetime import datetime
 from typing import Any
 
+import asyncpg
 import pytest
 
 from taskd import Client, Unique
@@ -116,6 +119,39 @@ async def test_a_newer_version_does_not_wait_for_the_retries_of_the_older(desk: 
     newest = await docs.line.start("a", 3, conn=desk.sql)  # during the wait for a retry
     assert newest.outcome == "replaced"
     assert [row[1] for row in await ran(desk, newest.id)] == ["done", "done"]
+
+
+@pytest.mark.parametrize("versions", [("1", "now()"), ("now()", "1")])
+async def test_the_versions_of_the_runs_of_a_key_have_one_type(
+    desk: Desk, versions: tuple[str, str]
+) -> None:
+    """A number is refused after a time, and a time after a number, also when the run has ended."""
+    Docs(desk, Unique(by=("doc",))).go.set()
+    worker = await desk.start()
+    await worker.stop()
+    start = "SELECT outcome FROM taskd.enqueue_unique('docs', '{\"doc\": \"a\"}', 'k', version => "
+    first, second = versions
+    assert await desk.sql.fetchval(f"{start}{first})") == "enqueued"
+    for _ in range(2):
+        with pytest.raises(asyncpg.PostgresError, match="cannot be compared with the last version"):
+            await desk.sql.fetchval(f"{start}{second})")
+        await desk.sql.execute("SELECT taskd.cancel(ARRAY(SELECT id FROM taskd.job))")
+
+
+async def test_the_version_of_a_run_can_be_a_time_by_name(desk: Desk) -> None:
+    @desk.task()
+    async def read(doc: str, at: datetime) -> None: ...
+
+    pipeline(
+        "times", stage("read", read), unique=Unique(by=("doc",), version_by="at"),
+        registry=desk.registry,
+    )  # fmt: skip
+    worker = await desk.start()
+    await worker.stop()
+    ask = "SELECT outcome FROM taskd.try_enqueue('times', $1)"
+    times = [f"2026-01-01T12:00:00{zone}" for zone in ("Z", "Z", "-01:00")]
+    outcomes = [await desk.sql.fetchval(ask, json.dumps({"doc": "a", "at": at})) for at in times]
+    assert outcomes == ["enqueued", "ignored", "replaced"]
 
 
 async def test_the_latest_arguments_win_without_versions(desk: Desk) -> None:
