@@ -8,9 +8,16 @@ from typing import Any
 import asyncpg
 
 from taskd.config.parsing import SCHEMA_DEFAULT
+from taskd.store.connections import callers_connection
+from taskd.store.connections.statements import Fetches
 from taskd.store.schema_text import channel_prefix, in_schema
 
 SCHEMA = os.environ.get("TASKD_TEST_SCHEMA", SCHEMA_DEFAULT)
+
+
+def fetches(conn: object) -> Fetches:
+    """Run statements on a connection of a test, which puts the name of the schema into them."""
+    return callers_connection.fetches(conn, SCHEMA_DEFAULT)
 
 
 class PlainConnection(asyncpg.Connection):  # type: ignore[misc]

@@ -212,7 +212,7 @@ async def start_keyed_run(
             job.queue,
             job.priority,
             unique.key,
-            unique.version,
+            unique.version_number,
             str(unique.on_conflict),
             str(unique.newer_starts),
             metadata_text(job),

@@ -17,7 +17,6 @@ from taskd.core.worker_status import LoopBlocked, WorkerStatus
 from taskd.store.connections.database import Database
 from taskd.store.connections.shared_connections import SharedConnections
 from taskd.store.connections.transactions import Transactions
-from taskd.worker.attempt_context import Reads
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.listener import (
     Heard,
@@ -41,6 +40,7 @@ from taskd.worker.observing.log_writer import LogWriter
 from taskd.worker.observing.loop_monitor import LoopMonitor, Pulse
 from taskd.worker.observing.progress import ProgressWriter
 from taskd.worker.operator_settings import Calls, Controls
+from taskd.worker.reads import Reads
 from taskd.worker.running.calls import Executors
 from taskd.worker.running.handler_tasks import HandlerTasks
 from taskd.worker.running.job_processes.pool import JobProcesses

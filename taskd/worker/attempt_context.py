@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -17,24 +16,10 @@ from taskd.store import workflows
 from taskd.store.connections import callers_connection
 from taskd.store.connections.statements import Fetches
 from taskd.worker.own_workflow import OwnWorkflow
+from taskd.worker.reads import Reads
 
 # Called with the job, `done`, `total`, the note, and the function that redacts the note.
 ReportsProgress = Callable[[Job, float, float | None, str, Callable[[str], str]], None]
-
-
-class Reads:
-    """The connection over which contexts read results, and its event loop.
-
-    Handlers in threads submit their reads to this loop.
-
-    Args:
-        schema: the schema of the installation.
-    """
-
-    def __init__(self, lane: Fetches, schema: str) -> None:
-        self.lane = lane
-        self.schema = schema
-        self.loop = asyncio.get_running_loop()
 
 
 class AttemptContext:
@@ -144,7 +129,7 @@ class AttemptContext:
     def workflow(self) -> OwnWorkflow:
         """The workflow of the job, to which the handler can add jobs."""
         if self._workflow is None:
-            self._workflow = OwnWorkflow(self._job, self._reads.lane, self._reads.loop)
+            self._workflow = OwnWorkflow(self._job, self._reads)
         return self._workflow
 
     def remaining_s(self) -> float | None:
@@ -173,10 +158,10 @@ class AttemptContext:
         """Return the same results as results(), in a plain function.
 
         Raises:
-            ResultsTooLarge, ResultNotStored: see results().
-            StoreUnavailable: see results().
+            ResultsTooLarge, ResultNotStored, StoreUnavailable: see results().
+            RuntimeError: the handler runs on the event loop, which the call would block.
         """
-        return asyncio.run_coroutine_threadsafe(self.results(), self._reads.loop).result()
+        return self._reads.wait(self.results, "ctx.results()")
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Report the progress of this attempt.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from taskd.client.enqueueing import completed, no_built_ins
 from taskd.client.workflows import Workflow
@@ -16,6 +15,9 @@ from taskd.errors import InvalidWorkflow, LeaseLost
 from taskd.store import workflows
 from taskd.store.connections import callers_connection
 from taskd.store.connections.statements import Fetches
+from taskd.worker.reads import Reads
+
+T = TypeVar("T")
 
 
 class OwnWorkflow:
@@ -23,15 +25,17 @@ class OwnWorkflow:
 
     Args:
         job: the running job.
-        lane: the connection over which jobs are added if the caller gives none.
-        loop: the event loop of the lane, for handlers in threads.
+        reads: the connection over which jobs are added if the caller gives none.
     """
 
-    def __init__(self, job: Job, lane: Fetches, loop: asyncio.AbstractEventLoop) -> None:
-        self._job, self._lane, self._loop = job, lane, loop
+    def __init__(self, job: Job, reads: Reads) -> None:
+        self._job, self._reads = job, reads
         self.id = job.workflow_id
-        # The ids of the nodes that this attempt has added. None: the statement has not ended yet.
+        # The ids of the nodes that this attempt has added. None: the add has failed, or has not
+        # ended yet.
         self._added: dict[str, int | None] = {}
+        # The jobs whose add under a default name has failed, by that name.
+        self._failed: dict[str, NewJob] = {}
 
     async def add(
         self,
@@ -47,8 +51,7 @@ class OwnWorkflow:
         Raises:
             InvalidWorkflow, LeaseLost: see RunningWorkflow.
         """
-        flow = self._one(job, name, after, on_failed)
-        return next(iter((await self.add_all(flow, conn=conn)).values()))
+        return await self._add_one(self._on(conn), job, name, after, on_failed)
 
     def add_sync(
         self,
@@ -59,9 +62,16 @@ class OwnWorkflow:
         on_failed: str = OnFailed.CANCEL,
         conn: Any = None,
     ) -> int:
-        """Add one job as add() does, in a plain function; `conn` is a blocking connection."""
-        flow = self._one(job, name, after, on_failed)
-        return next(iter(self.add_all_sync(flow, conn=conn).values()))
+        """Add one job as add() does, in a plain function; `conn` is a blocking connection.
+
+        Raises:
+            RuntimeError: without `conn`: the handler runs on the event loop.
+        """
+
+        def work(on: Fetches) -> Coroutine[Any, Any, int]:
+            return self._add_one(on, job, name, after, on_failed)
+
+        return self._sync(work, conn, "ctx.workflow.add()")
 
     async def add_all(self, flow: Nodes, *, conn: Any = None) -> dict[str, int]:
         """Add all jobs of a workflow; return their ids by node.
@@ -69,25 +79,57 @@ class OwnWorkflow:
         Raises:
             InvalidWorkflow, LeaseLost: see RunningWorkflow.
         """
-        on = self._lane if conn is None else callers_connection.fetches(conn)
-        return await self._add(on, flow)
+        return await self._add(self._on(conn), flow)
 
     def add_all_sync(self, flow: Nodes, *, conn: Any = None) -> dict[str, int]:
-        """Add all jobs of a workflow as add_all() does, in a plain function."""
-        if conn is not None:
-            on = callers_connection.fetches_sync(conn)
-            return callers_connection.finished(self._add(on, flow))
-        return asyncio.run_coroutine_threadsafe(self.add_all(flow), self._loop).result()
+        """Add all jobs of a workflow as add_all() does, in a plain function.
 
-    def _one(
-        self, job: NewJob, name: str | None, after: Iterable[str | int], on_failed: str
-    ) -> Workflow:
+        Raises:
+            RuntimeError: without `conn`: the handler runs on the event loop.
+        """
+        return self._sync(lambda on: self._add(on, flow), conn, "ctx.workflow.add_all()")
+
+    def _on(self, conn: Any) -> Fetches:
+        if conn is None:
+            return self._reads.lane
+        return callers_connection.fetches(conn, self._reads.schema)
+
+    def _sync(
+        self, work: Callable[[Fetches], Coroutine[Any, Any, T]], conn: Any, instead: str
+    ) -> T:
+        if conn is None:
+            return self._reads.wait(lambda: work(self._reads.lane), instead)
+        on = callers_connection.fetches_sync(conn, self._reads.schema)
+        return callers_connection.finished(work(on))
+
+    async def _add_one(
+        self,
+        on: Fetches,
+        job: NewJob,
+        name: str | None,
+        after: Iterable[str | int],
+        on_failed: str,
+    ) -> int:
         flow = Workflow(node_name(self._job.task))
-        flow.add(job, name=name or self._free(job), after=after, on_failed=on_failed)
-        return flow
+        node = name or self._free(job)
+        flow.add(job, name=node, after=after, on_failed=on_failed)
+        try:
+            return (await self._add(on, flow))[node]
+        except BaseException:
+            if name is None:
+                self._failed[node] = job
+            raise
 
     def _free(self, job: NewJob) -> str:
-        """Return a free name; attempts that add jobs in the same order get the same names."""
+        """Return a free name; attempts that add jobs in the same order get the same names.
+
+        An equal job whose add has failed gets the same name again: the failed statement may have
+        added the job, which is then not added twice.
+        """
+        for name, failed in self._failed.items():
+            if failed == job:
+                del self._failed[name]
+                return name
         base = name = node_name(job.task)
         number = 1
         while name in self._added:

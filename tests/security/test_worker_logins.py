@@ -13,10 +13,10 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.workflows.workflow import Node, plan
 from taskd.errors import PermissionDenied
 from taskd.store import workflows
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs
 from tests.logins import Logins
+from tests.schema import fetches
 from tests.security.worker_logins import second_worker  # noqa: F401
 from tests.store.helpers import DONE, ack, new_worker
 from tests.store.schedule_helpers import late, make, nightly, row

@@ -23,11 +23,11 @@ from typing import Any
 import asyncpg
 
 from taskd.store import queues, schedules, tasks, workers
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database
 from taskd.store.jobs import jobs, limits
 from taskd.store.schema import migrations
 from taskd.worker.assembly import PLANS
+from tests.schema import fetches
 from tests.store.helpers import claim_suspect, done, new_worker
 from tests.store.workflow_helpers import WRONG
 from tests.store.writers import QUEUES, TASKS, Writers, registry

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from taskd.core.jobs.job import JobState
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
+from tests.schema import fetches
 from tests.store.ack_helpers import ALL_STATES, jobs_completed, snapshot
 from tests.store.helpers import (
     CANCELLED,

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 
 from taskd.store import queues, workers
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
+from tests.schema import fetches
 from tests.store.helpers import (
     CANCELLED,
     QUEUED,

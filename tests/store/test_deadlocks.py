@@ -9,10 +9,10 @@ from typing import Any
 from taskd.core.jobs.job import Job, NewJob
 from taskd.core.jobs.unique import Unique
 from taskd.store import workers
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
 from taskd.worker.assembly import PLANS
+from tests.schema import fetches
 from tests.store.helpers import (
     DONE,
     FAILED,

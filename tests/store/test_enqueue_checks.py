@@ -11,10 +11,10 @@ import pytest
 from taskd.core.jobs.job import NewJob
 from taskd.errors import QueueFull
 from taskd.store import workers
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs, limits
 from tests.logins import Logins
+from tests.schema import fetches
 from tests.store.helpers import Connect, Transaction, bury, incarnation, waits_for_lock
 
 FIRST, SECOND = 7_001, 7_002

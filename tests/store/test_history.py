@@ -10,11 +10,11 @@ import pytest
 
 from taskd import events
 from taskd.errors import StoreUnavailable
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import history, jobs
 from taskd.store.reading import reports
 from taskd.worker.upkeep.pruner import STEPS, Pruner
+from tests.schema import fetches
 from tests.store.helpers import (
     CANCELLED,
     DONE,

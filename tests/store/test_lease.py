@@ -9,9 +9,9 @@ import pytest
 
 from taskd.core.jobs.job import JobState
 from taskd.store import workers
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
+from tests.schema import fetches
 from tests.store.helpers import (
     CANCELLED,
     FAILED,

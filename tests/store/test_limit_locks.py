@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from taskd.core.jobs.limit import Limit
-from taskd.store.connections import callers_connection
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs, limits
+from tests.schema import fetches
 from tests.store.helpers import (
     Connect,
     Transaction,
@@ -81,8 +81,8 @@ async def test_a_handlers_own_transaction_keeps_no_lock_of_the_limit(
     first, second = sorted(await jobs.claim(lane, me, "q", 10), key=lambda job: job.id)
     handlers = await connect()
     async with Transaction(handlers) as transaction:
-        fetches = callers_connection.fetches(handlers)
-        assert await fetches.fetch("complete_job", first.id, me, first.fence, None, None, None)
+        ended = (first.id, me, first.fence, None, None, None)
+        assert await fetches(handlers).fetch("complete_job", *ended)
         assert await done(lane, second) == 1
         assert await queued(sql) == [born[2]]
         await transaction.commit()

@@ -14,10 +14,10 @@ from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import QueueFull
 from taskd.store import workers
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import busy_marks, jobs, limits
 from tests.logins import Logins
+from tests.schema import fetches
 from tests.store.helpers import (
     MARK,
     MARKED,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
+from tests.schema import fetches
 from tests.store.helpers import (
     Connect,
     Ears,

@@ -8,11 +8,11 @@ import pytest
 
 from taskd.core.jobs.job import NewJob
 from taskd.store import queues, workers
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import ValueRefused
 from taskd.store.jobs import jobs
 from taskd.store.reading import reports
+from tests.schema import fetches
 from tests.store.helpers import (
     QUEUED,
     SCHEDULED,

@@ -9,9 +9,9 @@ import pytest
 from taskd.core.jobs.job import NewJob
 from taskd.core.workflows.workflow import Node, OnFailed, plan
 from taskd.store import workflows
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import changes, jobs
+from tests.schema import fetches
 from tests.store.helpers import (
     CANCELLED,
     DONE,

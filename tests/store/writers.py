@@ -19,10 +19,10 @@ from taskd.core.schedule import Every, Schedule
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.store import queues, schedules, tasks, workers, workflows
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.pool import Pool
 from taskd.store.jobs import changes, history, jobs, limits
 from taskd.worker.upkeep.schedule_runner import fire
+from tests.schema import fetches
 from tests.store.helpers import (
     CANCELLED,
     DONE,

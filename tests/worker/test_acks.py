@@ -12,10 +12,10 @@ import pytest
 from taskd.core.jobs.backoff import Fixed
 from taskd.core.outcomes import policy
 from taskd.errors import LeaseLost
-from taskd.store.connections.callers_connection import fetches
 from taskd.store.connections.error_translation import HeldUp, Silence, translate
 from taskd.store.jobs import jobs
 from taskd.worker.upkeep import reconciler as reconciler_module
+from tests.schema import fetches
 from tests.worker.conftest import Desk, until
 from tests.worker.test_claims import TERMINATE, idle
 

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from taskd import Context
+from taskd.config import Settings
 from taskd.core.jobs.backoff import Fixed
 from taskd.errors import InvalidWorkflow, LeaseLost
 from taskd.store import workflows
+from taskd.store.connections.database import Database, Lane
 from taskd.store.jobs import jobs
+from taskd.store.schema import migrations
 from taskd.web.pages.workflow_graph import graph as graph_of
+from taskd.worker import Worker
 from taskd.workflows import Workflow, chain, group, pipeline, stage
-from tests.worker.conftest import Desk, until
+from tests.worker.conftest import Desk, Started, until
 from tests.worker.test_workflows import ran
 
 SOON = Fixed(0.01)
@@ -185,6 +189,72 @@ async def test_jobs_are_added_in_the_transaction_of_the_handler(desk: Desk, spli
     rows = await ran(desk, run.id)
     assert [row[0] for row in rows] == ["begin", "merge", "chunk"]
     assert rows[1][2] == '{"begin": "begun", "chunk": 49}'
+
+
+async def test_the_transaction_of_the_handler_adds_jobs_in_another_schema(
+    desk: Desk, split: Split
+) -> None:
+    blue = Database({"dsn": desk.dsn}, schema="jobs_blue")
+    await migrations.migrate(blue)
+
+    @desk.task(transaction=True)
+    async def begin(ctx: Any) -> None:
+        await ctx.workflow.add(split.chunk.job(7), conn=ctx.conn)
+
+    lane = Lane(blue, "test")
+    [job_id] = await jobs.enqueue(lane, [begin.job()])
+    await lane.close()
+    settings = Settings(dsn=desk.dsn, schema="jobs_blue")
+    worker = Started(Worker(settings, desk.registry, blue, app="app"))
+    desk.started.append(worker)
+    await desk.emitted.wait("job.done", 2)
+    nodes = "SELECT node FROM jobs_blue.jobs WHERE id <> $1"
+    assert await desk.sql.fetch(nodes, job_id) == [("chunk",)]
+    assert await worker.stop() == 0
+
+
+async def test_an_add_that_is_repeated_after_an_error_keeps_its_name(
+    desk: Desk, split: Split, other: Any
+) -> None:
+    @desk.task(max_attempts=1)
+    async def begin(ctx: Context) -> None:
+        stopped = "UPDATE taskd.workflow SET stopped_at = "
+        await other.execute(stopped + "now()")
+        for n in (1, 2):
+            with pytest.raises(InvalidWorkflow):
+                await ctx.workflow.add(split.chunk.job(n))
+        await other.execute(stopped + "NULL")
+        for n in (2, 3, 1):
+            await ctx.workflow.add(split.chunk.job(n))
+
+    run = await chain(begin.job()).start(conn=desk.sql)
+    await desk.start()
+    added = {row[0]: row[2] for row in (await ran(desk, run.id))[1:]}
+    assert added == {"chunk-2": "4", "chunk-3": "9", "chunk": "1"}
+
+
+async def test_blocking_calls_on_the_event_loop_are_refused(desk: Desk, split: Split) -> None:
+    refused: list[str] = []
+
+    @desk.task(max_attempts=1)
+    async def begin(ctx: Context) -> None:
+        flow = group([split.chunk.job(1)])
+        calls = (
+            lambda: ctx.workflow.add_sync(split.chunk.job(1)),
+            lambda: ctx.workflow.add_all_sync(flow),
+            ctx.results_sync,
+        )
+        for call in calls:
+            with pytest.raises(RuntimeError, match="would block the event loop") as error:
+                call()
+            refused.append(str(error.value).partition("Await ")[2])
+
+    run = await chain(begin.job()).start(conn=desk.sql)
+    await desk.start()
+    assert [row[:2] for row in await ran(desk, run.id)] == [("begin", "done")]
+    assert refused == [
+        f"{name}() instead" for name in ("ctx.workflow.add", "ctx.workflow.add_all", "ctx.results")
+    ]
 
 
 async def told(desk: Desk, act: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -177,6 +177,20 @@ async def test_a_waiting_run_is_replaced_by_a_newer_version(desk: Desk) -> None:
     assert [row[1] for row in await ran(desk, old.id)] == ["cancelled"]
     await ran(desk, new.id)
     assert docs.begun == [("read", "a", 2), ("write", "a", 2)]
+
+
+async def test_the_version_of_a_run_can_be_a_time(desk: Desk) -> None:
+    @desk.task()
+    async def read(doc: str, at: datetime) -> None: ...
+
+    unique = Unique(by=("doc",), version_by="at")
+    line = pipeline("timed", stage("read", read), unique=unique, registry=desk.registry)
+    noon = datetime(2026, 11, 28, 12, tzinfo=UTC)
+    starts = [
+        await line.start("a", noon + timedelta(seconds=seconds), conn=desk.sql)
+        for seconds in (0, 1, 0)
+    ]
+    assert [each.outcome for each in starts] == ["enqueued", "replaced", "ignored"]
 
 
 async def test_an_ended_run_does_not_return_beside_another_of_its_key(desk: Desk) -> None:

@@ -289,7 +289,7 @@ class Unique:
             if self.on_conflict != OnConflict.DEBOUNCE:
                 raise InvalidJob("debounce_max_s needs on_conflict='debounce'")
         if self.version is not None:
-            version_number(self.version)
+            _number_of(self.version)
         self._check_version_alone()
 
     def _check_version_alone(self) -> None:
@@ -312,6 +312,11 @@ class Unique:
     def arguments(self) -> tuple[str, ...]:
         """The names of the arguments that make the key and the version."""
         return (*self.by, self.version_by) if self.version_by else self.by
+
+    @property
+    def version_number(self) -> int | None:
+        """The number by which the database compares the version; None if there is no version."""
+        return None if self.version is None else _number_of(self.version)
 
     def of(
         self,
@@ -372,7 +377,7 @@ def of_rule(rule: str, args: str) -> Unique:
     return Unique(**fields | {"by": tuple(fields["by"])}).of(args, defaults, redact)
 
 
-def version_number(version: object) -> int:
+def _number_of(version: object) -> int:
     """Return the number by which the database compares a version.
 
     Of a time, it is VERSION_TIMES and the microseconds since 1970, so that no number equals a time.

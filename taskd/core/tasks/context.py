@@ -128,8 +128,9 @@ class RunningWorkflow(Protocol):
         Args:
             job: made by `task.job(...)`, without a unique key.
             name: the name of its node; by default the name of its task, with a number if the
-                handler has added that name before. Give a name if attempts of the handler add jobs
-                in different orders.
+                handler has added that name before. A job that is added again after an error, with
+                equal options, keeps its name. Give a name if attempts of the handler add jobs in
+                different orders, or if the handler repeats a transaction that was rolled back.
             after: the jobs that it waits for: names that this attempt has added, or ids of jobs.
                 Without it, the job starts at once, beside the running job.
             on_failed: what happens to the job if one of these fails; a value of OnFailed.
@@ -152,7 +153,11 @@ class RunningWorkflow(Protocol):
         on_failed: str = "cancel",
         conn: Any = None,
     ) -> int:
-        """Add a job as add() does, in a plain function; `conn` is a blocking connection."""
+        """Add a job as add() does, in a plain function; `conn` is a blocking connection.
+
+        Raises:
+            RuntimeError: without `conn`: the handler runs on the event loop of the worker.
+        """
 
     async def add_all(self, flow: Nodes, *, conn: Any = None) -> dict[str, int]:
         """Add all jobs of a Workflow with one statement; return their ids by node.
@@ -162,7 +167,11 @@ class RunningWorkflow(Protocol):
         """
 
     def add_all_sync(self, flow: Nodes, *, conn: Any = None) -> dict[str, int]:
-        """Add all jobs as add_all() does, in a plain function."""
+        """Add all jobs as add_all() does, in a plain function.
+
+        Raises:
+            RuntimeError: as for add_sync().
+        """
 
 
 class Context(ProcessContext, Protocol):
@@ -201,6 +210,7 @@ class Context(ProcessContext, Protocol):
 
         Raises:
             ResultNotStored, ResultsTooLarge, StoreUnavailable: for the same reasons as results().
+            RuntimeError: the handler runs on the event loop of the worker.
         """
 
     async def complete(self, conn: Any, result: Any = None) -> None:

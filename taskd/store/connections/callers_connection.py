@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.store.connections.error_translation import translated
 from taskd.store.connections.statements import PARAMETER, Fetches, statement
 
@@ -40,7 +39,7 @@ SYNC_ONES = (
 )
 
 
-def fetches(conn: object, schema: str = SCHEMA_DEFAULT) -> Fetches:
+def fetches(conn: object, schema: str) -> Fetches:
     """Return an object that runs statements on the caller's connection in an event loop.
 
     Args:
@@ -62,7 +61,7 @@ def fetches(conn: object, schema: str = SCHEMA_DEFAULT) -> Fetches:
     raise TypeError(f"conn is a {_kind(conn)}; taskd takes {ASYNC_ONES}")
 
 
-def fetches_sync(conn: object, schema: str = SCHEMA_DEFAULT) -> Fetches:
+def fetches_sync(conn: object, schema: str) -> Fetches:
     """Return an object that runs statements on a blocking connection: its coroutines never suspend.
 
     Args:

@@ -17,7 +17,7 @@ import msgspec
 from taskd.core.jobs.job import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, Job, JobState, NewJob
 from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
 from taskd.core.jobs.json_values import to_json_type
-from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict, version_number
+from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict
 from taskd.core.outcomes.ack import Ack
 from taskd.store.acting import actor
 from taskd.store.connections.callers_connection import CallersConnection
@@ -253,10 +253,7 @@ def _unique_args(jobs: Sequence[NewJob]) -> tuple[Any, ...]:
         [each and _float(each.for_s) for each in uniques],
         [each and OnConflict(each.on_conflict).value for each in uniques],
         [each and _float(each.debounce_max_s) for each in uniques],
-        [
-            version_number(each.version) if each and each.version is not None else None
-            for each in uniques
-        ],
+        [each and each.version_number for each in uniques],
         [
             NewerStarts(each.newer_starts).value
             if each and each.newer_starts != NewerStarts.AT_ONCE

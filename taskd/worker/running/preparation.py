@@ -28,10 +28,11 @@ from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs
-from taskd.worker.attempt_context import AttemptContext, Reads, ReportsProgress
+from taskd.worker.attempt_context import AttemptContext, ReportsProgress
 from taskd.worker.finishing.outcomes import OutcomeRecorder
 from taskd.worker.lease.state import Lease
 from taskd.worker.observing.loop_monitor import Pulse
+from taskd.worker.reads import Reads
 from taskd.worker.running.batches import Batches
 from taskd.worker.running.calls import Call, Executors, call_of
 from taskd.worker.running.shared_slots import SharedSlots
