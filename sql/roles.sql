@@ -175,10 +175,13 @@ GRANT SELECT,
 -- The login in the rows of tasks and workers is the one that has inserted the row: no worker can write it. By these logins,
 -- functions recognise the jobs and tasks of a worker.
 GRANT SELECT, DELETE,
-      INSERT (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, args_versions,
+      INSERT (id, lease_until, name, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, args_versions,
               schema_oldest, schema_newest, schedules, code),
       UPDATE (renewed_at, lease_until, draining, died_at, crashed, suspects, status, failures, queues)
     ON taskd.worker TO taskd_worker;
+-- To lock a row before it is deleted, PostgreSQL requires the right to update one of its columns.
+GRANT SELECT, INSERT, DELETE, UPDATE (died_at) ON taskd.worker_history TO taskd_worker;
+GRANT EXECUTE ON FUNCTION taskd.longest_kept_s() TO taskd_worker;
 GRANT EXECUTE ON FUNCTION
     taskd.prune_keys(bigint), taskd.make_history_partitions(integer), taskd.truncate_expired_partition(text),
     taskd.drop_expired_partition(text), taskd.prune_default_partition(bigint),
@@ -262,7 +265,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.find_jobs(jsonb, boolean, boolean, boolean, timestamptz, bigint, bigint), taskd.filter_parts(jsonb, boolean)
     TO taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.stored_time(text), taskd.version_time(bigint), taskd.version_text(bigint) TO taskd_worker, taskd_observer, taskd_admin;
-GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
+GRANT SELECT ON taskd.queue, taskd.task, taskd.worker, taskd.workers, taskd.job_limit, taskd.opening, taskd.bucket TO taskd_observer;
 
 -- Observers and workers can read when unique keys expire, but not the keys. So they can check that upkeep deletes expired keys.
 GRANT SELECT (until, retry_at) ON taskd.job_key TO taskd_worker, taskd_observer;
@@ -299,7 +302,7 @@ GRANT EXECUTE ON FUNCTION taskd.record_actions(text, text[], text, text, jsonb) 
 GRANT EXECUTE ON FUNCTION taskd.who(name, text), taskd.actions_of(text) TO taskd_observer, taskd_admin;
 GRANT SELECT ON taskd.action TO taskd_observer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.prune_actions(bigint) TO taskd_worker;
-GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker TO taskd_admin;
+GRANT SELECT ON taskd.job, taskd.job_key, taskd.job_history, taskd.jobs, taskd.queue, taskd.task, taskd.worker, taskd.workers TO taskd_admin;
 GRANT INSERT, UPDATE ON taskd.queue TO taskd_admin;
 GRANT DELETE ON taskd.task TO taskd_admin;
 -- `taskd bench` deletes its own jobs. To lock a row before it is deleted, PostgreSQL requires the right to update one of its

@@ -514,6 +514,8 @@ CREATE TABLE taskd.worker (
     lease_until timestamptz NOT NULL,
     died_at timestamptz,                    -- set once, never cleared
     crashed boolean NOT NULL DEFAULT false, -- it is dead, and one of its jobs may have killed it
+    -- The name that the setting `name` gives it; several workers can have one name.
+    name text CONSTRAINT name_is_bounded CHECK (octet_length(name) BETWEEN 1 AND 400),
     pid integer NOT NULL,
     pid_started bigint NOT NULL,            -- start time of the process in clock ticks since boot
     draining boolean NOT NULL DEFAULT false,
@@ -555,6 +557,27 @@ CREATE INDEX worker_alive ON taskd.worker (id) WHERE died_at IS NULL;
 -- ====================================================================================================
 -- Schedules
 -- ====================================================================================================
+
+-- Workers that have ended, without what only matters while they live. Upkeep moves the rows of dead workers here, and keeps them
+-- as long as a queue keeps its finished jobs: a job in the history is then never without the host, pid and name of its worker.
+CREATE TABLE taskd.worker_history (
+    id bigint PRIMARY KEY,
+    name text,
+    host text NOT NULL,
+    pid integer NOT NULL,
+    app text NOT NULL,
+    version text NOT NULL,
+    started_at timestamptz NOT NULL,
+    died_at timestamptz NOT NULL
+);
+CREATE INDEX worker_history_age ON taskd.worker_history (died_at);
+CREATE INDEX worker_history_name ON taskd.worker_history (name) WHERE name IS NOT NULL;
+
+-- All workers, live and ended, for people and dashboards: `JOIN taskd.workers AS w ON w.id = j.worker_id`.
+CREATE VIEW taskd.workers AS
+SELECT id, name, host, pid, app, version, started_at, died_at FROM taskd.worker
+UNION ALL
+SELECT id, name, host, pid, app, version, started_at, died_at FROM taskd.worker_history;
 
 -- Schedules, which enqueue jobs by a period or by cron, one for each tick (planned time). The code of an app declares them,
 -- or clients create them at run time.
@@ -5843,7 +5866,7 @@ AS $$
 $$;
 
 -- Return for how many seconds the finished jobs of a queue are kept at most, and at least 30 days.
--- Called by: prune_actions().
+-- Called by: prune_actions(), prune_workers.
 CREATE FUNCTION taskd.longest_kept_s() RETURNS integer
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -6248,7 +6271,10 @@ DECLARE
     moment CONSTANT text := CASE WHEN live THEN 'enqueued_at' ELSE 'finished_at' END;
     last_error CONSTANT text := 'concat_ws('': '', errors #>> ''{-1,type}'', errors #>> ''{-1,message}'') ILIKE '
                                 || quote_literal(filter ->> 'error');
-    of_worker CONSTANT text := 'worker_id = ' || (filter ->> 'worker')::bigint;
+    name_of_worker CONSTANT text := quote_literal(filter ->> 'worker_name');
+    of_worker CONSTANT text := coalesce(
+        'worker_id = ' || (filter ->> 'worker')::bigint,
+        'worker_id = ANY (ARRAY(SELECT w.id FROM taskd.workers AS w WHERE w.name = ' || name_of_worker || '))');
     of_workflow CONSTANT text := coalesce(
         'workflow_id = ' || (filter ->> 'workflow')::bigint,
         'workflow_id = ANY (ARRAY(SELECT w.id FROM taskd.workflow AS w WHERE w.name = ' || quote_literal(filter ->> 'workflow_name') || '))');
@@ -6297,7 +6323,10 @@ BEGIN
         WHEN tagged IS NOT NULL THEN 'metadata IS NOT NULL AND ' || tagged
         WHEN NOT live AND of_worker IS NOT NULL
         THEN of_worker || ' AND finished_at >= '
-             || (SELECT quote_literal(w.started_at) FROM taskd.worker AS w WHERE w.id = (filter ->> 'worker')::bigint)
+             || quote_literal(coalesce(
+                    (SELECT min(w.started_at) FROM taskd.workers AS w
+                     WHERE w.id = (filter ->> 'worker')::bigint OR w.name = filter ->> 'worker_name'),
+                    'infinity'))
         WHEN NOT live AND since IS NOT NULL THEN 'finished_at >= ' || quote_literal(since) || ' AND ' || bounds
     END;
 END

@@ -507,7 +507,7 @@ ORDER BY queue, task;
 
 -- name: doctor_workers()
 -- roles: worker, observer, admin
-SELECT id::text AS id, host, pid, app, version, queues, draining, status::text AS status, date_part('epoch', clock_timestamp() - started_at) AS up_s,
+SELECT id::text AS id, name, host, pid, app, version, queues, draining, status::text AS status, date_part('epoch', clock_timestamp() - started_at) AS up_s,
        date_part('epoch', clock_timestamp() - renewed_at) AS renewed_ago_s,
        date_part('epoch', clock_timestamp() - lease_until) AS late_s
 FROM taskd.worker
@@ -539,7 +539,7 @@ LIMIT $1;
 
 -- name: doctor_services(batch bigint)
 -- roles: worker, observer, admin
-SELECT worker.id::text AS worker_id, host, pid, f.service, f.error, date_part('epoch', clock_timestamp()) - f.since AS for_s
+SELECT worker.id::text AS worker_id, worker.name, host, pid, f.service, f.error, date_part('epoch', clock_timestamp()) - f.since AS for_s
 FROM taskd.worker AS worker, jsonb_to_recordset(failures) AS f (service text, error text, since double precision)
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND failures <> '[]'
 ORDER BY f.since

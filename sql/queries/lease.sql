@@ -8,21 +8,21 @@
 -- Insert the row of a new worker. If other workers of its queues have other tasks, all workers are notified, so that they read
 -- the tasks of the new worker (check_upkeep): from now on, they leave jobs that they cannot run to the new worker.
 
--- name: register_worker(id bigint, lease_s double precision, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], args_versions smallint[], schema_oldest integer, schema_newest integer, schedules text[], code text)
+-- name: register_worker(id bigint, lease_s double precision, name text, pid integer, pid_started bigint, host text, boot_id text, pid_namespace text, version text, app text, queues text[], tasks text[], args_versions smallint[], schema_oldest integer, schema_newest integer, schedules text[], code text)
 -- roles: worker
 WITH registered AS (
     INSERT INTO taskd.worker
-        (id, lease_until, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, args_versions,
+        (id, lease_until, name, pid, pid_started, host, boot_id, pid_namespace, version, app, queues, tasks, args_versions,
          schema_oldest, schema_newest, schedules, code)
-    VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10::text[], $11::text[],
-            $12::smallint[], $13, $14, $15::text[], $16)
+    VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5, $6, $7, $8, $9, $10, $11::text[], $12::text[],
+            $13::smallint[], $14, $15, $16::text[], $17)
     RETURNING id
 ), notified AS (
     SELECT taskd.notify('taskd', '')
     WHERE EXISTS (
         SELECT FROM taskd.worker AS other
-        WHERE other.died_at IS NULL AND other.queues && $10::text[]
-          AND (other.tasks, other.args_versions) IS DISTINCT FROM ($11::text[], $12::smallint[])
+        WHERE other.died_at IS NULL AND other.queues && $11::text[]
+          AND (other.tasks, other.args_versions) IS DISTINCT FROM ($12::text[], $13::smallint[])
     )
 )
 SELECT id FROM registered, (SELECT count(*) FROM notified) AS n;
@@ -441,8 +441,25 @@ SELECT held.id, CASE WHEN held.state = 'superseded' OR held.holder IS NOT NULL T
 FROM held, (SELECT count(*) FROM notified) AS r, (SELECT count(*) FROM unblocked) AS u, (SELECT count(*) FROM announced) AS t,
      (SELECT count(*) FROM freed) AS o;
 
--- name: prune_workers(after_s double precision)
+-- Move workers that died over `after_s` seconds ago, and own no job any more, to the history of workers. Delete from that history
+-- up to `batch` workers that died before any finished job that is still kept ended.
+
+-- name: prune_workers(after_s double precision, batch bigint)
 -- roles: worker
-DELETE FROM taskd.worker AS worker
-WHERE died_at < clock_timestamp() - make_interval(secs => $1)
-  AND NOT EXISTS (SELECT 1 FROM taskd.job WHERE worker_id = worker.id);
+WITH ended AS (
+    DELETE FROM taskd.worker AS worker
+    WHERE died_at < clock_timestamp() - make_interval(secs => $1)
+      AND NOT EXISTS (SELECT 1 FROM taskd.job WHERE worker_id = worker.id)
+    RETURNING id, name, host, pid, app, version, started_at, died_at
+), kept AS (
+    INSERT INTO taskd.worker_history (id, name, host, pid, app, version, started_at, died_at)
+    SELECT id, name, host, pid, app, version, started_at, died_at FROM ended
+)
+DELETE FROM taskd.worker_history
+WHERE id = ANY (ARRAY(
+    SELECT id FROM taskd.worker_history
+    WHERE died_at < clock_timestamp() - make_interval(secs => $1 + taskd.longest_kept_s())
+    ORDER BY died_at
+    LIMIT $2
+    FOR UPDATE SKIP LOCKED
+));

@@ -55,13 +55,14 @@ LIMIT $6;
 
 -- One job with all its columns, along job_pkey, and job_history_pkey of every partition. Arguments that its task redacts are
 -- hidden unless `unredacted` is true. If several jobs have the id, because the sequence of ids has gone back, the live one is
--- returned, or else the newest. `next_version`: the version of the job that will be enqueued when this job ends.
+-- returned, or else the newest. `next_version`: the version of the job that will be enqueued when this job ends. `past_workers`:
+-- for the id of each worker that the errors name, its name, host and pid.
 
 -- name: show_job(id bigint, unredacted boolean)
 -- roles: admin
 SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt,
        coalesce(job.max_attempts, published.max_attempts::smallint) AS max_attempts,
-       coalesce(job.timeout_s, published.timeout_s::double precision) AS timeout_s, job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence,
+       coalesce(job.timeout_s, published.timeout_s::double precision) AS timeout_s, job.worker_id::text AS worker_id, worker.name AS worker_name, worker.host, worker.pid, job.fence,
        job.crashes, job.interrupts, job.cancel_requested, job.enqueued_at, job.started_at,
        job.finished_at, job.updated_at, job.deadline, job.ends_by, job.reason,
        (CASE WHEN $2 THEN job.args ELSE taskd.redacted(job.task, job.args) END)::text AS args, job.args_version, job.errors::text AS errors,
@@ -77,9 +78,12 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
            'done', progress.done, 'total', progress.total, 'note', progress.note,
            'reported_ago_s', date_part('epoch', clock_timestamp() - progress.reported_at)
        )::text END AS progress,
-       taskd.actions_of('job ' || job.id)::text AS actions
+       taskd.actions_of('job ' || job.id)::text AS actions,
+       (SELECT json_object_agg(past.id, json_build_object('name', past.name, 'host', past.host, 'pid', past.pid))::text
+        FROM taskd.workers AS past
+        WHERE past.id IN (SELECT (id #>> '{}')::bigint FROM jsonb_path_query(job.errors, '$[*].worker') AS id)) AS past_workers
 FROM taskd.jobs AS job
-LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
+LEFT JOIN taskd.workers AS worker ON worker.id = job.worker_id
 LEFT JOIN taskd.task AS published ON published.name = job.task
 LEFT JOIN taskd.progress AS progress
     ON progress.job_id = job.id AND progress.fence = job.fence AND job.state = 'running'
@@ -106,7 +110,7 @@ WITH found AS MATERIALIZED (
     ORDER BY finished_at IS NOT NULL, enqueued_at DESC
     LIMIT 1
 ), peer AS MATERIALIZED (
-    SELECT worker.id, worker.host, worker.pid, worker.app, worker.started_at, worker.renewed_at, worker.died_at,
+    SELECT worker.id, worker.name, worker.host, worker.pid, worker.app, worker.started_at, worker.renewed_at, worker.died_at,
            worker.lease_until, worker.draining, worker.status,
            CASE WHEN worker.died_at IS NOT NULL THEN 'dead'
                 WHEN worker.lease_until < clock_timestamp() THEN 'silent'
@@ -137,7 +141,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        pause.paused_at, date_part('epoch', clock_timestamp() - pause.paused_at) AS paused_ago_s,
        pause.paused_until, date_part('epoch', pause.paused_until - clock_timestamp()) AS resumes_in_s,
        pause.pause_reason, pause.paused_by,
-       found.worker_id::text AS worker_id, owner.host AS worker_host, owner.pid AS worker_pid,
+       found.worker_id::text AS worker_id, owner.name AS worker_name, owner.host AS worker_host, owner.pid AS worker_pid,
        owner.state AS worker_state,
        date_part('epoch', clock_timestamp() - owner.renewed_at) AS worker_renewed_ago_s,
        date_part('epoch', owner.lease_until - owner.renewed_at) AS worker_lease_s, owner.lease_until AS worker_lease_until,
@@ -223,7 +227,7 @@ SELECT found.id, found.queue, found.task, found.state, found.attempt,
        END AS ahead,
        (
            SELECT json_agg(json_build_object(
-                      'id', served.id::text, 'host', served.host, 'pid', served.pid, 'app', served.app,
+                      'id', served.id::text, 'name', served.name, 'host', served.host, 'pid', served.pid, 'app', served.app,
                       'state', served.state, 'knows', served.knows, 'status', served.status::text,
                       'running', (SELECT count(*) FROM taskd.job WHERE worker_id = served.id),
                       'died_ago_s', date_part('epoch', clock_timestamp() - served.died_at)))::text
@@ -388,7 +392,7 @@ SELECT id::text AS id,
             WHEN renewed_at + (lease_until - renewed_at) / 3 < clock_timestamp() THEN 'late'
             WHEN draining THEN 'draining'
             ELSE 'live' END AS state,
-       host, pid, app, version, schema_oldest, schema_newest, queues, cardinality(tasks) AS tasks,
+       name, host, pid, app, version, schema_oldest, schema_newest, queues, cardinality(tasks) AS tasks,
        (SELECT count(*) FROM taskd.job
         WHERE worker_id = worker.id) AS running,
        started_at, renewed_at, lease_until, died_at,

@@ -54,7 +54,7 @@ FROM start, live, running, finished;
 -- name: watch_jobs(ids bigint[])
 -- roles: observer, admin
 SELECT job.id, job.queue, job.task, job.state, job.attempt, job.max_attempts, job.enqueued_at, job.run_at,
-       job.started_at, job.finished_at, job.reason, worker.host, worker.pid,
+       job.started_at, job.finished_at, job.reason, worker.name AS worker_name, worker.host, worker.pid,
        CASE WHEN jsonb_array_length(job.errors) > 0 THEN (
            SELECT json_agg(json_build_object(
                       'attempt', error -> 'attempt', 'started', error ->> 'started', 'ended', error ->> 'ended',
@@ -72,7 +72,7 @@ FROM (
     FROM taskd.job_history
     WHERE id = ANY ($1::bigint[])
 ) AS job
-LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id;
+LEFT JOIN taskd.workers AS worker ON worker.id = job.worker_id;
 
 -- The jobs with an event within the last `since_s` seconds, the latest first. The statement reads all live jobs, and finished
 -- jobs as `stats` does. It runs once, if the user gives --since.
@@ -124,7 +124,7 @@ WITH live AS MATERIALIZED (
     SELECT id, queue::text, task::text, attempt, started_at, worker_id, fence
     FROM taskd.job WHERE worker_id IS NOT NULL
 ), peer AS MATERIALIZED (
-    SELECT worker.id, worker.host, worker.pid, worker.app, worker.version, worker.queues, worker.started_at, worker.renewed_at,
+    SELECT worker.id, worker.name, worker.host, worker.pid, worker.app, worker.version, worker.queues, worker.started_at, worker.renewed_at,
            worker.draining,
            CASE WHEN worker.lease_until < clock_timestamp() THEN 'silent'
                 WHEN worker.renewed_at + (worker.lease_until - worker.renewed_at) / 3 < clock_timestamp() THEN 'late'
@@ -177,7 +177,7 @@ SELECT date_part('epoch', clock_timestamp()) AS now_s,
        ) AS queues,
        (
            SELECT json_agg(json_build_object(
-                      'id', id::text, 'host', host, 'pid', pid, 'app', app, 'version', version, 'queues', queues,
+                      'id', id::text, 'name', name, 'host', host, 'pid', pid, 'app', app, 'version', version, 'queues', queues,
                       'state', state, 'running', running,
                       'renewed_ago_s', date_part('epoch', clock_timestamp() - renewed_at),
                       'up_s', date_part('epoch', clock_timestamp() - started_at)

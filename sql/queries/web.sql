@@ -18,7 +18,7 @@ SELECT has_table_privilege('taskd.jobs', 'SELECT') AS reads_args;
 SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.attempt,
        coalesce(job.max_attempts, published.max_attempts::smallint) AS max_attempts,
        coalesce(job.timeout_s, published.timeout_s::double precision) AS timeout_s,
-       job.worker_id::text AS worker_id, worker.host, worker.pid, job.fence, job.crashes, job.interrupts, job.cancel_requested,
+       job.worker_id::text AS worker_id, worker.name AS worker_name, worker.host, worker.pid, job.fence, job.crashes, job.interrupts, job.cancel_requested,
        job.enqueued_at, job.started_at, job.finished_at, job.updated_at, job.reason, job.errors::text AS errors, job.deadline, job.ends_by,
        job.args_version, job.workflow_id, workflow.name::text AS workflow, job.node, job.limit_name, job.limit_key,
        job.schedule, job.tick, clock_timestamp() AS now,
@@ -28,7 +28,7 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        )::text END AS progress,
        taskd.actions_of('job ' || job.id)::text AS actions
 FROM taskd.jobs AS job
-LEFT JOIN taskd.worker AS worker ON worker.id = job.worker_id
+LEFT JOIN taskd.workers AS worker ON worker.id = job.worker_id
 LEFT JOIN taskd.task AS published ON published.name = job.task
 LEFT JOIN taskd.workflow AS workflow ON workflow.id = job.workflow_id
 LEFT JOIN taskd.progress AS progress

@@ -10,12 +10,11 @@ from taskd.cli.shared.output import (
     failure_text,
     print_json,
     print_rows,
-    printable,
     span_of,
     text_of,
 )
 from taskd.cli.shared.session import DURATION, REASON, Session, json_option, pass_session
-from taskd.core.humanize import given_up
+from taskd.core.humanize import given_up, worker_text
 from taskd.core.migration import CodeRange
 from taskd.errors import InvalidTransition, WorkerNotFound
 
@@ -27,6 +26,7 @@ FAILURE = ("service", "error", "for_s")
 COLUMNS = {
     "ID": text_of("id"),
     "STATE": text_of("state"),
+    "NAME": text_of("name"),
     "HOST": text_of("host"),
     "PID": text_of("pid"),
     "APP": text_of("app"),
@@ -79,7 +79,8 @@ def workers(ctx: click.Context, dead_s: float, as_json: bool) -> None:
     for row in rows:
         if row["state"] == "late":
             silence = given_up(row["renewed_ago_s"], row["lease_s"], row["lease_until"])
-            session.echo(f"{printable(row['host'])} (pid {row['pid']}) is late: it {silence}")
+            worker = worker_text(row["host"], row["pid"], row["name"])
+            session.echo(f"{worker} is late: it {silence}")
     if not any(row["state"] in ("live", "late") for row in rows):
         session.echo("no live worker. Start one: taskd run")
 
@@ -115,6 +116,6 @@ def declare_dead(session: Session, worker_id: int, reason: str, as_json: bool) -
             )
         case _:
             raise WorkerNotFound(
-                f"no worker has the id {worker_id}: see `taskd workers`. The rows of dead workers "
-                "are deleted after a week"
+                f"no worker that lives, or has ended within the last week, has the id {worker_id}: "
+                "see `taskd workers`"
             )

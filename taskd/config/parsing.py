@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 APP_NAME_CHARS_MAX = 200
+WORKER_NAME_CHARS_MAX = 100
 # A name of a queue, or a pattern of names, and a concurrency.
 SERVED_QUEUE = re.compile(r"(?!\.+(?::|\Z))([a-z0-9_.*-]{1,48})(?::([0-9]{1,5}))?")
 CONCURRENCY_MAX = 10_000
@@ -132,9 +133,21 @@ def environment_name(value: Any) -> str:
 
 def app_name(value: Any) -> str:
     """Check and return the name of an app."""
+    return _printable_name(value, APP_NAME_CHARS_MAX)
+
+
+def worker_name(value: Any) -> str:
+    """Check and return the name of a worker. It is not a number, because commands also take ids."""
+    text = _printable_name(value, WORKER_NAME_CHARS_MAX)
+    if text.isdecimal():
+        raise ValueError(f"{text!r} is a number, and commands would read it as the id of a worker")
+    return text
+
+
+def _printable_name(value: Any, chars_max: int) -> str:
     text = str(value).strip()
-    if not text or len(text) > APP_NAME_CHARS_MAX or not text.isprintable():
-        raise ValueError(f"use 1 to {APP_NAME_CHARS_MAX} printable characters")
+    if not text or len(text) > chars_max or not text.isprintable():
+        raise ValueError(f"use 1 to {chars_max} printable characters")
     return text
 
 

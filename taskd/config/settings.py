@@ -29,6 +29,7 @@ from taskd.config.parsing import (
     task_prefix,
     url,
     whole_number,
+    worker_name,
 )
 from taskd.config.secrets import (
     hidden,
@@ -119,6 +120,12 @@ class Settings:
         "The name of the app, unique among the apps of the database; by default the names of its "
         "project and its module, such as billing:worker.",
         app_name,
+    )
+    name: str | None = setting(
+        None,
+        "A name of the worker, which reports and commands show beside its host and pid. Several "
+        "workers can have one name; the processes of a worker share it.",
+        worker_name,
     )
     task_prefix: str | None = setting(
         None,

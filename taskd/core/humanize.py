@@ -53,6 +53,17 @@ def zone(value: datetime) -> str:
     return value.astimezone().isoformat(timespec="seconds")[-6:]
 
 
+def worker_text(host: str, pid: int | None, name: str | None = None) -> str:
+    """Return how a sentence names a worker: `mailer on web-3 (pid 77)`, or `web-3 (pid 77)`."""
+    place = f"{printable(host)} (pid {pid})"
+    return f"{printable(name)} on {place}" if name else place
+
+
+def worker_label(host: str, pid: int | None, name: str | None) -> str:
+    """Return how a column of a table names a worker: `mailer@web-3:77`, or `web-3:77`."""
+    return f"{name}@{host}:{pid}" if name else f"{host}:{pid}"
+
+
 def given_up(
     renewed_ago_s: float | None, lease_s: float | None, lease_until: datetime | None
 ) -> str:

@@ -20,6 +20,8 @@ from taskd.store.schedules import TicksIn, definition
 
 # How many names a message lists.
 NAMES_SHOWN = 5
+# How many workers of the history a statement deletes.
+WORKERS_PRUNED_MAX = 1000
 
 
 class Incarnation(NamedTuple):
@@ -29,6 +31,7 @@ class Incarnation(NamedTuple):
         id: a random number, which is never reused.
         pid_started: the start time of the process in clock ticks since the host booted.
         schema: the schema versions that the code works with; zeros if they are unknown.
+        name: the name that the setting `name` gives the worker; several workers can have it.
     """
 
     id: int
@@ -40,6 +43,7 @@ class Incarnation(NamedTuple):
     version: str
     app: str
     schema: CodeRange = CodeRange(0, 0)
+    name: str | None = None
 
 
 class Other(NamedTuple):
@@ -171,6 +175,7 @@ async def register(
         "register_worker",
         me.id,
         lease_s,
+        me.name,
         me.pid,
         me.pid_started,
         me.host,
@@ -337,8 +342,11 @@ async def declare_dead_by_hand(on: Fetches, worker_id: int, reason: str) -> str:
 
 
 async def prune(on: Fetches, after_s: float) -> None:
-    """Delete the rows of workers that died over `after_s` seconds ago and own no job any more."""
-    await on.fetch("prune_workers", after_s)
+    """Move workers that died over `after_s` seconds ago to the history of workers.
+
+    Workers of that history whose jobs are no longer kept are deleted, up to a thousand in a call.
+    """
+    await on.fetch("prune_workers", after_s, WORKERS_PRUNED_MAX)
 
 
 async def connections(on: Fetches) -> Connections:

@@ -118,7 +118,7 @@ class Worker:
         self._last = last
         self._lease = Lease(settings.lease_s)
         self._registration = Registration(
-            app, self._lease, self.limits, registry, settings.environment
+            app, self._lease, self.limits, registry, settings.environment, settings.name
         )
         self._pulse = Pulse()
         self._stops = StopRequests()

@@ -89,7 +89,7 @@ def test_filters(some):
         (["--where-arg", "n"], "'n' is neither key=text nor key:=json"),
         (["--metadata", "n:=x"], "n: 'x' is not JSON"),
         (["--workflow", "0"], "workflow 0 is not a whole number"),
-        (["--worker", "host1"], "'host1' is not a valid"),
+        (["--worker", "0"], "worker 0 is not a whole number"),
     ],
 )
 def test_a_filter_that_is_none_says_why(taskd, args, why):

@@ -94,7 +94,11 @@ PINS = (
     Pin("match_queues", (["^q1.*$"],), "job_claim queue_pkey"),
     Pin("serve_queues", (ME, ["q1"]), "worker_alive"),
     # Every quarter of an hour.
-    Pin("prune_workers", (3600,), "job_running worker_pkey"),
+    Pin(
+        "prune_workers",
+        (3600, 1000),
+        "job_running worker_history_age worker_history_pkey worker_pkey",
+    ),
     # Progress and logs of handlers.
     Pin("write_progress", (IDS, ONES, ONES, ONES, ["a"] * len(IDS)), ""),
     Pin("delete_progress", (IDS, ONES), "progress_pkey progress_pkey"),

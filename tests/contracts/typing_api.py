@@ -140,7 +140,8 @@ async def by_hand(client: Client, moment: datetime) -> None:
     await client.change(17, priority=1)
     await client.change(slow, prioritty=1)  # refused
     JobFilter(state="failed")  # refused
-    JobFilter(worker="host")  # refused
+    JobFilter(worker=1.5)  # refused
+    JobFilter(worker="mailer")
 
 
 async def workflows(tx: object) -> None:

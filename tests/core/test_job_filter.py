@@ -29,7 +29,7 @@ from taskd.errors import InvalidJob
         ({"since": datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001
         ({"since": datetime(2026, 1, 1, tzinfo=UTC), "since_s": 1.0}, "give since or since_s"),
         ({"retrying": "yes"}, "retrying 'yes' is not True, False or None"),
-        ({"worker": "12"}, "worker '12' is not a whole number"),
+        ({"worker": ""}, "worker '' must not be empty"),
         ({"worker": 2**63}, "is not a whole number"),
         ({"workflow": 0}, "workflow 0 is not a whole number"),
         ({"args": [1]}, r"args \[1\] is not a mapping"),

@@ -46,8 +46,10 @@ async def held_up(sql: Any, number: int) -> None:
             await asyncio.sleep(0.005)
 
 
-def incarnation(worker_id: int, host: str = "host", pid: int = 1) -> workers.Incarnation:
-    return workers.Incarnation(worker_id, pid, 100, host, "boot", "pid:[1]", "0", "app")
+def incarnation(
+    worker_id: int, host: str = "host", pid: int = 1, name: str | None = None
+) -> workers.Incarnation:
+    return workers.Incarnation(worker_id, pid, 100, host, "boot", "pid:[1]", "0", "app", name=name)
 
 
 async def new_worker(
@@ -57,10 +59,12 @@ async def new_worker(
     host: str = "host",
     queues: Sequence[str] = ("q",),
     tasks: Sequence[str] = ("t",),
+    name: str | None = None,
 ) -> int:
     worker_id = random.getrandbits(63)
     versions = dict.fromkeys(tasks, 1)
-    await workers.register(on, incarnation(worker_id, host), lease_s, queues, versions)
+    me = incarnation(worker_id, host, name=name)
+    await workers.register(on, me, lease_s, queues, versions)
     return worker_id
 
 

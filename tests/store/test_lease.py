@@ -8,9 +8,11 @@ import json
 import pytest
 
 from taskd.core.jobs.job import JobState
+from taskd.core.jobs.job_filter import JobFilter
 from taskd.store import workers
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
+from taskd.store.reading import job_pages, reports
 from tests.schema import fetches
 from tests.store.helpers import (
     CANCELLED,
@@ -394,6 +396,42 @@ async def test_workers_are_forgotten_when_long_dead_and_without_jobs(sql, lane: 
     left = {each["id"] for each in await sql.fetch("SELECT id FROM taskd.worker")}
     assert left == {me, busy, recent}
     assert await state_of(sql, job.id) == "running"
+
+
+async def test_a_finished_job_keeps_the_name_of_a_worker_that_was_forgotten(
+    sql, lane: Lane
+) -> None:
+    named = await new_worker(lane, name="mailer")
+    job = await run_one(lane, named)
+    assert await jobs.ack_done(lane, named, [job.id], [job.fence]) == 1
+    await bury(lane, named)
+    await workers.prune(lane, -1.0)
+    assert await sql.fetchval("SELECT count(*) FROM taskd.worker") == 0
+    shown = await reports.show_job(lane, job.id)
+    assert shown is not None
+    assert (shown["worker_name"], shown["host"], shown["pid"]) == ("mailer", "host", 1)
+    found = await job_pages.list_jobs(lane, JobFilter(worker="mailer"), 10)
+    assert [each["id"] for each in found] == [job.id]
+    assert await job_pages.list_jobs(lane, JobFilter(worker="other"), 10) == []
+
+
+async def test_workers_are_deleted_when_no_job_of_theirs_can_be_kept(sql, lane: Lane, me) -> None:
+    recent, old = [await new_worker(lane) for _ in range(2)]
+    await bury(lane, recent)
+    await bury(lane, old)
+    await sql.execute(
+        "INSERT INTO taskd.queue (name, keep_done_s) VALUES ('long', 40 * 86400);"
+        f"UPDATE taskd.worker SET died_at = now() - interval '39 d' WHERE id = {recent};"
+        f"UPDATE taskd.worker SET died_at = now() - interval '41 d' WHERE id = {old}"
+    )
+    await workers.prune(lane, 600.0)
+    assert await _known(sql) == {me, recent, old}
+    await workers.prune(lane, 600.0)
+    assert await _known(sql) == {me, recent}
+
+
+async def _known(sql) -> set[int]:
+    return {each["id"] for each in await sql.fetch("SELECT id FROM taskd.workers")}
 
 
 async def test_the_connections_of_the_server_are_counted(sql, lane: Lane) -> None:

@@ -1,4 +1,4 @@
-"""The judge: an exact history of every job, and the checks I1 to I18 over it.
+"""The judge: an exact history of every job, and the checks I1 to I20 over it.
 
     judge = Judge(dsn)
     await judge.install()          # triggers, in the test's own database
@@ -37,6 +37,7 @@ ran at a time; whose overlap is `wait`, and that left out a tick |
 | I18 | a job with max_attempts=1 that began twice; one that started again after more deaths of its
 workers than max_crashes |
 | I19 | a job that was moved or completed by hand, and no action says by whom |
+| I20 | a finished job without the host, pid and name of its last worker |
 
 Handlers write `start` and `done` or `raised` through `tests.system.recorder`. A test without such
 handlers calls `check(records=False)`, which leaves out the checks that need records.

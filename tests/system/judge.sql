@@ -875,6 +875,10 @@ CREATE VIEW judge.breach AS
     WHERE (s.old_state IN ('done', 'failed', 'cancelled') OR s.old_state <> 'running' AND s.new_state = 'done')
       AND NOT EXISTS (SELECT FROM judge.by_hand AS h WHERE h.job = s.job AND h.txid = s.txid)
     UNION ALL
+    SELECT 'I20', 'worker unknown', kept.id, format('its worker %s is neither in taskd.worker nor in taskd.worker_history', kept.worker_id), false
+    FROM taskd.job_history AS kept
+    WHERE kept.worker_id IS NOT NULL AND NOT EXISTS (SELECT FROM taskd.workers AS w WHERE w.id = kept.worker_id)
+    UNION ALL
     SELECT 'I12', 'session', NULL, format('%s (pid %s) is %s', application_name, pid, state), false
     FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()

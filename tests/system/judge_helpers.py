@@ -48,6 +48,7 @@ class Worker:
             "register_worker",
             self.id,
             LEASE_S,
+            None,
             self.pid,
             1,
             "host",

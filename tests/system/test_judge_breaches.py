@@ -445,6 +445,12 @@ async def finished_job_completed_by_nobody(stage: Scene) -> None:
     await jobs.complete(stage.house, [job_id], None, "odd")
 
 
+async def worker_forgotten(stage: Scene) -> None:
+    await one_job_done(stage)
+    await stage.sql("UPDATE taskd.worker SET died_at = now() WHERE id = $1", stage.a.id)
+    await stage.sql("DELETE FROM taskd.worker WHERE id = $1", stage.a.id)
+
+
 async def ledger_entry_twice(stage: Scene) -> dict[str, Any]:
     job_id = await one_job_done(stage)
     return {"ledgers": {TASK: [job_id, job_id]}}
@@ -532,6 +538,7 @@ BREACHES = [
     (completed_by_nobody, "I3", "stale write"),
     (completed_by_nobody, "I19", "unattributed"),
     (finished_job_completed_by_nobody, "I3", "stale write"),
+    (worker_forgotten, "I20", "worker unknown"),
 ]
 
 

@@ -26,10 +26,13 @@ from taskd.cli.shared.output import (
     text_of,
 )
 from taskd.cli.shared.session import JOB_ID, Session, json_option, pass_session
+from taskd.core.humanize import worker_text
 from taskd.core.jobs.job import JobState
 from taskd.errors import JobNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taskd.core.stored_json import PastError
     from taskd.store.connections.database import Lane
     from taskd.store.reading.reports import Progress
@@ -151,7 +154,7 @@ def show(session: Session, job_id: int, unredacted: bool, logs: bool, as_json: b
 
 
 def _print_job(row: dict[str, Any]) -> None:
-    errors, actions = row.pop("errors"), row.pop("actions")
+    errors, actions, workers = (row.pop(name) for name in ("errors", "actions", "past_workers"))
     texts = {}
     for name, value in row.items():
         if value is None:
@@ -166,7 +169,7 @@ def _print_job(row: dict[str, Any]) -> None:
     for action in actions:
         click.echo(printable(f"by hand: {moment(action.at)} {action.text()}"))
     for error in errors:
-        _print_error(error)
+        _print_error(error, workers)
 
 
 def _progress(progress: Progress) -> str:
@@ -178,9 +181,11 @@ def _progress(progress: Progress) -> str:
     return f"{line}{f': {note}' if note else ''}, {span(progress.reported_ago_s)} ago"
 
 
-def _print_error(error: PastError) -> None:
+def _print_error(error: PastError, workers: Mapping[str, dict[str, Any]]) -> None:
     click.echo()
-    head = f"attempt {error.attempt} on worker {error.worker}"
+    known = workers.get(error.worker or "")
+    worker = worker_text(**known) if known else f"worker {error.worker}"
+    head = f"attempt {error.attempt} on {worker}"
     began, ended = error.started, error.ended
     if began is not None:
         head += f", claimed {moment(began)}"

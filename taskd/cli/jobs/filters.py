@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from taskd.cli.shared.session import DURATION, QUEUE, SINCE, WORKER_ID
+from taskd.cli.shared.session import DURATION, QUEUE, SINCE
 from taskd.core.jobs.job import FINISHED, LIVE, JobState
 from taskd.core.jobs.job_filter import JobFilter
 from taskd.errors import InvalidJob
@@ -65,9 +65,8 @@ def filter_options(*states: JobState) -> Callable[[Callable[..., Any]], Callable
         ),
         click.option(
             "--worker",
-            metavar="ID",
-            type=WORKER_ID,
-            help="Jobs whose last attempt this worker runs or ran.",
+            metavar="NAME | ID",
+            help="Jobs whose last attempt this worker, or a worker with this name, runs or ran.",
         ),
         click.option("--workflow", metavar="NAME | ID", help="Jobs of this workflow or pipeline."),
         click.option("--schedule", help="Jobs that this schedule has enqueued."),
@@ -121,10 +120,11 @@ def filter_of(options: dict[str, Any]) -> JobFilter:
         "args": arguments(options.pop("where_args"), None),
         "metadata": arguments(options.pop("metadata"), None),
     }
-    workflow = options.pop("workflow")
-    given["workflow"] = int(workflow) if workflow and workflow.isdecimal() else workflow
+    for name in ("worker", "workflow"):
+        value = options.pop(name)
+        given[name] = int(value) if value and value.isdecimal() else value
     for name in (
-        *("task", "queue", "states", "error", "older_than_s", "worker"),
+        *("task", "queue", "states", "error", "older_than_s"),
         *("schedule", "late", "unique_key"),
     ):
         given[name] = options.pop(name)

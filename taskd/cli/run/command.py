@@ -98,6 +98,12 @@ class RunCommand(click.Command):
     "billing:worker.",
 )
 @click.option(
+    "--name",
+    type=OfSetting("name"),
+    metavar="NAME",
+    help="A name of the worker, shown beside its host and pid.",
+)
+@click.option(
     "--processes",
     type=OfSetting("processes"),
     metavar="N",

@@ -10,7 +10,15 @@ from typing import Any
 import click
 import msgspec
 
-from taskd.core.humanize import count, cut_text, moment, printable, printable_json, span
+from taskd.core.humanize import (
+    count,
+    cut_text,
+    moment,
+    printable,
+    printable_json,
+    span,
+    worker_text,
+)
 
 Row = Mapping[str, Any]
 # Maps each heading to the function that returns the text of the column in a row.
@@ -108,7 +116,7 @@ def span_of(name: str) -> Callable[[Row], str]:
 
 def failure_text(row: Row) -> str:
     """Return a sentence about a failing service of a worker."""
-    worker = f"{printable(row['host'])} (pid {row['pid']})"
+    worker = worker_text(row["host"], row["pid"], row["name"])
     error = printable(row["error"])
     return f"{row['service']!r} of {worker} has failed for {span(row['for_s'])}: {error}"
 

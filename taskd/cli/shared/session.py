@@ -324,12 +324,6 @@ class JobId(click.IntRange):
     name = "job id"
 
 
-class WorkerId(click.IntRange):
-    """The id of a worker."""
-
-    name = "worker id"
-
-
 DURATION = Duration()
 MOMENT = Moment()
 MOMENT_OR_DURATION = MomentOrDuration()
@@ -337,7 +331,6 @@ SINCE = Since()
 QUEUE = QueueName()
 REASON = Reason()
 JOB_ID = JobId(1, 2**63 - 1)
-WORKER_ID = WorkerId(1)
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."

@@ -13,7 +13,7 @@ from taskd.cli import typed
 from taskd.cli.shared.output import cell, span
 from taskd.cli.shared.terminal import Line, Span, cells, fit
 from taskd.cli.top.tables import LIMITS, QUEUES, RUNNING, TASKS, WORKERS, Column, number
-from taskd.core.humanize import clock, zone
+from taskd.core.humanize import clock, worker_label, zone
 from taskd.core.watching.top import Queue, Running, View
 
 SORTS = ("due", "queued", "out", "name")
@@ -167,7 +167,7 @@ def _named(view: View) -> list[Running]:
     """Return the running jobs, with the host and the pid of the worker in place of its id."""
     from msgspec.structs import replace
 
-    names = {each.id: cell(f"{each.host}:{each.pid}") for each in view.workers}
+    names = {each.id: cell(worker_label(each.host, each.pid, each.name)) for each in view.workers}
     return [
         replace(each, worker_id=names.get(each.worker_id, each.worker_id)) for each in view.running
     ]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from taskd.cli.shared.output import cell, first_line, span
-from taskd.core.watching.top import FullLimit, Queue, Running
+from taskd.core.humanize import worker_label
+from taskd.core.watching.top import FullLimit, Queue, Running, Worker
 
 LATE_S = 60.0
 
@@ -96,6 +97,10 @@ def _progress(job: Running) -> str:
     return cell(f"{share} {job.note or ''}".strip())
 
 
+def _worker(worker: Worker) -> str:
+    return cell(worker_label(worker.host, worker.pid, worker.name))
+
+
 QUEUES = (
     Column("QUEUE", _name("queue"), least=10, right=False, wide=True),
     Column("QUEUED", _count("queued"), least=7),
@@ -120,7 +125,7 @@ QUEUES = (
     Column("", queue_note, least=9, right=False, wide=True, style=_queue_style),
 )
 WORKERS = (
-    Column("WORKER", lambda row: cell(f"{row.host}:{row.pid}"), least=12, right=False, wide=True),
+    Column("WORKER", _worker, least=12, right=False, wide=True),
     Column(
         "STATE",
         _name("state"),

@@ -36,6 +36,7 @@ class Server(msgspec.Struct, frozen=True):
     """
 
     id: str
+    name: str | None
     host: str
     pid: int
     app: str
@@ -196,6 +197,7 @@ class Facts(msgspec.Struct, frozen=True):
     slot_holders: tuple[SlotHolder, ...]
     task_kind: str | None
     worker_id: str | None
+    worker_name: str | None
     worker_host: str | None
     worker_pid: int | None
     worker_state: str | None

@@ -22,7 +22,7 @@ from taskd.core.explain.reasons import (
     with_blocked_loop,
     without_threads,
 )
-from taskd.core.humanize import count, given_up, moment, rate_text, span
+from taskd.core.humanize import count, given_up, moment, rate_text, span, worker_text
 from taskd.core.jobs.failure import ARGS_UNFIT
 from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.tasks.registry import BUILT_IN_APP
@@ -211,7 +211,7 @@ def _unserved(facts: Facts) -> Words:
             "draining": "is stopping",
             "silent": "is silent: its lease has expired",
         }.get(last.state, f"ended {_ago(last.died_ago_s)}")
-        text += f" The last one, {_name(last.host, last.pid)}, {became}."
+        text += f" The last one, {_name(last)}, {became}."
     return text, [_run(facts)]
 
 
@@ -330,7 +330,7 @@ def _threads_taken(facts: Facts) -> Words:
         )
         texts.append(
             f"Its handler needs a thread, and all {count(threads.threads, 'thread')} of "
-            f"{_name(each.host, each.pid)} have been taken for {span(threads.since_s)}: {held}."
+            f"{_name(each)} have been taken for {span(threads.since_s)}: {held}."
         )
     return f"{' '.join(texts)} A thread cannot be cancelled: restart the worker.", [
         "taskd doctor full_queues"
@@ -339,7 +339,7 @@ def _threads_taken(facts: Facts) -> Words:
 
 def _still_runs(facts: Facts) -> Words:
     workers = where_it_still_runs(facts)
-    where = ", ".join(_name(each.host, each.pid) for each in workers)
+    where = ", ".join(_name(each) for each in workers)
     text = (
         f"An earlier attempt ignored its timeout or cancellation, and still runs in {where}. "
         "A worker does not start a job again beside its own earlier attempt"
@@ -357,7 +357,7 @@ def _loop_blocked(facts: Facts) -> Words:
         assert loop is not None
         by = f"the task {first_line(loop.task)}" if loop.task else "code outside of a handler"
         texts.append(
-            f"The event loop of {_name(each.host, each.pid)} has been blocked repeatedly for "
+            f"The event loop of {_name(each)} has been blocked repeatedly for "
             f"{span(loop.since_s)}, for {span(loop.blocked_s)} of the last minute, mostly by {by}: "
             "while it is blocked, no other job starts there."
         )
@@ -456,21 +456,21 @@ def _servers(facts: Facts, name: Callable[[Server], str]) -> str:
 
 
 def _with_app(server: Server) -> str:
-    return f"{_name(server.host, server.pid)} with the app {first_line(server.app)}"
+    return f"{_name(server)} with the app {first_line(server.app)}"
 
 
 def _with_load(server: Server) -> str:
-    return f"{_name(server.host, server.pid)}, which runs {count(server.running, 'job')}"
+    return f"{_name(server)}, which runs {count(server.running, 'job')}"
 
 
 def _owner(facts: Facts) -> str:
     if facts.worker_host is None:
         return f"the worker {facts.worker_id}"
-    return _name(facts.worker_host, facts.worker_pid)
+    return worker_text(facts.worker_host, facts.worker_pid, facts.worker_name)
 
 
-def _name(host: str, pid: int | None) -> str:
-    return f"{first_line(host)} (pid {pid})"
+def _name(server: Server) -> str:
+    return worker_text(server.host, server.pid, server.name)
 
 
 def _run(facts: Facts) -> str:

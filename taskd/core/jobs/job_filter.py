@@ -53,7 +53,8 @@ class JobFilter:
         args: the values that the arguments of the job have, by name.
         args_text: a part of the JSON text of the arguments, with wildcards like `error`. Redacted
             arguments are not searched.
-        worker: the id of the worker that runs the job, or has run its last attempt.
+        worker: the worker that runs the job, or has run its last attempt: its id, or the name of
+            the setting `name`, which several workers can have.
         workflow: the id or the name of the workflow or pipeline of the job.
         schedule: the name of the schedule that has enqueued the job.
         late: whether the job, of a schedule, has not ended by its `ends_by`, or has expired.
@@ -77,7 +78,7 @@ class JobFilter:
     retrying: bool | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     args_text: str | None = None
-    worker: int | None = None
+    worker: int | str | None = None
     workflow: int | str | None = None
     schedule: str | None = None
     late: bool = False
@@ -92,10 +93,9 @@ class JobFilter:
                 _check_text(name, value)
         object.__setattr__(self, "states", _job_states(self.states))
         self._check_times()
-        if self.worker is not None:
-            check_int("worker", self.worker, 1, ID_MAX)
-        if self.workflow is not None:
-            _check_workflow(self.workflow)
+        for name in ("worker", "workflow"):
+            if (value := getattr(self, name)) is not None:
+                _check_id_or_name(name, value)
         for name, allowed in (("retrying", "True, False or None"), ("late", "True or False")):
             if not isinstance(value := getattr(self, name), bool) and (value, name) != (
                 None,
@@ -157,8 +157,9 @@ class JobFilter:
         values |= {name: pattern(values[name]) for name in ("error", "args_text") if values[name]}
         if self.unique_key is not None:
             values["unique_key"] = normal_key(self.unique_key)
-        if isinstance(self.workflow, str):
-            values["workflow_name"] = values.pop("workflow")
+        for name in ("worker", "workflow"):
+            if isinstance(values[name], str):
+                values[f"{name}_name"] = values.pop(name)
         given = {
             name: value
             for name, value in values.items()
@@ -185,11 +186,11 @@ def _job_states(states: object) -> tuple[JobState, ...]:
         raise InvalidJob(f"states {quoted(states)}: a job has one of the states {known}") from None
 
 
-def _check_workflow(workflow: object) -> None:
-    if isinstance(workflow, str):
-        _check_text("workflow", workflow)
+def _check_id_or_name(field: str, value: object) -> None:
+    if isinstance(value, str):
+        _check_text(field, value)
     else:
-        check_int("workflow", workflow, 1, ID_MAX)
+        check_int(field, value, 1, ID_MAX)
 
 
 def _check_text(name: str, value: object) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from taskd.core.humanize import worker_label
 from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.stored_json import PastError
 
@@ -158,6 +159,7 @@ class JobRow(msgspec.Struct):
     started_at: datetime | None
     finished_at: datetime | None
     reason: str | None
+    worker_name: str | None
     host: str | None
     pid: int | None
     errors: list[PastError]
@@ -216,7 +218,8 @@ def _attempts(job: JobRow) -> Iterator[Event]:
     if job.started_at is not None and job.attempt > 0:
         begun = _event(job, job.started_at, "claimed", JobState.RUNNING)
         begun.attempt = job.attempt
-        begun.worker = f"{job.host}:{job.pid}" if job.host is not None else None
+        if job.host is not None:
+            begun.worker = worker_label(job.host, job.pid, job.worker_name)
         # The row of a retried job contains the new due time, not that of the last attempt.
         begun.wait_s = max(0.0, (job.started_at - job.run_at).total_seconds())
         if job.state is JobState.SCHEDULED:

@@ -59,6 +59,7 @@ class Worker(msgspec.Struct):
     """
 
     id: str
+    name: str | None
     host: str
     pid: int
     app: str

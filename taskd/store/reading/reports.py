@@ -76,18 +76,20 @@ async def show_job(on: Fetches, job_id: int, *, unredacted: bool = False) -> Row
     """Return all columns of one job; None if the id is unknown.
 
     `args`, `result` and `metadata` are JSON as text, `errors` are PastErrors, `actions` are
-    Actions, and `progress` is a Progress or None.
+    Actions, and `progress` is a Progress or None. `past_workers` maps the id of each worker of an
+    error, as a text, to its `name`, `host` and `pid`.
 
     Args:
         unredacted: show the arguments that the job's task redacts.
     """
     for row in _rows(await on.fetch("show_job", job_id, unredacted)):
         moment = row.pop("version_at")
-        versions: Row = {
+        more: Row = {
+            "past_workers": decoded(row["past_workers"], dict[str, Row], {}),
             "version": row["version"] if moment is None else moment,
             "next_version": version_of_number(row["next_version"]),
         }
-        return row | read_parts(row) | versions
+        return row | read_parts(row) | more
     return None
 
 

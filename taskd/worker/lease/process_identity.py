@@ -16,8 +16,12 @@ from taskd.store.schema import migrations
 UNREADABLE = -1
 
 
-def new_incarnation(app: str) -> workers.Incarnation:
-    """Return an identity of this process, with a new random id of 63 bits."""
+def new_incarnation(app: str, name: str | None = None) -> workers.Incarnation:
+    """Return an identity of this process, with a new random id of 63 bits.
+
+    Args:
+        name: the name of the worker, if the setting `name` gives it one.
+    """
     pid = os.getpid()
     return workers.Incarnation(
         id=random.SystemRandom().randrange(1, 2**63),
@@ -29,6 +33,7 @@ def new_incarnation(app: str) -> workers.Incarnation:
         version=_version(),
         app=app,
         schema=migrations.of_this_code(),
+        name=name,
     )
 
 

@@ -28,6 +28,7 @@ class Registration:
         limits: the concurrency of each queue that the worker serves, by name.
         registry: the tasks and schedules of the worker.
         environment_name: the environment of the worker; that of the database must be the same.
+        name: the name of the worker, if the setting `name` gives it one.
 
     Attributes:
         me: the identity under which the process is registered, or registers now.
@@ -40,8 +41,9 @@ class Registration:
         limits: Mapping[str, int],
         registry: Registry,
         environment_name: str | None,
+        name: str | None,
     ) -> None:
-        self.me = new_incarnation(app)
+        self.me = new_incarnation(app, name)
         self._app, self._lease, self._limits = app, lease, limits
         self._tasks, self._schedules = registry.args_versions(), list(registry.schedules)
         # The tasks by which versions of an app recognise each other; none if there is no app.
@@ -91,7 +93,7 @@ class Registration:
     async def register_again(self, lane: Lane) -> None:
         """Register under a new id, after the worker was declared dead."""
         # A new id for each try: a try whose reply was lost may have inserted a row with its id.
-        self.me = new_incarnation(self._app)
+        self.me = new_incarnation(self._app, self.me.name)
         await self._register(lane)
 
     async def _register(self, lane: Lane) -> None:
@@ -115,6 +117,7 @@ class Registration:
             app=self._app,
             host=self.me.host,
             pid=self.me.pid,
+            **({"name": self.me.name} if self.me.name else {}),
             tasks=len(self._tasks),
             **self._log_fields,
         )
