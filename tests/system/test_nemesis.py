@@ -34,7 +34,9 @@ async def test_no_promise_is_broken_whatever_breaks(tmp_path: Path) -> None:
     print(report)
     assert not report.problems(), str(report)
     ended = report.verdict.figures
-    assert ended.jobs == ended.done + ended.failed + ended.cancelled >= plan.jobs * 0.9
+    # Jobs that were deleted by hand have no final state.
+    final = ended.done + ended.failed + ended.cancelled + ended.forgotten
+    assert ended.jobs == final >= plan.jobs * 0.9
     assert sum(row["times"] for row in report.marks) >= 8
 
 

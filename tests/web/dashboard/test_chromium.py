@@ -255,7 +255,7 @@ async def test_a_login_in_a_browser_lasts_and_ends(chromium, serve, sql):
         await each.page.click("a")
         await each.page.wait_for_selector("text=Log out")
         await each.page.click("summary:has-text('Cancel…')")
-        await each.page.fill("input[name=reason]", "<i>enough</i>")
+        await each.page.fill("form[action$='/cancel'] input[name=reason]", "<i>enough</i>")
         await each.page.click("text=Cancel the job")
         assert "cancelled by admin: <i>enough</i>" in await each.text()
         await each.go("/schedules")
