@@ -88,7 +88,7 @@ GRANT INSERT, UPDATE ON taskd.environment TO taskd_admin;
 GRANT EXECUTE ON FUNCTION
     taskd.enqueue_workflow(text, text, jsonb, text[], text[], text[], integer[], timestamptz[], double precision[],
                            smallint[], double precision[], timestamptz[], double precision[], smallint[], text[], text[],
-                           text[], integer[], integer[], bigint[], text[], bigint, boolean, text[], text, timestamptz, bigint, bigint[]),
+                           text[], integer[], integer[], bigint[], text[], text[]),
     taskd.enqueue_after(text, jsonb, bigint[], text, text, integer, timestamptz, double precision, integer,
                         double precision, timestamptz, double precision, text, jsonb)
     TO taskd_producer, taskd_admin;
@@ -107,7 +107,7 @@ GRANT EXECUTE ON FUNCTION
 GRANT EXECUTE ON FUNCTION
     taskd.start_at_stage(text, text, jsonb, jsonb),
     taskd.start_keyed_run(text, jsonb, jsonb, text, integer, timestamptz, integer, double precision, timestamptz, jsonb, text, bigint,
-                          text, text, text, timestamptz)
+                          text, text)
     TO taskd_producer, taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.restart_runs(bigint[], text, jsonb) TO taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.stage_place(jsonb, text) TO taskd_observer, taskd_admin;

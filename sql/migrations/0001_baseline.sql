@@ -1558,7 +1558,7 @@ END
 $$;
 
 -- Check the name of a limit that a client has passed, and return it.
--- Called by: enqueue_one(), enqueue_jobs(), enqueue_unique(), enqueue_workflow().
+-- Called by: enqueue_one(), enqueue_jobs(), enqueue_unique(), insert_workflow().
 CREATE FUNCTION taskd.checked_limit_name(limit_name text) RETURNS taskd.limit_name
 LANGUAGE plpgsql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -1700,7 +1700,7 @@ $$;
 
 -- Return the limits of jobs, and the values that form their keys: those of their published tasks, and those that the client has
 -- passed if a task is not published or has no limit. If `tasks` has one element, all jobs have this task.
--- Called by: enqueue_jobs(), enqueue_workflow().
+-- Called by: enqueue_jobs(), insert_workflow().
 CREATE FUNCTION taskd.limits_of_jobs(tasks text[], args text[], INOUT limit_names text[], INOUT limit_values text[])
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -2788,9 +2788,9 @@ AS $$
     SELECT has_function_privilege(session_user, 'taskd.enqueue'::regproc, 'EXECUTE')
 $$;
 
--- Raise an error if this login may not enqueue jobs and has not published these tasks. `maker`: what enqueues jobs of them.
+-- Raise an error if this login may not enqueue jobs and has not published these tasks. `act`: what it does with jobs of them.
 -- Called by: add_to_workflow(), publish_pipelines(), set_schedule().
-CREATE FUNCTION taskd.check_own_tasks(maker text, tasks text[]) RETURNS void
+CREATE FUNCTION taskd.check_own_tasks(act text, tasks text[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -2803,8 +2803,8 @@ DECLARE
     );
 BEGIN
     IF foreign_task IS NOT NULL AND NOT taskd.may_enqueue() THEN
-        RAISE EXCEPTION '% enqueues jobs of the task "%", which % has not published; grant it taskd_producer, or act as a member of '
-            'taskd_admin', maker, foreign_task, session_user USING ERRCODE = 'insufficient_privilege';
+        RAISE EXCEPTION '% jobs of the task "%", which % has not published; grant it taskd_producer, or act as a member of '
+            'taskd_admin', act, foreign_task, session_user USING ERRCODE = 'insufficient_privilege';
     END IF;
 END
 $$;
@@ -3212,7 +3212,7 @@ $$;
 
 -- Lock the jobs that new jobs will wait for, so that none of them ends, or is retried, before the dependencies are
 -- written.
--- Called by: enqueue_workflow(), add_to_workflow(), enqueue_after().
+-- Called by: insert_workflow(), add_to_workflow(), enqueue_after().
 CREATE FUNCTION taskd.lock_parents(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3256,10 +3256,10 @@ $$;
 -- Enqueue all jobs of a workflow, or none; return the id of the workflow, followed by the ids of its jobs in their order.
 -- Each dependency consists of the position of the waiting job, and the position of an earlier job or the id of any job as
 -- its parent. A parent that is done does not block. For a parent that has failed, `on_failed` is applied at once. A live
--- parent without a workflow joins this workflow, so that the end of the parent unblocks the job. The function runs with the
--- owner's rights, because producers are not allowed to write workflows and dependencies.
--- Called by: add_to_workflow(), enqueue_after(), start_run(), enqueue_workflow.
-CREATE FUNCTION taskd.enqueue_workflow(
+-- parent without a workflow joins this workflow, so that the end of the parent unblocks the job. No role is allowed to call the
+-- function: with the arguments after `metadatas`, a caller could change workflows and schedules of others.
+-- Called by: enqueue_workflow(), add_to_workflow(), enqueue_after(), start_run().
+CREATE FUNCTION taskd.insert_workflow(
     name text,
     kind text,
     stages jsonb,
@@ -3281,21 +3281,20 @@ CREATE FUNCTION taskd.enqueue_workflow(
     parent_places integer[],
     parent_ids bigint[],
     on_failed text[],
-    workflow_id bigint DEFAULT NULL,
-    locked boolean DEFAULT false,           -- the caller holds the parents already
     metadatas text[] DEFAULT NULL,
+    workflow_id bigint DEFAULT NULL,        -- the workflow that the jobs join, in place of a new one
+    locked boolean DEFAULT false,           -- the caller holds the parents already
     schedule text DEFAULT NULL,
     tick timestamptz DEFAULT NULL,
     adder bigint DEFAULT NULL,              -- the running job that adds the jobs,
     known bigint[] DEFAULT NULL             -- and by position the ids of the jobs that it has added before
 ) RETURNS bigint[]
 LANGUAGE plpgsql
-SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 <<vars>>
 DECLARE
-    run_id bigint := enqueue_workflow.workflow_id;
+    run_id bigint := insert_workflow.workflow_id;
     existing bigint[] := ARRAY(
         SELECT DISTINCT id
         FROM (SELECT unnest(parent_ids || adder) UNION ALL SELECT known[place] FROM unnest(parent_places) AS place) AS e (id)
@@ -3315,8 +3314,8 @@ BEGIN
         RAISE EXCEPTION '"%" is a pipeline, and cannot be a job of a workflow', pipeline
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Add the jobs of its stages, or start it from a job of the workflow.';
     END IF;
-    SELECT l.limit_names, l.limit_values INTO enqueue_workflow.limit_names, enqueue_workflow.limit_values
-    FROM taskd.limits_of_jobs(tasks, enqueue_workflow.args, enqueue_workflow.limit_names, enqueue_workflow.limit_values) AS l;
+    SELECT l.limit_names, l.limit_values INTO insert_workflow.limit_names, insert_workflow.limit_values
+    FROM taskd.limits_of_jobs(tasks, insert_workflow.args, insert_workflow.limit_names, insert_workflow.limit_values) AS l;
     IF existing <> '{}' AND NOT locked THEN
         PERFORM taskd.lock_parents(existing);
     END IF;
@@ -3332,7 +3331,7 @@ BEGIN
     WHERE q.max_depth IS NOT NULL AND those.wanted > 0;
     IF run_id IS NULL THEN
         INSERT INTO taskd.workflow (name, kind, stages)
-        VALUES (enqueue_workflow.name, enqueue_workflow.kind, enqueue_workflow.stages)
+        VALUES (insert_workflow.name, insert_workflow.kind, insert_workflow.stages)
         RETURNING id INTO run_id;
     END IF;
     WITH joined AS (
@@ -3356,11 +3355,11 @@ BEGIN
                coalesce(new.deadline, now() + make_interval(secs => new.deadline_s)), new.args_version, run_id, new.node,
                waits.parents, CASE WHEN new.limit_name IS NOT NULL THEN taskd.checked_limit_name(new.limit_name) END,
                CASE WHEN new.limit_name IS NOT NULL THEN taskd.limit_key(new.limit_values::jsonb) END, new.metadata::jsonb,
-               enqueue_workflow.schedule, enqueue_workflow.tick
+               insert_workflow.schedule, insert_workflow.tick
         FROM (
             SELECT a.*, coalesce(a.run_at, now() + make_interval(secs => a.delay_s), now()) AS due
-            FROM unnest(tasks, queues, enqueue_workflow.args, priorities, run_ats, delays_s, enqueue_workflow.max_attempts,
-                        timeouts_s, deadlines, deadlines_s, args_versions, limit_names, enqueue_workflow.limit_values,
+            FROM unnest(tasks, queues, insert_workflow.args, priorities, run_ats, delays_s, insert_workflow.max_attempts,
+                        timeouts_s, deadlines, deadlines_s, args_versions, limit_names, insert_workflow.limit_values,
                         nodes, metadatas)
                 WITH ORDINALITY AS a (task, queue, args, priority, run_at, delay_s, max_attempts, timeout_s, deadline,
                                       deadline_s, args_version, limit_name, limit_values, node, metadata, n)
@@ -3382,7 +3381,7 @@ BEGIN
     ) END;
     INSERT INTO taskd.dependency AS d (parent_id, job_id, workflow_id, on_failed)
     SELECT coalesce(edge.parent_id, vars.ids[edge.parent_place]), vars.ids[edge.place], run_id, edge.policy::taskd.on_failed
-    FROM unnest(places, parent_places, parent_ids, enqueue_workflow.on_failed)
+    FROM unnest(places, parent_places, parent_ids, insert_workflow.on_failed)
         AS edge (place, parent_place, parent_id, policy)
     WHERE known[edge.place] IS NULL;
     IF adder IS NOT NULL THEN
@@ -3414,9 +3413,28 @@ BEGIN
 END
 $$;
 
+-- Enqueue all jobs of a new workflow; see insert_workflow(). The function runs with the owner's rights, because producers are not
+-- allowed to write workflows and dependencies.
+-- Called by: enqueue_workflow.
+CREATE FUNCTION taskd.enqueue_workflow(
+    name text, kind text, stages jsonb, tasks text[], queues text[], args text[], priorities integer[], run_ats timestamptz[],
+    delays_s double precision[], max_attempts smallint[], timeouts_s double precision[], deadlines timestamptz[],
+    deadlines_s double precision[], args_versions smallint[], limit_names text[], limit_values text[], nodes text[],
+    places integer[], parent_places integer[], parent_ids bigint[], on_failed text[], metadatas text[] DEFAULT NULL
+) RETURNS bigint[]
+LANGUAGE sql
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT taskd.insert_workflow(
+        name, kind, stages, tasks, queues, args, priorities, run_ats, delays_s, max_attempts, timeouts_s, deadlines, deadlines_s,
+        args_versions, limit_names, limit_values, nodes, places, parent_places, parent_ids, on_failed, metadatas
+    )
+$$;
+
 -- Let the jobs that wait for a running job also wait for the jobs that it adds, with the same on_failed; record who has added
 -- them. The caller has locked the running job and the jobs that wait for it.
--- Called by: enqueue_workflow().
+-- Called by: insert_workflow().
 CREATE FUNCTION taskd.await_added(adder bigint, added bigint[], workflow_id bigint) RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -3441,7 +3459,7 @@ AS $$
     UPDATE taskd.job AS job SET waits_for = job.waits_for + more.parents FROM more WHERE job.id = more.job_id
 $$;
 
--- Add jobs to the workflow of a running job, or to a new workflow if it has none. The arrays are those of enqueue_workflow().
+-- Add jobs to the workflow of a running job, or to a new workflow if it has none. The arrays are those of insert_workflow().
 -- Return the id of the workflow, followed by the ids of the jobs in their order; or a reason for which nothing was added; or
 -- NULLs, if the job no longer belongs to this attempt.
 --
@@ -3449,7 +3467,7 @@ $$;
 -- same node, is not added again; its id is returned. The guard of the attempt is checked while its row is locked, so an attempt
 -- that has lost its lease adds nothing, and the workflow has a live job at every moment. The workflow is locked as well, so that
 -- no job is added after it was stopped. The function runs with the owner's rights, because workers are not allowed to insert jobs.
--- A worker that is not allowed to enqueue adds only jobs of tasks that its login has published.
+-- A worker that is not allowed to enqueue adds only jobs of tasks that its login has published, and these wait only for such jobs.
 -- Called by: add_to_workflow.
 CREATE FUNCTION taskd.add_to_workflow(
     job_id bigint, worker_id bigint, fence bigint, name text, tasks text[], queues text[], args text[], priorities integer[],
@@ -3502,7 +3520,12 @@ BEGIN
         RAISE EXCEPTION 'job % cannot add jobs: no worker of % runs it', job_id, session_user
             USING ERRCODE = 'insufficient_privilege';
     END IF;
-    PERFORM taskd.check_own_tasks(format('the job %s of the task "%s"', job_id, me.task), tasks);
+    PERFORM taskd.check_own_tasks(format('the job %s of the task "%s" enqueues', job_id, me.task), tasks);
+    -- An added job can read the results of the jobs that it waits for.
+    PERFORM taskd.check_own_tasks(
+        format('the job %s of the task "%s" adds jobs that wait for', job_id, me.task),
+        ARRAY(SELECT DISTINCT j.task FROM taskd.jobs AS j WHERE j.id = ANY (parents))
+    );
     SELECT * INTO run FROM taskd.workflow AS w WHERE w.id = me.workflow_id FOR SHARE;
     -- The jobs that an earlier attempt was adding are visible now.
     known := taskd.added_before(job_id, nodes);
@@ -3527,10 +3550,10 @@ BEGIN
         ) THEN 'an added job would wait for a job that waits for it'
     END;
     IF refusal IS NULL THEN
-        ids := taskd.enqueue_workflow(
+        ids := taskd.insert_workflow(
             name, 'workflow', NULL, tasks, queues, args, priorities, run_ats, delays_s, max_attempts, timeouts_s, deadlines,
             deadlines_s, args_versions, limit_names, limit_values, nodes, places, parent_places, parent_ids, on_failed,
-            run.id, true, metadatas, me.schedule, me.tick, job_id, known
+            metadatas, run.id, true, me.schedule, me.tick, job_id, known
         );
     END IF;
 END
@@ -3624,13 +3647,13 @@ BEGIN
     IF NOT FOUND THEN
         run_id := NULL;
     END IF;
-    RETURN (taskd.enqueue_workflow(
+    RETURN (taskd.insert_workflow(
         left(task, 25), 'workflow', NULL, ARRAY[task], ARRAY[target_queue], ARRAY[args::text], ARRAY[priority],
         ARRAY[run_at], ARRAY[delay_s], ARRAY[max_attempts]::smallint[], ARRAY[timeout_s],
         ARRAY[deadline], ARRAY[deadline_s], ARRAY[args_version]::smallint[],
         ARRAY[limit_name], ARRAY[limit_values::text], ARRAY[node],
         array_fill(1, ARRAY[cardinality(parents)]), array_fill(NULL::integer, ARRAY[cardinality(parents)]), parents,
-        array_fill(on_failed, ARRAY[cardinality(parents)]), run_id, true, ARRAY[metadata::text]
+        array_fill(on_failed, ARRAY[cardinality(parents)]), ARRAY[metadata::text], run_id, true
     ))[2];
 END
 $$;
@@ -4035,7 +4058,7 @@ AS $$
 DECLARE
     stages jsonb := (SELECT t.stages FROM taskd.task AS t WHERE t.name = pipeline);
     first jsonb := stages -> 0;
-    job_id bigint := (taskd.enqueue_workflow(
+    job_id bigint := (taskd.insert_workflow(
         pipeline, 'pipeline', stages, ARRAY[first ->> 'task'], ARRAY[coalesce(queue, first ->> 'queue')], ARRAY[args::text],
         ARRAY[coalesce(priority, (first ->> 'priority')::integer, 100)], ARRAY[run_at],
         ARRAY[NULL::double precision],
@@ -4058,7 +4081,7 @@ $$;
 -- Insert a run of a pipeline and the job of its first stage. `spec`: its pipeline, stages, args, run_at, and optionally its key,
 -- version, deadline, metadata, and what replaces the options of the first stage.
 -- Called by: enqueue_follower(), start_keyed_run().
-CREATE FUNCTION taskd.insert_run(spec jsonb, schedule text DEFAULT NULL, tick timestamptz DEFAULT NULL, OUT run_id bigint, OUT job_id bigint)
+CREATE FUNCTION taskd.insert_run(spec jsonb, OUT run_id bigint, OUT job_id bigint)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -4073,7 +4096,7 @@ BEGIN
     VALUES (spec ->> 'pipeline', 'pipeline', spec -> 'stages', spec ->> 'key', (spec ->> 'version')::bigint)
     RETURNING w.id INTO run_id;
     job_id := taskd.insert_stage(
-        run_id, (spec #> '{stages,0}') || options, spec -> 'args', NULL, nullif(spec -> 'metadata', 'null'), schedule, tick,
+        run_id, (spec #> '{stages,0}') || options, spec -> 'args', NULL, nullif(spec -> 'metadata', 'null'), NULL, NULL,
         due => greatest((spec ->> 'run_at')::timestamptz, now()), deadline => (spec ->> 'deadline')::timestamptz
     );
 END
@@ -4091,8 +4114,7 @@ $$;
 CREATE FUNCTION taskd.start_keyed_run(
     pipeline text, stages jsonb, args jsonb, queue text, priority integer, run_at timestamptz, max_attempts integer,
     timeout_s double precision, deadline timestamptz, metadata jsonb, unique_key text, version bigint, on_conflict text,
-    newer_starts text DEFAULT 'at_once', schedule text DEFAULT NULL, tick timestamptz DEFAULT NULL,
-    OUT run_id bigint, OUT job_id bigint, OUT outcome text
+    newer_starts text DEFAULT 'at_once', OUT run_id bigint, OUT job_id bigint, OUT outcome text
 )
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -4143,7 +4165,7 @@ BEGIN
                 outcome := 'follows';
                 RETURN;
             END IF;
-            SELECT r.run_id, r.job_id INTO run_id, job_id FROM taskd.insert_run(spec, schedule, tick) AS r;
+            SELECT r.run_id, r.job_id INTO run_id, job_id FROM taskd.insert_run(spec) AS r;
             PERFORM taskd.cancel(ARRAY[holder.job_id], taskd.superseded_by(job_id, version));
             UPDATE taskd.job_key AS k SET job_id = job_id WHERE k.task = pipeline AND k.unique_key = unique_key;
             outcome := 'replaced';
@@ -4168,7 +4190,7 @@ BEGIN
             PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
             FROM taskd.queue AS q
             WHERE q.name = coalesce(queue, stages #>> '{0,queue}') AND q.max_depth IS NOT NULL AND coalesce(run_at, now()) <= now();
-            SELECT r.run_id, r.job_id INTO run_id, job_id FROM taskd.insert_run(spec, schedule, tick) AS r;
+            SELECT r.run_id, r.job_id INTO run_id, job_id FROM taskd.insert_run(spec) AS r;
             UPDATE taskd.job_key AS k SET job_id = job_id WHERE k.task = pipeline AND k.unique_key = unique_key;
             outcome := 'enqueued';
             RETURN;
@@ -4242,7 +4264,7 @@ BEGIN
         ORDER BY p.name
     LOOP
         PERFORM taskd.check_own_tasks(
-            format('the pipeline "%s"', made.name),
+            format('the pipeline "%s" enqueues', made.name),
             ARRAY(SELECT DISTINCT stage ->> 'task' FROM jsonb_array_elements(made.stages) AS stage)
         );
         INSERT INTO taskd.task AS task (
@@ -4579,7 +4601,7 @@ BEGIN
     LOOP
         SELECT * INTO old FROM taskd.schedule AS s WHERE s.name = name FOR UPDATE;
         EXIT WHEN FOUND;
-        PERFORM taskd.check_own_tasks(format('the schedule "%s"', name), ARRAY[task]);
+        PERFORM taskd.check_own_tasks(format('the schedule "%s" enqueues', name), ARRAY[task]);
         INSERT INTO taskd.schedule AS s (
             name, app, every_s, cron, timezone, starts_at, next_at, task, queue, args, args_version, query, query_user, priority,
             max_attempts, timeout_s, jitter_s, deadline_s, ends_by, ends_by_s, no_key, unique_rule, catch_up, catch_up_max, overlap
@@ -4607,7 +4629,7 @@ BEGIN
     IF app IS NOT NULL AND old.app IS DISTINCT FROM app AND old.withdrawn_at IS NULL THEN
         RETURN 'taken';
     END IF;
-    PERFORM taskd.check_own_tasks(format('the schedule "%s"', name), ARRAY[task, CASE WHEN old.withdrawn_at IS NULL THEN old.task ELSE task END]);
+    PERFORM taskd.check_own_tasks(format('the schedule "%s" enqueues', name), ARRAY[task, CASE WHEN old.withdrawn_at IS NULL THEN old.task ELSE task END]);
     -- A user that was dropped keeps nobody from changing its schedule.
     IF EXISTS (SELECT FROM pg_roles AS r WHERE r.rolname = old.query_user AND NOT pg_has_role(session_user, r.oid, 'MEMBER'))
        AND NOT has_function_privilege(session_user, 'taskd.run_schedule'::regproc, 'EXECUTE')
@@ -4733,7 +4755,8 @@ DECLARE
 BEGIN
     SELECT * INTO def FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
     PERFORM taskd.check_tick(def, tick, at_once);
-    IF (argses IS NULL) <> (def.query IS NULL) THEN
+    -- Only run_schedule() lets the jobs wait, and so lets them read results.
+    IF (argses IS NULL) <> (def.query IS NULL) OR after <> '{}' AND NOT at_once THEN
         RAISE EXCEPTION 'the schedule "%" makes no such jobs', schedule USING ERRCODE = 'insufficient_privilege';
     END IF;
     SELECT * INTO known FROM taskd.task AS t WHERE t.name = def.task;
@@ -7079,7 +7102,7 @@ $$;
 
 -- Return whether this transaction, or one of its savepoints, has written or locked a row with this xmin or xmax. A visible
 -- row whose transaction is still in progress is one of the own transaction.
--- Called by: enqueue_workflow(), check_wait().
+-- Called by: insert_workflow(), check_wait().
 CREATE FUNCTION taskd.is_own_write(row_xid xid) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp

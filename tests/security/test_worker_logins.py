@@ -293,3 +293,31 @@ async def test_a_worker_adds_no_foreign_jobs_and_none_to_foreign_workflows(
     added = await workflows.add(victim, job, mine, [node.job for node in mine.nodes])
     assert added is not None
     assert len(added.jobs) == 1
+
+
+async def test_a_worker_lets_no_job_wait_for_foreign_jobs_whose_results_it_would_read(
+    victim: Lane, attacker: Any, sql: Any
+) -> None:
+    [secret, own] = await jobs.enqueue(
+        fetches(sql), [NewJob("pay", queue="q"), NewJob("own", queue="mine")]
+    )
+    me = await new_worker(fetches(attacker), queues=["mine"])
+    [job] = await jobs.claim(fetches(attacker), me, "mine", 1)
+    assert job.id == own
+    for parent, refusal in ((secret, 'that wait for jobs of the task "pay"'), (own, None)):
+        made = plan("flow", [Node("a", NewJob("own", queue="mine"), (parent,))])
+        adding = workflows.add(fetches(attacker), job, made, [node.job for node in made.nodes])
+        if refusal is None:
+            assert (await adding) is not None
+        else:
+            with pytest.raises(PermissionDenied, match=refusal):
+                await adding
+    # Nor does a tick of a schedule that it has set.
+    await attacker.execute(
+        "SELECT taskd.set_schedule('s', 'own', queue => 'mine', every => '1 min')"
+    )
+    await late(sql, 1.0)
+    fire = "SELECT taskd.make_scheduled_jobs('s', next_at, NULL, false, NULL, $1) FROM taskd.schedule"
+    with pytest.raises(REFUSED, match="makes no such jobs"):
+        await attacker.fetchval(fire, [secret])
+    assert len(await attacker.fetchval(fire, [])) == 1

@@ -25,6 +25,7 @@ from tests.store.helpers import MARK, Ears, new_worker
 As = Callable[[str], Awaitable[Any]]
 
 DENIED = "42501"
+UNDEFINED = "42883"
 PARAMETER = "22023"
 LIMIT = "54000"
 TEXT = "22P05"  # U+0000 in JSON
@@ -34,6 +35,13 @@ FINISHED = (
     "(id, enqueued_at, run_at, finished_at, expires_at, fence, state, priority, attempt, crashes, "
     "interrupts, queue, task, args, errors) "
     "VALUES (1, now(), now(), now(), now(), 0, 'done', 1, 1, 0, 0, 'q', 't', '{}', '[]')"
+)
+
+
+# The arguments of an enqueued workflow of one job.
+WORKFLOW = (
+    "'w', 'workflow', NULL, '{t}', '{q}', '{\"{}\"}', '{1}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', "
+    "'{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{a}', '{}', '{}', '{}', '{}'"
 )
 
 
@@ -147,6 +155,8 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         "SELECT taskd.run_schedule('s')",
         "SELECT taskd.fire_schedule('s', 0, NULL, '{}', now())",
         "SELECT taskd.make_scheduled_jobs('s', now(), NULL, true)",
+        # A job that joins another user's workflow, or counts as one of a schedule.
+        f"SELECT taskd.insert_workflow({WORKFLOW}, workflow_id => 1)",
         # Definitions.
         "DROP TABLE taskd.job",
         "DROP SCHEMA taskd CASCADE",
@@ -200,7 +210,9 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
         f"SELECT pg_cancel_backend({owners_pid})",
     ]
     spaces = "' '"
-    return dict.fromkeys(denied, DENIED) | {
+    joining = ("workflow_id => 1", "adder => 1", "known => '{1}'", "schedule => 's', tick => now()")
+    denied_arguments = [f"SELECT taskd.enqueue_workflow({WORKFLOW}, {each})" for each in joining]
+    return dict.fromkeys(denied, DENIED) | dict.fromkeys(denied_arguments, UNDEFINED) | {
         # Values beyond their bounds.
         call("'t'", f"jsonb_build_object('a', repeat({spaces}, 262144))", "queue => 'q'"): LIMIT,
         call("'t'", "'[]'", "queue => 'q'"): PARAMETER,
