@@ -5182,7 +5182,7 @@ $$;
 -- not yet started at a time, so that a backlog from a time without workers does not start all at once. If jobs remain that the
 -- end of another job will not admit, an opening with the time of the next check is inserted. One call admits up to a thousand
 -- jobs. A limit that was neither published nor set admits none. `after_id`, `up_to_id` and `without` leave out jobs that the
--- database refuses to change, as in claim_jobs.
+-- database refuses to change, as in claim_jobs. As a claim, the function fails after a wait of 50 ms for a row.
 -- Called by: free_slots(), admit_due().
 CREATE FUNCTION taskd.admit_keys(
     limit_name text, keys text[], after_id bigint DEFAULT 0, up_to_id bigint DEFAULT 9223372036854775807, without bigint[] DEFAULT '{}'
@@ -5192,6 +5192,7 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = on
+SET lock_timeout = '50ms'
 AS $$
 #variable_conflict use_column
 <<vars>>
@@ -5358,8 +5359,8 @@ $$;
 
 -- Admit the next jobs of these keys, in the statement that has freed their slots. Return the number of limits that could not
 -- be locked: for these, the function inserts an opening instead. Above READ COMMITTED, where there is no new snapshot after the
--- lock, all limits count as not locked. An opening is also inserted if a trigger of the user refuses the next job of a limit:
--- the outcome of the job that has ended must not wait for another job.
+-- lock, all limits count as not locked. An opening is also inserted if the next job of a limit stays locked, or a trigger of the
+-- user refuses it: the outcome of the job that has ended must not wait for another job.
 -- Called by: cancel(), free_places(), ack_done, ack_outcomes, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
@@ -5380,7 +5381,7 @@ BEGIN
                 PERFORM taskd.admit_keys(each.name, each.keys);
                 CONTINUE;
             EXCEPTION WHEN OTHERS THEN
-                IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '57', '58') THEN
+                IF left(SQLSTATE, 2) IN ('08', '40', '53', '55', '57', '58') AND SQLSTATE <> '55P03' THEN
                     RAISE;
                 END IF;
             END;
@@ -5410,6 +5411,7 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
+SET lock_timeout = '50ms'
 AS $$
 DECLARE
     names_max CONSTANT integer := 100;
@@ -5702,6 +5704,7 @@ BEGIN
         RETURN;
     END IF;
     SELECT r.room, r.opens_s INTO room, in_s FROM taskd.take_queue_slots(claim_limited.queue, batch) AS r;
+    PERFORM set_config('lock_timeout', '50ms', true);  -- as in claim_jobs
     RETURN QUERY
     UPDATE taskd.job AS j
     SET state = 'running',

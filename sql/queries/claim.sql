@@ -11,6 +11,9 @@
 -- such a plan while the table is empty, so sequential scans are off on the connection for claims. A claim that returns fewer
 -- rows than `batch` does not prove that the queue is empty: a row that another transaction has just changed is locked here, but
 -- not returned.
+--
+-- Claims lock rows in the order of their priorities, and SKIP LOCKED can wait for a row that is changed at that moment (rule 3 in
+-- sql/README.md). Other statements lock in the order of ids. So that the two do not deadlock, a claim fails after a wait of 50 ms.
 
 -- The scan begins after the position (after_priority, after_run_at, after_id) and ends with up_to_priority. Usually these
 -- bounds exclude nothing. But while a held snapshot keeps the entries of claimed jobs in the index, the bounds keep the scan
@@ -42,6 +45,7 @@ WHERE job.ctid = ANY (ARRAY(
       SELECT ctid
       FROM taskd.job
       WHERE queue = $2 AND state = 'queued'
+        AND (SELECT set_config('lock_timeout', '50ms', true)) IS NOT NULL
         AND (priority, run_at, id) > ($4::integer, $5::timestamptz, $6::bigint)
         AND priority <= $7::integer
         AND id + 0 > $11 AND id + 0 <= $12 AND id <> ALL ($13::bigint[])
@@ -139,6 +143,7 @@ WITH claimed AS (
                 AND (limit_name IS NULL OR gate = 'admitted')
                 AND queue = place.queue AND task = ANY ($4::text[]) AND isolated = $7
                 AND id + 0 > $9 AND id + 0 <= $10 AND id <> ALL ($11::bigint[])
+                AND (SELECT set_config('lock_timeout', '50ms', true)) IS NOT NULL
               ORDER BY started_at DESC
               LIMIT greatest(startable.suspects, 0)
               FOR UPDATE SKIP LOCKED

@@ -49,6 +49,7 @@ WITH moved AS (
             AND j.queue = ANY (me.queues)
             AND coalesce(j.args_version, 1::smallint) <= me.args_versions[array_position(me.tasks, j.task::text)]
             AND j.id + 0 > $4 AND j.id + 0 <= $5 AND j.id <> ALL ($6::bigint[])
+            AND (SELECT set_config('lock_timeout', '50ms', true)) IS NOT NULL
           LIMIT $3
           FOR UPDATE OF j SKIP LOCKED
       ))
@@ -72,6 +73,7 @@ WITH due AS MATERIALIZED (
     FROM taskd.job
     WHERE deadline < clock_timestamp() AND deadline IS NOT NULL AND worker_id IS NULL
       AND id + 0 > $2 AND id + 0 <= $3 AND id <> ALL ($4::bigint[])
+      AND (SELECT set_config('lock_timeout', '50ms', true)) IS NOT NULL
     ORDER BY deadline
     LIMIT $1
     FOR UPDATE SKIP LOCKED

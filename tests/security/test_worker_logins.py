@@ -317,7 +317,9 @@ async def test_a_worker_lets_no_job_wait_for_foreign_jobs_whose_results_it_would
         "SELECT taskd.set_schedule('s', 'own', queue => 'mine', every => '1 min')"
     )
     await late(sql, 1.0)
-    fire = "SELECT taskd.make_scheduled_jobs('s', next_at, NULL, false, NULL, $1) FROM taskd.schedule"
+    fire = (
+        "SELECT taskd.make_scheduled_jobs('s', next_at, NULL, false, NULL, $1) FROM taskd.schedule"
+    )
     with pytest.raises(REFUSED, match="makes no such jobs"):
         await attacker.fetchval(fire, [secret])
     assert len(await attacker.fetchval(fire, [])) == 1

@@ -33,7 +33,8 @@ from tests.store.workflow_helpers import WRONG
 from tests.store.writers import QUEUES, TASKS, Writers, registry
 from tests.system.faults.cluster import private
 
-# A deadlock becomes an error soon, and before any lock_timeout except those of ten milliseconds.
+# A deadlock becomes an error soon, and before any lock_timeout except those of rule 3 in
+# sql/README.md.
 # JIT is off because plans against PLANS have high costs (stage.py).
 IMPATIENT = {"deadlock_timeout": "100ms", "application_name": "crowd", "jit": "off"}
 DRAIN_TURNS = 2000

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from taskd.core.jobs.job import Job, NewJob
+from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Unique
 from taskd.store import workers
 from taskd.store.connections.database import Lane
-from taskd.store.jobs import jobs
+from taskd.store.connections.error_translation import HeldUp
+from taskd.store.jobs import changes, jobs, limits
 from taskd.worker.assembly import PLANS
 from tests.schema import fetches
+from tests.store import limit_helpers
 from tests.store.helpers import (
     DONE,
     FAILED,
@@ -34,9 +40,9 @@ JOBS = 60
 PHASES = 10
 ROUNDS = 20
 LEAST_EACH = 10
-# A deadlock becomes an error at once. JIT is off because plans against PLANS have high costs
-# (stage.py).
-IMPATIENT = {"deadlock_timeout": "50ms", "jit": "off"}
+# A deadlock becomes an error soon, but after the lock_timeout of claims. JIT is off because plans
+# against PLANS have high costs (stage.py).
+IMPATIENT = {"deadlock_timeout": "100ms", "jit": "off"}
 
 
 class Crowd:
@@ -157,3 +163,72 @@ async def test_a_batch_lets_go_of_a_holder_while_somebody_else_takes_a_new_key(
     assert not batch.done()
     await inserting.execute("COMMIT")
     assert [(each, each.outcome) for each in await batch] == [(a, "replaced"), (b, "replaced")]
+
+
+# Statements that lock jobs in another order than that of their ids, with the change that makes
+# waiting jobs the ones that a statement moves.
+SKIPPING: dict[str, tuple[str, Callable[[Any, int], Coroutine[Any, Any, Any]]]] = {
+    "claim": ("state = 'queued'", lambda on, me: jobs.claim(on, me, "q", 10)),
+    "claim_limited": ("state = 'queued'", lambda on, me: limits.claim(on, me, "q", 10)),
+    "claim_suspects": (
+        "state = 'scheduled', crashes = 1",
+        lambda on, me: jobs.claim_suspects(on, me, {"q": 5}, ["t"], 5, isolated=False, stride=1),
+    ),
+    "promote": ("state = 'scheduled'", lambda on, _: jobs.promote(on, 10)),
+    "unpark": (
+        "state = 'scheduled', parked = true, run_at = now() + interval '1 h'",
+        lambda on, me: changes.unpark(on, me, ["t"], 10),
+    ),
+    "expire": ("deadline = now() - interval '1 s'", lambda on, _: changes.expire(on, 10)),
+    "admit": (
+        "state = 'blocked', limit_name = 't', limit_key = ''",
+        lambda on, _: limits.admit(on, 10),
+    ),
+}
+# SKIP LOCKED waits for a locked row only at a moment that no test can place: while the transaction
+# that changed the row before ends. So a trigger waits instead.
+WAIT_IN_TRIGGER = """
+CREATE FUNCTION public.lock_first_job() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM FROM taskd.job WHERE id = {first} FOR UPDATE; RETURN coalesce(new, old); END $$;
+CREATE TRIGGER waits BEFORE UPDATE OR DELETE ON taskd.job
+FOR EACH ROW WHEN (old.id = {second}) EXECUTE FUNCTION public.lock_first_job()
+"""
+
+
+@pytest.mark.parametrize("which", SKIPPING)
+async def test_a_statement_that_skips_locked_rows_ends_when_it_waits_for_one_all_the_same(
+    sql, lane: Lane, connect: Connect, me: int, which: str
+) -> None:
+    """Statements that lock rows in the order of their ids wait for its rows meanwhile."""
+    change, run = SKIPPING[which]
+    await limit_helpers.publish(lane, Limit(concurrency=5))
+    first, second = await enqueue(lane, 2, task="u")
+    await sql.execute(f"UPDATE taskd.job SET task = 't', {change}")
+    await sql.execute(WAIT_IN_TRIGGER.format(first=first, second=second))
+    locking, skipping = await connect(), await connect()
+    await locking.execute("BEGIN")
+    await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", first)
+    waits = asyncio.ensure_future(run(fetches(skipping), me))
+    while not waits.done() and not await sql.fetchval(
+        "SELECT cardinality(pg_blocking_pids($1)) > 0", skipping.get_server_pid()
+    ):
+        await asyncio.sleep(0)
+    await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", second)
+    with pytest.raises(HeldUp):
+        await waits
+    await locking.execute("COMMIT")
+
+
+async def test_an_ack_does_not_wait_for_the_next_job_of_its_limit(
+    sql, lane: Lane, connect: Connect, me: int
+) -> None:
+    _, running, (_, first, second) = await limit_helpers.one_runs(lane, me, "a", "b", "a")
+    await sql.execute(WAIT_IN_TRIGGER.format(first=first, second=second))
+    locking = await connect()
+    await locking.execute("BEGIN")
+    await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", first)
+    assert await done(lane, running) == 1
+    assert await limit_helpers.queued(sql) == []
+    await locking.execute("COMMIT")
+    await limits.admit(lane, 10)
+    assert await limit_helpers.queued(sql) == [first]

@@ -40,8 +40,9 @@ FINISHED = (
 
 # The arguments of an enqueued workflow of one job.
 WORKFLOW = (
-    "'w', 'workflow', NULL, '{t}', '{q}', '{\"{}\"}', '{1}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', "
-    "'{NULL}', '{NULL}', '{NULL}', '{NULL}', '{NULL}', '{a}', '{}', '{}', '{}', '{}'"
+    "'w', 'workflow', NULL, '{t}', '{q}', '{\"{}\"}', '{1}', "
+    + "'{NULL}', " * 9
+    + "'{a}', '{}', '{}', '{}', '{}'"
 )
 
 
@@ -212,28 +213,34 @@ def hostile(logins: Logins, owners_pid: int) -> dict[str, str]:
     spaces = "' '"
     joining = ("workflow_id => 1", "adder => 1", "known => '{1}'", "schedule => 's', tick => now()")
     denied_arguments = [f"SELECT taskd.enqueue_workflow({WORKFLOW}, {each})" for each in joining]
-    return dict.fromkeys(denied, DENIED) | dict.fromkeys(denied_arguments, UNDEFINED) | {
-        # Values beyond their bounds.
-        call("'t'", f"jsonb_build_object('a', repeat({spaces}, 262144))", "queue => 'q'"): LIMIT,
-        call("'t'", "'[]'", "queue => 'q'"): PARAMETER,
-        call("'t'", """'{"a": "\\u0000"}'""", "queue => 'q'"): TEXT,
-        call("'t'", "queue => 'q'", "max_attempts => 40000"): PARAMETER,
-        call("'t'", "queue => 'q'", "max_attempts => 0"): PARAMETER,
-        call("'t'", "queue => 'q'", "max_attempts => 1001"): PARAMETER,
-        call("'t'", "queue => 'q'", "timeout_s => 'NaN'"): PARAMETER,
-        call("'t'", "queue => 'q'", "timeout_s => 1e9"): PARAMETER,
-        call("'t'", "queue => 'q'", "run_at => 'infinity'"): PARAMETER,
-        call("'t'", "queue => 'q'", "run_at => '9999-01-01'"): PARAMETER,
-        call("''", "queue => 'q'"): PARAMETER,
-        call("repeat('t', 201)", "queue => 'q'"): PARAMETER,
-        call(r"E'ok\n[error] all is lost'", "queue => 'q'"): PARAMETER,
-        call(r"E'\x1b[2Jt'", "queue => 'q'"): PARAMETER,
-        call(r"U&'\009b2Jt'", "queue => 'q'"): PARAMETER,
-        call("'t'", "queue => 'q''; DROP TABLE taskd.job; --'"): PARAMETER,
-        call("'t'", "queue => 'Q'"): PARAMETER,
-        call("'t'", "queue => repeat('q', 49)"): PARAMETER,
-        call("'t'", r"queue => E'q\n'"): PARAMETER,
-    }
+    return (
+        dict.fromkeys(denied, DENIED)
+        | dict.fromkeys(denied_arguments, UNDEFINED)
+        | {
+            # Values beyond their bounds.
+            call(
+                "'t'", f"jsonb_build_object('a', repeat({spaces}, 262144))", "queue => 'q'"
+            ): LIMIT,
+            call("'t'", "'[]'", "queue => 'q'"): PARAMETER,
+            call("'t'", """'{"a": "\\u0000"}'""", "queue => 'q'"): TEXT,
+            call("'t'", "queue => 'q'", "max_attempts => 40000"): PARAMETER,
+            call("'t'", "queue => 'q'", "max_attempts => 0"): PARAMETER,
+            call("'t'", "queue => 'q'", "max_attempts => 1001"): PARAMETER,
+            call("'t'", "queue => 'q'", "timeout_s => 'NaN'"): PARAMETER,
+            call("'t'", "queue => 'q'", "timeout_s => 1e9"): PARAMETER,
+            call("'t'", "queue => 'q'", "run_at => 'infinity'"): PARAMETER,
+            call("'t'", "queue => 'q'", "run_at => '9999-01-01'"): PARAMETER,
+            call("''", "queue => 'q'"): PARAMETER,
+            call("repeat('t', 201)", "queue => 'q'"): PARAMETER,
+            call(r"E'ok\n[error] all is lost'", "queue => 'q'"): PARAMETER,
+            call(r"E'\x1b[2Jt'", "queue => 'q'"): PARAMETER,
+            call(r"U&'\009b2Jt'", "queue => 'q'"): PARAMETER,
+            call("'t'", "queue => 'q''; DROP TABLE taskd.job; --'"): PARAMETER,
+            call("'t'", "queue => 'Q'"): PARAMETER,
+            call("'t'", "queue => repeat('q', 49)"): PARAMETER,
+            call("'t'", r"queue => E'q\n'"): PARAMETER,
+        }
+    )
 
 
 async def test_what_a_hostile_producer_tries_is_refused_and_changes_nothing(

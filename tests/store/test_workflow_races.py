@@ -32,7 +32,7 @@ from tests.store.workflow_helpers import AFTER, WRONG, start
 ROUNDS = 50
 LEAST_EACH = 5
 # As in test_deadlocks.py.
-IMPATIENT = {"deadlock_timeout": "50ms", "jit": "off"}
+IMPATIENT = {"deadlock_timeout": "100ms", "jit": "off"}
 POLICIES = ["cancel", "cancel", "wait", "continue", "only"]
 
 
