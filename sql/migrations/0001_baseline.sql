@@ -3433,7 +3433,8 @@ AS $$
 $$;
 
 -- Let the jobs that wait for a running job also wait for the jobs that it adds, with the same on_failed; record who has added
--- them. The caller has locked the running job and the jobs that wait for it.
+-- them. Jobs that no longer wait get the dependencies, too, for the case that they are retried. The caller has locked the running
+-- job and the jobs that wait for it.
 -- Called by: insert_workflow().
 CREATE FUNCTION taskd.await_added(adder bigint, added bigint[], workflow_id bigint) RETURNS void
 LANGUAGE sql
@@ -3446,17 +3447,17 @@ AS $$
         -- The added job waits for the running one.
         ON CONFLICT (parent_id, job_id) DO UPDATE SET added_by = excluded.added_by
     ), edge AS (
-        INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, added_by)
-        SELECT new_id, d.job_id, d.workflow_id, d.on_failed, adder
-        FROM taskd.dependency AS d
-        JOIN taskd.job AS waiting ON waiting.id = d.job_id AND waiting.waits_for IS NOT NULL
-        CROSS JOIN unnest(added) AS new_id
-        WHERE d.parent_id = adder AND NOT d.counted AND d.job_id <> ALL (added)
-        RETURNING job_id
+        INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted, added_by)
+        SELECT new_id, d.job_id, d.workflow_id, d.on_failed, d.counted, adder
+        FROM taskd.dependency AS d CROSS JOIN unnest(added) AS new_id
+        WHERE d.parent_id = adder AND d.on_failed IS NOT NULL AND d.job_id <> ALL (added)
+        RETURNING job_id, counted
     ), more AS (
-        SELECT job_id, count(*)::integer AS parents FROM edge GROUP BY job_id
+        SELECT job_id, count(*)::integer AS parents FROM edge WHERE NOT counted GROUP BY job_id
     )
-    UPDATE taskd.job AS job SET waits_for = job.waits_for + more.parents FROM more WHERE job.id = more.job_id
+    UPDATE taskd.job AS job SET waits_for = job.waits_for + more.parents
+    FROM more
+    WHERE job.id = more.job_id AND job.waits_for IS NOT NULL
 $$;
 
 -- Add jobs to the workflow of a running job, or to a new workflow if it has none. The arrays are those of insert_workflow().
@@ -3487,7 +3488,7 @@ DECLARE
     began timestamptz := clock_timestamp();
     parents bigint[] := ARRAY(SELECT DISTINCT id FROM unnest(parent_ids) AS id WHERE id IS NOT NULL AND id <> job_id);
     known bigint[];
-    waiting bigint[];
+    dependants bigint[];
     me record;
     run taskd.workflow;
     taken text;
@@ -3502,8 +3503,8 @@ BEGIN
             PERFORM taskd.lock_parents(
                 job_id || parents || ARRAY(SELECT known[place] FROM unnest(parent_places) AS place WHERE known[place] IS NOT NULL)
             );
-            waiting := ARRAY(SELECT d.job_id FROM taskd.dependency AS d WHERE d.parent_id = job_id AND NOT d.counted);
-            PERFORM taskd.lock_blocked(waiting);
+            dependants := ARRAY(SELECT d.job_id FROM taskd.dependency AS d WHERE d.parent_id = job_id AND d.on_failed IS NOT NULL);
+            PERFORM taskd.lock_blocked(dependants);
             EXIT;
         EXCEPTION WHEN lock_not_available THEN
             tries := tries + 1;
@@ -3538,13 +3539,14 @@ BEGIN
         WHEN run.stopped_at IS NOT NULL THEN format('workflow %s was cancelled', run.id)
         WHEN run.kind = 'pipeline' THEN format('workflow %s is a run of the pipeline "%s", whose stages follow each other', run.id, run.name)
         WHEN taken IS NOT NULL THEN format('workflow %s already has a job named "%s"', run.id, taken)
-        WHEN cardinality(nodes)::bigint * cardinality(waiting) > 100000
-            THEN format('%s jobs wait for this job, and would wait for each of %s added jobs', cardinality(waiting), cardinality(nodes))
+        WHEN cardinality(nodes)::bigint * cardinality(dependants) > 100000
+            THEN format('%s jobs wait for this job, and would wait for each of %s added jobs', cardinality(dependants), cardinality(nodes))
         WHEN parents <> '{}' AND EXISTS (
             WITH RECURSIVE below AS (
-                SELECT unnest(waiting) AS id
+                SELECT unnest(dependants) AS id
                 UNION
-                SELECT d.job_id FROM below JOIN taskd.dependency AS d ON d.parent_id = below.id WHERE NOT d.counted
+                -- A retry by hand can undo the count of a dependency.
+                SELECT d.job_id FROM below JOIN taskd.dependency AS d ON d.parent_id = below.id WHERE d.on_failed IS NOT NULL
             )
             SELECT FROM below WHERE below.id = ANY (parents)
         ) THEN 'an added job would wait for a job that waits for it'
@@ -6036,6 +6038,24 @@ AS $$
     SELECT array_agg(id ORDER BY id) FROM found
 $$;
 
+-- Return the jobs for which these finished jobs waited.
+-- Called by: retry().
+CREATE FUNCTION taskd.parents_of(ids bigint[]) RETURNS bigint[]
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+SET enable_mergejoin = off
+AS $$
+    -- First by id: otherwise PostgreSQL 16 read whole workflows, before the history was analysed.
+    WITH past AS MATERIALIZED (
+        SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (ids)
+    )
+    SELECT ARRAY(
+        SELECT DISTINCT d.parent_id
+        FROM past JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
+    )
+$$;
+
 -- Retry failed and cancelled jobs, now or at the given time. Return the new state of each retried job; other jobs are not in
 -- the result.
 --
@@ -6046,8 +6066,8 @@ $$;
 -- key, the last one is retried. A job in the state `blocked` waits for its limit, or for its parents.
 --
 -- The jobs that were cancelled because of a retried job are retried with it. A job that is retried together with a parent,
--- or while that parent is live, waits for the parent again. A job is not retried if one of its parents has failed and is not
--- retried. The function runs with the owner's rights, because no other user is allowed to move jobs out of the history.
+-- or while that parent is live, waits for the parent again, and so does a job that still waits for other parents. A job is not
+-- retried if one of its parents has failed and is not retried. The function runs with the owner's rights, because no other user is allowed to move jobs out of the history.
 -- Called by: SQL clients, restart_run(), complete(), retry_jobs.
 CREATE FUNCTION taskd.retry(
     ids bigint[],
@@ -6073,6 +6093,8 @@ DECLARE
     retried bigint[];
     states text[];
     parents bigint[];
+    children bigint[];
+    blocked bigint[];
     held bigint[];
 BEGIN
     LOOP
@@ -6129,14 +6151,11 @@ BEGIN
                     WHERE later.workflow_id = run.id AND later.id > past.id AND taskd.stage_place(run.stages, later.node) IS NOT NULL
                 ) AND (run.unique_key IS NULL OR taskd.takes_run_key(run.name, run.unique_key, run.version, past.id, retried))
             );
-            -- First by id: otherwise PostgreSQL 16 read whole workflows, before the history was analysed.
-            parents := ARRAY(
-                WITH past AS MATERIALIZED (
-                    SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
-                )
-                SELECT DISTINCT d.parent_id
-                FROM past
-                JOIN taskd.dependency AS d ON d.workflow_id = past.workflow_id AND d.job_id = past.id
+            parents := taskd.parents_of(retried);
+            children := ARRAY(
+                SELECT d.job_id FROM taskd.dependency AS d
+                WHERE d.parent_id = ANY (retried) AND d.counted AND d.on_failed IS NOT NULL
+                  AND (SELECT j.waits_for FROM taskd.job AS j WHERE j.id = d.job_id) IS NOT NULL
             );
             held := '{}';
             -- For an empty list, which is the usual case, PostgreSQL would read a small index from end to end.
@@ -6144,11 +6163,16 @@ BEGIN
                 held := ARRAY(
                     SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
                 );
-                held := held || taskd.lock_blocked(parents);
             END IF;
+            IF parents <> '{}' OR children <> '{}' THEN
+                blocked := taskd.lock_blocked(parents || children);
+                held := held || ARRAY(SELECT unnest(blocked) INTERSECT SELECT unnest(parents));
+                children := ARRAY(SELECT unnest(blocked) INTERSECT SELECT unnest(children));
+            END IF;
+            -- A running parent can have added parents before it was locked.
             IF taskd.cancelled_with(ids) IS DISTINCT FROM wanted
                OR parents <> '{}'
-                  AND EXISTS (SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) EXCEPT SELECT unnest(held))
+                  AND EXISTS (SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (taskd.parents_of(retried)) EXCEPT SELECT unnest(held))
             THEN
                 RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
             END IF;
@@ -6184,6 +6208,16 @@ BEGIN
             FROM past
             WHERE d.workflow_id = past.workflow_id AND d.job_id = past.id AND d.counted AND d.on_failed IS NOT NULL
               AND (d.parent_id = ANY (retried) OR d.parent_id = ANY (held));
+            IF children <> '{}' THEN
+                WITH again AS (
+                    UPDATE taskd.dependency AS d SET counted = false
+                    WHERE d.parent_id = ANY (retried) AND d.job_id = ANY (children) AND d.counted AND d.on_failed IS NOT NULL
+                    RETURNING d.job_id
+                ), more AS (
+                    SELECT again.job_id, count(*)::integer AS parents FROM again GROUP BY again.job_id
+                )
+                UPDATE taskd.job AS j SET waits_for = j.waits_for + more.parents FROM more WHERE j.id = more.job_id;
+            END IF;
             WITH past AS (
                 DELETE FROM taskd.job_history AS h
                 WHERE h.id = ANY (retried)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tests.store.oracle_keys import Keys
 from tests.store.oracle_rows import MAX_ATTEMPTS, Edge, Row
@@ -26,17 +27,20 @@ class Workflows(Keys):
         self.unblock([(p, self.rows[p].state) for p in parents if self.rows[p].finished])
 
     def add(self, adder: int, rows: list[Row]) -> None:
-        """Add jobs, for which all jobs wait that wait for the running one."""
+        """Add jobs, which all dependants of the running one have as parents, too."""
         self.rows[adder].workflow = True
-        below = [edge for edge in self.edges if edge.parent == adder and not edge.counted]
-        below = [edge for edge in below if self._is_waiting(edge.job)]
+        below = [edge for edge in self.edges if edge.parent == adder]
         for row in rows:
             self.enqueue(row)
             row.workflow = True
-            self.edges += [Edge(row.id, edge.job, edge.on_failed) for edge in below]
+            self.edges += [replace(edge, parent=row.id) for edge in below]
         for edge in below:
-            waits = self.rows[edge.job].waits_for or 0
-            self.rows[edge.job].waits_for = waits + len(rows)
+            if not edge.counted:
+                self._wait_longer(edge.job, len(rows))
+
+    def _wait_longer(self, job: int, parents: int) -> None:
+        if self._is_waiting(job):
+            self.rows[job].waits_for = (self.rows[job].waits_for or 0) + parents
 
     def _is_waiting(self, job: int) -> bool:
         row = self.rows.get(job)
@@ -87,6 +91,9 @@ class Workflows(Keys):
         for edge in self.edges:
             if edge.job in back and (edge.parent in back or edge.parent in live_now):
                 edge.counted = False
+            elif edge.parent in back and edge.counted and self._is_waiting(edge.job):
+                edge.counted = False
+                self._wait_longer(edge.job, 1)
         waits = {job: self._waits(job, back) for job in back}
         for job in back:
             self._return(self.rows[job], waits[job], due=due)

@@ -37,16 +37,15 @@ POLICIES = ["cancel", "cancel", "wait", "continue", "only"]
 
 
 NEW = NewJob("t", queue="q")
-# A job that waits for one that has added others, and not for these.
+# A job with a parent that has added others, which are not its parents.
 UNAWAITED = """
 SELECT count(*)
 FROM taskd.dependency AS d
 JOIN taskd.dependency AS below ON below.parent_id = d.parent_id AND below.job_id < d.job_id
-JOIN taskd.job AS waiting ON waiting.id = below.job_id AND waiting.waits_for IS NOT NULL
-WHERE d.added_by = d.parent_id AND NOT below.counted
+WHERE d.added_by = d.parent_id AND below.on_failed IS NOT NULL
   AND below.added_by IS DISTINCT FROM d.parent_id
   AND NOT EXISTS (SELECT FROM taskd.dependency AS e
-                  WHERE e.parent_id = d.job_id AND e.job_id = waiting.id)
+                  WHERE e.parent_id = d.job_id AND e.job_id = below.job_id)
 """
 
 

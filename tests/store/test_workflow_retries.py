@@ -1,4 +1,5 @@
-"""Retries of jobs that others wait for: which dependants are retried, and which are not."""
+"""Retries of jobs that others wait for: which dependants are retried, which wait again, and for
+which jobs that a running parent has added meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +7,11 @@ import asyncio
 
 import pytest
 
+from taskd.core.jobs.job import Job, NewJob
+from taskd.core.workflows.workflow import Node, plan
+from taskd.store import workflows
 from taskd.store.connections.database import Lane
+from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import jobs
 from tests.schema import fetches
 from tests.store.helpers import (
@@ -18,7 +23,9 @@ from tests.store.helpers import (
     state_of,
     waits_for_lock,
 )
-from tests.store.workflow_helpers import claim, end, fail, start, states
+from tests.store.workflow_helpers import WRONG, claim, end, fail, start, states
+
+WAITS = "SELECT state::text, waits_for FROM taskd.job WHERE id = $1"
 
 
 async def test_with_a_parent_come_all_that_were_cancelled_because_of_it(sql, lane, me) -> None:
@@ -117,3 +124,72 @@ async def test_callbacks_of_a_cancelled_workflow_wait_again_when_it_is_retried(
     for _ in range(2):
         await done(lane, *await claim(lane, me))
     assert await states(sql, ids) == {"a": "done", "b": "done", "f": "cancelled", "c": "queued"}
+
+
+async def test_one_that_still_waits_for_others_waits_again_for_a_retried_parent(
+    sql, lane: Lane, me
+) -> None:
+    ids = await start(lane, ("a", []), ("b", []), ("c", ["a", "b"], "continue"))
+    a, b = await claim(lane, me)
+    await settle(lane, a, FAILED, reason="no")
+    assert tuple(await sql.fetchrow(WAITS, ids["c"])) == ("blocked", 1)
+    assert await jobs.retry(lane, [ids["a"]]) == [ids["a"]]
+    assert tuple(await sql.fetchrow(WAITS, ids["c"])) == ("blocked", 2)
+    await done(lane, b)
+    assert await state_of(sql, ids["c"]) == "blocked"
+    await done(lane, *await claim(lane, me))
+    assert await state_of(sql, ids["c"]) == "queued"
+
+
+async def add(on: Fetches, adder: Job) -> int:
+    """Let a running job add one job to its workflow; return its id."""
+    new = NewJob("t", queue="q")
+    added = await workflows.add(on, adder, plan("flow", [Node("added", new)]), [new])
+    assert added is not None
+    return added.jobs[0]
+
+
+@pytest.mark.parametrize("when", ["cancelled before", "cancelled after", "gone on"])
+async def test_a_retried_job_waits_for_what_its_running_parent_has_added(
+    sql, lane: Lane, me, when: str
+) -> None:
+    ids = await start(lane, ("a", []), ("b", ["a"], "continue"))
+    [a] = await claim(lane, me)
+    if when == "gone on":
+        await settle(lane, a, FAILED, reason="no")
+        [b] = await claim(lane, me)
+        await settle(lane, b, FAILED, reason="no")
+        await jobs.retry(lane, [ids["a"]])
+        [a] = await claim(lane, me)
+    if when == "cancelled before":
+        await jobs.cancel(lane, [ids["b"]], "by hand")
+    added = await add(lane, a)
+    if when == "cancelled after":
+        await jobs.cancel(lane, [ids["b"]], "by hand")
+    assert await jobs.retry(lane, [ids["b"]]) == [ids["b"]]
+    assert tuple(await sql.fetchrow(WAITS, ids["b"])) == ("blocked", 2)
+    await done(lane, a)
+    [job] = await claim(lane, me)
+    assert job.id == added
+    await done(lane, job)
+    assert await state_of(sql, ids["b"]) == "queued"
+
+
+async def test_a_job_that_is_added_while_a_dependant_is_retried_ends_only_after_the_retry(
+    sql, lane: Lane, connect: Connect, me
+) -> None:
+    ids = await start(lane, ("a", []), ("b", ["a"]))
+    [a] = await claim(lane, me)
+    await jobs.cancel(lane, [ids["b"]], "by hand")
+    async with Transaction(await connect()) as adding, Transaction(await connect()) as retrying:
+        await add(fetches(adding.connection), a)
+        retried = asyncio.create_task(jobs.retry(fetches(retrying.connection), [ids["b"]]))
+        await waits_for_lock(sql, retrying.connection)
+        await adding.commit()
+        assert await retried == [ids["b"]]
+        # Nobody can claim the added job, whose row the retry has locked.
+        assert await claim(lane, me) == []
+        await retrying.commit()
+    await done(lane, *await claim(lane, me), a)
+    assert await state_of(sql, ids["b"]) == "queued"
+    assert await sql.fetch(WRONG) == []

@@ -33,6 +33,7 @@ CREATE TABLE judge.event (
     queue text,
     lost boolean NOT NULL DEFAULT false, -- a rescue took it from its worker
     parked boolean NOT NULL DEFAULT false,
+    waits boolean NOT NULL DEFAULT false, -- for other jobs
     backend integer NOT NULL DEFAULT pg_backend_pid(),
     txid xid8 NOT NULL DEFAULT pg_current_xact_id()
 );
@@ -103,8 +104,9 @@ DECLARE
 BEGIN
     WITH seen AS (
         INSERT INTO judge.event (kind, job, new_state, worker, fence, attempt, crashes, interrupts,
-                                 run_at, started_at, queue)
-        SELECT 'born', id, state, worker_id, fence, attempt, crashes, interrupts, run_at, started_at, queue
+                                 run_at, started_at, queue, waits)
+        SELECT 'born', id, state, worker_id, fence, attempt, crashes, interrupts, run_at, started_at, queue,
+               waits_for IS NOT NULL
         FROM new_rows
         RETURNING *
     )
@@ -133,14 +135,15 @@ BEGIN
     WITH seen AS (
         INSERT INTO judge.event (kind, job, old_state, new_state, old_worker, worker, old_fence, fence,
                                  old_attempt, attempt, old_crashes, crashes, old_interrupts, interrupts,
-                                 old_run_at, run_at, started_at, queue, lost, parked)
+                                 old_run_at, run_at, started_at, queue, lost, parked, waits)
         SELECT 'changed', n.id, o.state, n.state, o.worker_id, n.worker_id, o.fence, n.fence,
                o.attempt, n.attempt, o.crashes, n.crashes, o.interrupts, n.interrupts,
                o.run_at, n.run_at, n.started_at, n.queue,
-               coalesce(n.errors -> -1 ->> 'type' = 'WorkerLost' AND n.errors <> o.errors, false), n.parked
+               coalesce(n.errors -> -1 ->> 'type' = 'WorkerLost' AND n.errors <> o.errors, false), n.parked,
+               n.waits_for IS NOT NULL
         FROM old_rows AS o JOIN new_rows AS n ON n.id = o.id
-        WHERE (o.state, o.worker_id, o.fence, o.attempt, o.crashes, o.interrupts)
-              IS DISTINCT FROM (n.state, n.worker_id, n.fence, n.attempt, n.crashes, n.interrupts)
+        WHERE (o.state, o.worker_id, o.fence, o.attempt, o.crashes, o.interrupts, o.waits_for IS NULL)
+              IS DISTINCT FROM (n.state, n.worker_id, n.fence, n.attempt, n.crashes, n.interrupts, n.waits_for IS NULL)
         RETURNING *
     )
     INSERT INTO judge.violation ("check", what, job, detail)
@@ -718,6 +721,12 @@ CREATE VIEW judge.breach AS
           AND CASE WHEN d.on_failed IN ('cancel', 'wait') THEN s.new_state IN ('done', 'forgotten')
                    WHEN d.on_failed = 'only' THEN s.new_state IN ('failed', 'cancelled') ELSE true END
     )
+      -- The parent was added when the job no longer waited for others, and the job has not waited for others since.
+      AND NOT (d.added_by IS NOT NULL AND NOT EXISTS (
+          SELECT 1 FROM judge.event AS e
+          CROSS JOIN (SELECT min(seq) AS seq FROM judge.event WHERE job = d.parent_id) AS birth
+          WHERE e.job = claim.job AND e.waits AND e.seq < claim.seq
+            AND NOT EXISTS (SELECT 1 FROM judge.event AS n WHERE n.job = claim.job AND n.seq > e.seq AND n.seq < birth.seq)))
       -- Somebody has retried it by hand, although nothing had failed.
       AND NOT (d.on_failed = 'only' AND EXISTS (
           SELECT 1 FROM judge.step AS s
@@ -766,12 +775,10 @@ CREATE VIEW judge.breach AS
     UNION ALL
     SELECT 'I14', 'not awaited', d.job_id, format('job %s waited for job %s, which added it', below.job_id, d.parent_id), false
     FROM taskd.dependency AS d
-    JOIN judge.event AS birth ON birth.job = d.job_id AND birth.kind = 'born'
-    JOIN taskd.dependency AS below ON below.parent_id = d.parent_id AND below.job_id < d.job_id AND below.added_by IS DISTINCT FROM d.parent_id
-    CROSS JOIN LATERAL (
-        SELECT s.new_state FROM judge.step AS s WHERE s.job = below.job_id AND s.seq < birth.seq ORDER BY s.seq DESC LIMIT 1
-    ) AS was
-    WHERE d.added_by = d.parent_id AND was.new_state = 'blocked'
+    JOIN taskd.dependency AS below
+      ON below.parent_id = d.parent_id AND below.job_id < d.job_id AND below.on_failed IS NOT NULL
+     AND below.added_by IS DISTINCT FROM d.parent_id
+    WHERE d.added_by = d.parent_id
       AND NOT EXISTS (SELECT FROM taskd.dependency AS e WHERE e.parent_id = d.job_id AND e.job_id = below.job_id)
     UNION ALL
     SELECT 'I15', 'charged', s.job,

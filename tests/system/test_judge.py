@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from taskd.core.jobs.job import JobState
+from taskd.core.jobs.job import JobState, NewJob
+from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Unique
 from taskd.core.outcomes.attempt_ends import Interrupted
-from taskd.store.jobs import changes, jobs
+from taskd.core.workflows.workflow import Node, OnFailed, plan
+from taskd.store import workflows
+from taskd.store.jobs import changes, jobs, limits
+from tests.store.limit_helpers import publish
 from tests.system.judge_helpers import QUEUE, TASK, Open, one_job_done, two_in_a_chain
 
 
@@ -82,6 +86,31 @@ async def test_keys_versions_and_dependencies_are_lawful(scene: Open) -> None:
     verdict = await stage.judge.check(enqueued=enqueued, newest=[(TASK, "k", 2)])
     verdict.require()
     assert verdict.figures.done == 8
+
+
+async def test_a_job_that_waits_for_its_limit_need_not_wait_for_what_a_retried_parent_adds(
+    scene: Open,
+) -> None:
+    stage = await scene(strict=True)
+    task = await publish(stage.house, Limit(concurrency=1), queue=QUEUE)
+    new, limited = NewJob(TASK, queue=QUEUE), task.job()
+    nodes = [Node("first", new), Node("second", limited, ("first",), OnFailed.CONTINUE)]
+    _, first, second = await workflows.start(stage.house, plan("flow", nodes), [new, limited])
+    await jobs.cancel(stage.house, [first], "not now")
+    await jobs.retry(stage.house, [first])
+    growing = await stage.a.claim()
+    later = NewJob(TASK, queue=QUEUE, delay_s=0.001)
+    made = plan("flow", [Node("added", later)])
+    added = await workflows.add(stage.a.hand, growing, made, [later])
+    assert added is not None
+    assert await stage.sql("SELECT state::text FROM taskd.job WHERE id = $1", second) == "blocked"
+    await limits.admit(stage.house, 10)
+    await stage.b.does(await stage.b.claim())
+    await stage.a.does(growing)
+    await stage.promote()
+    await stage.a.does(await stage.a.claim())
+    verdict = await stage.judge.check(enqueued=[first, second, *added.jobs])
+    verdict.require()
 
 
 async def test_jobs_meant_to_wait_are_not_stuck(scene: Open) -> None:
