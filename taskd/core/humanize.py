@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import datetime
 
 # Each unit with its length in seconds, and the next smaller unit with its length.
@@ -90,6 +91,16 @@ def span(seconds: float | None) -> str:
             rest = whole % size // part
             return f"{whole // size}{unit}" + (f" {rest}{below}" if rest else "")
     return f"{whole}s"
+
+
+def restart_hung(task: str, running_s: float) -> str:
+    """Return the command that restarts the attempts of a task that have run for this long.
+
+    The bound is rounded down to its largest unit, and at least a second: `45s`, `3m`, `2h`.
+    """
+    whole = max(1, int(running_s))
+    size, unit = next(((size, unit) for unit, size, *_ in UNITS if whole >= size), (1, "s"))
+    return f"taskd jobs restart --task {shlex.quote(task)} --running-for {whole // size}{unit}"
 
 
 def count(number: int, noun: str) -> str:

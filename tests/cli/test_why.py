@@ -148,7 +148,7 @@ def test_a_running_job_says_until_when_it_may(taskd, why):
     change(taskd, made, "timeout_s = 60")
     text = why(made)[1]
     assert "Its timeout of 1m passed 2m" in text
-    assert f"next: taskd jobs cancel {made}\n" in text
+    assert f"next: taskd jobs restart {made}\n" in text
     assert "Nothing is wrong" not in text
 
 

@@ -23,6 +23,7 @@ from taskd.core.doctor.finding import (
     sql,
     warning,
 )
+from taskd.core.humanize import restart_hung
 from taskd.core.worker_status import BLOCKED_S_MIN, Abandoned, FailureStreak, decode
 
 # Shorter delays are normal: a deployment, or the rescue of a dead worker's jobs, causes them.
@@ -200,10 +201,9 @@ def _full(row: Row, slots: int, running: list[Row]) -> Iterator[Observation]:
         f"{slots:,} slots are taken, {names(held)}; waiting: {many(row['queued'], 'job')}"
     )
     if endless:
-        task = shlex.quote(endless[0]["task"])
         yield error(
             text,
-            command(f"taskd jobs cancel --task {task} --state running"),
+            command(restart_hung(endless[0]["task"], endless[0]["newest_s"])),
             advice(
                 "The command asks for a confirmation. Then set a timeout, `@task(timeout_s=...)`: "
                 "without a timeout, an attempt that hangs keeps its slot for ever."

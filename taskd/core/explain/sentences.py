@@ -22,7 +22,15 @@ from taskd.core.explain.reasons import (
     with_blocked_loop,
     without_threads,
 )
-from taskd.core.humanize import count, given_up, moment, rate_text, span, worker_text
+from taskd.core.humanize import (
+    count,
+    given_up,
+    moment,
+    rate_text,
+    restart_hung,
+    span,
+    worker_text,
+)
 from taskd.core.jobs.failure import ARGS_UNFIT
 from taskd.core.jobs.job import FINISHED, JobState
 from taskd.core.tasks.registry import BUILT_IN_APP
@@ -86,7 +94,7 @@ def _running(facts: Facts) -> Words:
             f" Its timeout of {span(facts.timeout_s)} passed {span(over_s)} ago, but its "
             "handler ignores the cancellation."
         )
-        return text, [logs, *([] if facts.cancel_requested else [f"taskd jobs cancel {facts.id}"])]
+        return text, [logs, *([] if facts.cancel_requested else [f"taskd jobs restart {facts.id}"])]
     text += f" {_until(facts)} Its worker renewed its lease {_ago(facts.worker_renewed_ago_s)}."
     if facts.cancel_requested:
         return text, [logs]
@@ -314,8 +322,8 @@ def _slots_taken(facts: Facts) -> Words:
     task = shlex.quote(first.task)
     commands = [f"taskd why {first.first_job_id}", f"taskd jobs list --task {task} --state running"]
     if first.endless:
-        text += " Without a timeout, an attempt that hangs keeps its slot until someone cancels it."
-        commands.append(f"taskd jobs cancel --task {task} --state running")
+        text += " Without a timeout, an attempt that hangs keeps its slot until someone ends it."
+        commands.append(restart_hung(first.task, first.newest_s))
     return text, commands
 
 
