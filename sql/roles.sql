@@ -109,7 +109,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.start_keyed_run(text, jsonb, jsonb, text, integer, timestamptz, integer, double precision, timestamptz, jsonb, text, bigint,
                           text, text)
     TO taskd_producer, taskd_admin;
-GRANT EXECUTE ON FUNCTION taskd.restart_runs(bigint[], text, jsonb) TO taskd_admin;
+GRANT EXECUTE ON FUNCTION taskd.restart_runs(bigint[], text, jsonb, text, text) TO taskd_admin;
 GRANT EXECUTE ON FUNCTION taskd.stage_place(jsonb, text) TO taskd_observer, taskd_admin;
 -- Not the unique keys of runs, which can be personal data.
 GRANT SELECT (id, created_at, check_at, stopped_at, name, kind, stages, version) ON taskd.workflow TO taskd_worker, taskd_observer;

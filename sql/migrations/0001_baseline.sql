@@ -3932,7 +3932,7 @@ AS $$ SELECT string_agg(plan ->> 'name', ', ' ORDER BY n) FROM jsonb_array_eleme
 -- retry.
 -- Called by: restart_runs().
 CREATE FUNCTION taskd.restart_run(
-    run_id bigint, stage text, args jsonb, OUT outcome text, OUT job_id bigint, OUT detail text
+    run_id bigint, stage text, args jsonb, reason text, actor text, OUT outcome text, OUT job_id bigint, OUT detail text
 )
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3993,7 +3993,7 @@ BEGIN
     );
     target := run.stages -> (place - 1);
     IF args IS NULL AND last.state <> 'done' AND last.node = target ->> 'name' THEN
-        job_id := (SELECT r.job_id FROM taskd.retry(ARRAY[last.id]) AS r);
+        job_id := (SELECT r.job_id FROM taskd.retry(ARRAY[last.id], reason => reason, actor => actor) AS r);
         outcome := CASE WHEN job_id IS NULL THEN 'refused' ELSE 'started' END;
         detail := CASE WHEN job_id IS NULL THEN format('its last job, %s, cannot be retried', last.id) END;
         RETURN;
@@ -4035,15 +4035,30 @@ $$;
 -- Otherwise, a new job gets the arguments `args`, or those of the last job of the stage in this run, or, as usual, the result of
 -- the stage before. A run with a live job is refused. The function runs with the owner's rights, because no role inserts jobs.
 -- Called by: SQL clients, restart_runs.
-CREATE FUNCTION taskd.restart_runs(ids bigint[], stage text DEFAULT NULL, args jsonb DEFAULT NULL)
-RETURNS TABLE (workflow_id bigint, outcome text, job_id bigint, detail text)
-LANGUAGE sql
+CREATE FUNCTION taskd.restart_runs(
+    ids bigint[], stage text DEFAULT NULL, args jsonb DEFAULT NULL, reason text DEFAULT NULL, actor text DEFAULT NULL
+) RETURNS TABLE (workflow_id bigint, outcome text, job_id bigint, detail text)
+LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT run.id, done.outcome, done.job_id, done.detail
-    FROM (SELECT DISTINCT id FROM unnest(ids) AS id ORDER BY id) AS run
-    CROSS JOIN LATERAL taskd.restart_run(run.id, stage, args) AS done
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH done AS MATERIALIZED (
+        SELECT run.id, each.outcome, each.job_id, each.detail
+        FROM (SELECT DISTINCT id FROM unnest(ids) AS id ORDER BY id) AS run
+        CROSS JOIN LATERAL taskd.restart_run(run.id, restart_runs.stage, restart_runs.args, restart_runs.reason, restart_runs.actor) AS each
+    ), recorded AS (
+        SELECT taskd.record_actions(
+            'restart', ARRAY['workflow ' || id], restart_runs.actor, restart_runs.reason,
+            jsonb_build_object('stage', restart_runs.stage, 'job', job_id)
+        )
+        FROM done
+        WHERE outcome = 'started'
+    )
+    SELECT done.id, done.outcome, done.job_id, done.detail FROM done, (SELECT count(*) FROM recorded) AS r;
+END
 $$;
 
 -- Start a run of a published pipeline, and return the id of the job of its first stage. The options replace those of the first
@@ -5856,7 +5871,7 @@ AS $$
 $$;
 
 -- Record an action on each of these targets.
--- Called by: 16 functions, 6 statements.
+-- Called by: 17 functions, 6 statements.
 CREATE FUNCTION taskd.record_actions(
     action text, targets text[], actor text, reason text DEFAULT NULL, detail jsonb DEFAULT NULL
 ) RETURNS void

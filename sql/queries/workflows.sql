@@ -155,10 +155,10 @@ ORDER BY past.id;
 
 -- See taskd.restart_runs().
 
--- name: restart_runs(ids bigint[], stage text, args text)
+-- name: restart_runs(ids bigint[], stage text, args text, reason text, actor text)
 -- roles: admin
 -- moves: - -> queued, - -> blocked, failed -> queued, cancelled -> queued, failed -> blocked, cancelled -> blocked
-SELECT workflow_id, outcome, job_id, detail FROM taskd.restart_runs($1::bigint[], $2, $3::text::jsonb);
+SELECT workflow_id, outcome, job_id, detail FROM taskd.restart_runs($1::bigint[], $2, $3::text::jsonb, $4, $5);
 
 -- See taskd.start_keyed_run().
 

@@ -176,7 +176,7 @@ class Restarted(NamedTuple):
 
 
 async def restart(
-    on: Fetches, ids: Sequence[int], stage: str | None, args: str | None
+    on: Fetches, ids: Sequence[int], stage: str | None, args: str | None, reason: str
 ) -> dict[int, Restarted]:
     """Start stopped and finished runs of pipelines again; return by id what happened.
 
@@ -184,8 +184,9 @@ async def restart(
         stage: where the runs start; None: each at the stage at which it has ended.
         args: the arguments of the stage as JSON text; None: those that it had in each run, or the
             result of the stage before.
+        reason: stored with the action.
     """
-    rows = await on.fetch("restart_runs", list(ids), stage, args)
+    rows = await on.fetch("restart_runs", list(ids), stage, args, reason, actor())
     return {row[0]: Restarted(row[2], row[3]) for row in rows}
 
 

@@ -92,6 +92,7 @@ def _app(board: Dashboard) -> Starlette:
             at("/workflows/{id}", views.workflow),
             at("/workflows/{id}/cancel", workflow_actions.preview_cancel),
             at("/workflows/{id}/cancel", workflow_actions.cancel, "POST"),
+            at("/workflows/{id}/restart", workflow_actions.restart, "POST"),
             at("/workflows/{id}/retry", workflow_actions.preview_retry),
             at("/workflows/{id}/retry", workflow_actions.retry, "POST"),
             at("/limits", views.limit_list),

@@ -6,6 +6,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from taskd.core.tasks.registry import Registry
+from taskd.core.tasks.task import Task
+from taskd.workflows import pipeline, stage
+
 TRACEBACK = """Traceback (most recent call last):
   File "app/jobs.py", line 42, in deliver_webhook
     response = await http.post(url, json=payload)
@@ -150,3 +154,27 @@ async def workflow(sql: Any) -> dict[str, int]:
         "('sync prices', 300, 'reindex', 'search', now(), now(), 'relation \"prices\" does not exist')"
     )
     return {"workflow": ids[0], "extract": ids[1], "merge": ids[4]}
+
+
+async def ended_run(sql: Any) -> int:
+    """A run of a pipeline of three stages, which was cancelled at the first one."""
+    registry = Registry()
+
+    async def fetch(url: str) -> str:
+        return url
+
+    async def parse(doc: str) -> str:
+        return doc
+
+    async def save(text: str) -> None: ...
+
+    stages = []
+    for handler in (fetch, parse, save):
+        made: Task[..., Any] = Task(handler, name=handler.__name__, queue="reports")
+        registry.add(made)
+        stages.append(stage(made.name, made))
+    run = await pipeline("ingest", *stages, registry=registry).start("https://x", conn=sql)
+    await sql.execute(
+        "SELECT taskd.cancel(ARRAY(SELECT id FROM taskd.job WHERE workflow_id = $1))", run.id
+    )
+    return run.id

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from taskd import Client
+from taskd import Client, acting_as
 from taskd.errors import InvalidJob, InvalidWorkflow
 from taskd.store import workflows
 from taskd.store.jobs import jobs
@@ -127,6 +127,24 @@ async def test_arguments_can_be_given_and_are_checked(desk: Desk, line: Line) ->
     assert line.got == [("b", 10), ("c", (10, 11))]
 
 
+async def test_who_starts_a_run_again_and_why_is_kept(desk: Desk, line: Line) -> None:
+    run_id = await begin(desk, line, "b")
+    async with Client(desk.dsn) as client:
+        for stage_ in (None, "a"):
+            with acting_as("ada"):
+                await client.restart_runs([run_id], stage_, reason="the source is back")
+            await ran(desk, run_id)
+    kept = await desk.sql.fetch(
+        "SELECT action, target, actor, reason, detail ->> 'stage' FROM taskd.action ORDER BY at"
+    )
+    failed = await desk.sql.fetchval("SELECT id FROM taskd.jobs WHERE node = 'b' ORDER BY id")
+    assert [tuple(row) for row in kept] == [
+        ("retry", f"job {failed}", "ada", "the source is back", None),
+        ("restart", f"workflow {run_id}", "ada", "the source is back", None),
+        ("restart", f"workflow {run_id}", "ada", "the source is back", "a"),
+    ]
+
+
 async def test_a_later_stage_gets_the_result_of_the_stage_before(desk: Desk, line: Line) -> None:
     run_id = await begin(desk, line, "b")
     async with Client(desk.dsn) as client:
@@ -138,7 +156,7 @@ async def test_a_later_stage_gets_the_result_of_the_stage_before(desk: Desk, lin
     await desk.sql.execute("UPDATE taskd.workflow SET stopped_at = now() WHERE id = $1", stopped.id)
     await desk.start()
     assert [row[0] for row in await ran(desk, stopped.id)] == ["a"]
-    assert await workflows.restart(desk.lane, [stopped.id], None, None)
+    assert await workflows.restart(desk.lane, [stopped.id], None, None, "")
     assert [row[0] for row in await ran(desk, stopped.id)] == ["a", "b", "c"]
     assert await desk.sql.fetchval(other, stopped.id) == "done"
 
@@ -165,11 +183,11 @@ async def test_a_live_run_and_other_workflows_are_refused(desk: Desk, line: Line
 
     run = await line.line.start(1, conn=desk.sql)
     other = await chain(desk.registry.get("a").job(1)).start(conn=desk.sql)
-    done = await workflows.restart(desk.lane, [run.id, other.id, 99], "b", None)
+    done = await workflows.restart(desk.lane, [run.id, other.id, 99], "b", None, "")
     assert done[run.id].refusal == "it has not ended: cancel it first"
     assert "no run of a pipeline" in str(done[other.id].refusal)
     assert done[99].refusal == "there is no such workflow"
-    done = await workflows.restart(desk.lane, [run.id], "x", None)
+    done = await workflows.restart(desk.lane, [run.id], "x", None, "")
     assert done[run.id].refusal == 'it has no stage "x"; its stages are a, b, c'
 
 

@@ -9,7 +9,7 @@ import click
 
 from taskd.cli.shared.arguments import PAIRS, arguments, with_json_hint
 from taskd.cli.shared.output import count, print_json
-from taskd.cli.shared.session import DURATION, Session, json_option, pass_session, run
+from taskd.cli.shared.session import DURATION, REASON, Session, json_option, pass_session, run
 from taskd.errors import InvalidTransition
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ REFUSALS_SHOWN = 10
 @click.option("--limit", type=click.IntRange(1), help="At most this many runs.")
 @click.option("--dry-run", is_flag=True, help="Print which runs are meant, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--reason", type=REASON, default="", help="Reason to store with the action.")
 @json_option
 @pass_session
 def set_(
@@ -60,6 +61,7 @@ def set_(
     limit: int | None,
     dry_run: bool,
     yes: bool,
+    reason: str,
     as_json: bool,
     **filters: Any,
 ) -> None:
@@ -89,7 +91,7 @@ def set_(
         )
 
     async def work(lane: Lane) -> dict[int, Restarted]:
-        return await bulk.restart_runs(lane, found, stage, args)
+        return await bulk.restart_runs(lane, found, stage, args, reason)
 
     _report(session, session.run(work), as_json)
 

@@ -108,15 +108,16 @@ async def restart_runs(
     ids: Sequence[int],
     stage: str | None = None,
     args: str | None = None,
+    reason: str = "",
 ) -> dict[int, workflows.Restarted]:
     """Start stopped and finished runs of pipelines again, in batches; return what happened.
 
     Args:
-        stage, args: as for workflows.restart() of the store.
+        stage, args, reason: as for workflows.restart() of the store.
     """
     done: dict[int, workflows.Restarted] = {}
     for at in range(0, len(ids), BATCH_RUNS):
-        done |= await workflows.restart(on, ids[at : at + BATCH_RUNS], stage, args)
+        done |= await workflows.restart(on, ids[at : at + BATCH_RUNS], stage, args, reason)
     return done
 
 

@@ -64,6 +64,7 @@ class ClientControl(ClientByHand):
         ids: Iterable[int],
         stage: str | None = None,
         args: Mapping[str, Any] | None = None,
+        reason: str = "",
     ) -> dict[int, Restarted]:
         """Start stopped and finished runs of pipelines again; return by id what happened to each.
 
@@ -73,6 +74,7 @@ class ClientControl(ClientByHand):
                 the stage at which it has ended; a failed or cancelled job of this stage is retried.
             args: the arguments of the stage. With None, they are those of the last job of the stage
                 in the run, or, if there is none, the result of the stage before.
+            reason: is kept with the action, which `taskd actions` lists.
 
         Returns:
             For each run, its new or retried job, or why it was refused: it is live, it is no run of
@@ -85,7 +87,8 @@ class ClientControl(ClientByHand):
         from taskd.client.operations import bulk
 
         text = None if args is None else encode_args(f"the stage {stage}", args)
-        return await bulk.restart_runs(await self._pool(), list(ids), stage, text)
+        on, why = await self._pool(), clean_reason(reason)
+        return await bulk.restart_runs(on, list(ids), stage, text, why)
 
     async def retry(
         self,

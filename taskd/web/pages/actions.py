@@ -63,11 +63,8 @@ async def complete_job(board: Dashboard, request: Request) -> Response:
     session, form = await board.acting(request)
     job_id, result = job_id_of(request), one(form, "result") or None
     if result is not None:
-        try:
-            msgspec.json.decode(result)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise Refused(f'the result is not JSON: {error}. Write a text as "text"') from None
-    completed = await jobs.complete(board.on, [job_id], result, _cut(one(form, "reason")))
+        json_value("the result", result)
+    completed = await jobs.complete(board.on, [job_id], result, cut(one(form, "reason")))
     done = f"job {job_id} was completed" if completed else ""
     return await _job_done(board, session, job_id, "complete", done)
 
@@ -76,7 +73,7 @@ async def restart_job(board: Dashboard, request: Request) -> Response:
     """End the running attempt of a job, and start the job again."""
     session, form = await board.acting(request)
     job_id = job_id_of(request)
-    restarted = await jobs.restart(board.on, [job_id], _cut(one(form, "reason")))
+    restarted = await jobs.restart(board.on, [job_id], cut(one(form, "reason")))
     done = f"job {job_id} was restarted; its next attempt is due in seconds" if restarted else ""
     return await _job_done(board, session, job_id, "restart", done)
 
@@ -95,7 +92,7 @@ async def declare_worker_dead(board: Dashboard, request: Request) -> Response:
     """Declare a worker dead that is late or silent."""
     session, form = await board.acting(request)
     worker_id = job_id_of(request)
-    outcome = await workers.declare_dead_by_hand(board.on, worker_id, _cut(one(form, "reason")))
+    outcome = await workers.declare_dead_by_hand(board.on, worker_id, cut(one(form, "reason")))
     said = {
         "dead": "is declared dead; its jobs are rescued now",
         "dead before": "was declared dead before",
@@ -229,7 +226,7 @@ async def pause_queue(board: Dashboard, request: Request) -> Response:
     """Pause a queue, for a time or until it is resumed."""
     session, form = await board.acting(request)
     name, for_s = check_queue(request.path_params["name"]), _duration(one(form, "for"))
-    await queues.pause(board.on, [name], for_s, _cut(one(form, "reason")) or None)
+    await queues.pause(board.on, [name], for_s, cut(one(form, "reason")) or None)
     done = f"paused for {span(for_s)}" if for_s else "paused until resumed"
     return _queue_done(board, session, name, "pause", done)
 
@@ -298,10 +295,23 @@ def _schedule_done(
 def reason_of(form: Mapping[str, list[str]], session: Session) -> str:
     """Return the reason to store with a cancelled job: the user's name, and the user's text."""
     reason = one(form, "reason")
-    return _cut(f"cancelled by {session.who}" + (f": {reason}" if reason else ""))
+    return cut(f"cancelled by {session.who}" + (f": {reason}" if reason else ""))
 
 
-def _cut(text: str) -> str:
+def json_value(what: str, written: str) -> Any:
+    """Decode JSON that a user has written.
+
+    Raises:
+        Refused: it is not JSON.
+    """
+    try:
+        return msgspec.json.decode(written)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refused(f'{what} is not JSON: {error}. Write a text as "text"') from None
+
+
+def cut(text: str) -> str:
+    """Return the start of a reason that fits into its column."""
     return text.encode()[:REASON_BYTES_MAX].decode(errors="ignore")
 
 

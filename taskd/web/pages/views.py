@@ -232,6 +232,8 @@ async def workflow(board: Dashboard, request: Request) -> Response:
         graph=graph(parts),
         can_cancel=bool(states & LIVE),
         can_retry=bool(states & FINISHED_BADLY),
+        # The stages with which a run of a pipeline can start again.
+        stages=[] if states & LIVE else [each["name"] for each in found["plan"] or ()],
         follow=True,
     )
 

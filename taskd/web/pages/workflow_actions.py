@@ -1,4 +1,4 @@
-"""Cancel and retry a workflow, like `taskd workflows`, but with a preview."""
+"""Cancel and retry a workflow, like `taskd workflows`, but with a preview; start a run again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from starlette.responses import RedirectResponse, Response
 from taskd import events
 from taskd.client.operations import bulk
 from taskd.core.humanize import count
+from taskd.core.jobs.arguments import encode_args
 from taskd.core.jobs.job import FINISHED_BADLY, LIVE, JobState
 from taskd.store import workflows
-from taskd.web.pages.actions import BULK_JOBS_MAX, reason_of
-from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of
+from taskd.web.pages.actions import BULK_JOBS_MAX, cut, json_value, reason_of
+from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, one
 from taskd.web.pages.views import workflow_of
 from taskd.web.pages.workflow_graph import PARTS_MAX
 
@@ -69,6 +70,21 @@ async def retry(board: Dashboard, request: Request) -> Response:
     if refused:
         text += f"; {count(len(refused), 'job')} cannot be retried: see job {refused[0]}"
     return _workflow_done(board, request, "retry", back, text)
+
+
+async def restart(board: Dashboard, request: Request) -> Response:
+    """Start an ended run of a pipeline again, at a stage of the user's choice."""
+    _, form = await board.acting(request)
+    row = await workflow_of(board, job_id_of(request))
+    stage, args = one(form, "stage") or None, one(form, "args") or None
+    if args is not None:
+        args = encode_args(f"the stage {stage}", json_value("the arguments", args))
+    done = await bulk.restart_runs(board.on, [row["id"]], stage, args, cut(one(form, "reason")))
+    [restarted] = done.values()
+    if restarted.job_id is None:
+        raise Refused(f"workflow {row['id']} was not started again: {restarted.refusal}")
+    text = f"started again{f' at the stage {stage}' if stage else ''}, with job {restarted.job_id}"
+    return _workflow_done(board, request, "restart", [restarted.job_id], text)
 
 
 def _workflow_done(

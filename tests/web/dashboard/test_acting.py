@@ -1,5 +1,6 @@
 """Which users can act, what an action requires, and that it equals the command line's."""
 
+import html
 import re
 from ipaddress import ip_network
 
@@ -21,7 +22,7 @@ from tests.web.dashboard.conftest import PASSWORD
 from tests.web.dashboard.test_pages import enqueue, fail
 
 ACTIONS = (
-    *("/workflows/1/cancel", "/workflows/1/retry"),
+    *("/workflows/1/cancel", "/workflows/1/retry", "/workflows/1/restart"),
     *("/jobs/1/retry", "/jobs/1/cancel", "/jobs/bulk", "/queues/email/pause"),
     *("/queues/email/resume", "/schedules/run", "/schedules/pause", "/schedules/resume", "/logout"),
 )
@@ -207,6 +208,31 @@ async def test_a_workflow_is_cancelled_and_brought_back_with_a_look_at_it_before
     assert acted == [("workflows.cancel", 6), ("workflows.retry", 5)]
     assert (await guarded.get("/workflows/999/cancel")).status_code == 404
     assert (await guarded.act("/workflows/999/retry")).status_code == 404
+
+
+async def test_an_ended_run_starts_again_at_a_chosen_stage(guarded, sql, emitted):
+    run = await busy_database.ended_run(sql)
+    path = f"/workflows/{run}"
+    page = (await guarded.get(path)).text
+    assert "<option>parse</option><option>save</option>" in page
+    assert (await guarded.post(f"{path}/restart", data={"csrf": "x"})).status_code == 400
+    for args in ("{", "[1]"):
+        assert (await guarded.act(f"{path}/restart", args=args)).status_code == 400
+    unknown = await guarded.act(f"{path}/restart", stage="print")
+    assert unknown.status_code == 400
+    assert "its stages are fetch, parse, save" in html.unescape(unknown.text)
+    fields = {"stage": "parse", "args": '{"doc": "b text"}', "reason": "the source was wrong"}
+    assert (await guarded.act(f"{path}/restart", **fields)).headers["location"] == path
+    page = (await guarded.get(path)).text
+    assert f"workflow {run}: started again at the stage parse, with job" in page
+    assert "Start again" not in page, "the run is live"
+    made = await sql.fetchrow("SELECT node, args, state::text FROM taskd.job")
+    assert tuple(made) == ("parse", '{"doc": "b text"}', "queued")
+    kept = await sql.fetchrow("SELECT action, actor, reason FROM taskd.action ORDER BY at DESC")
+    assert tuple(kept) == ("restart", "dashboard admin", "the source was wrong")
+    acted = [(each["action"], each["jobs"]) for name, each in emitted if name == "action.taken"]
+    assert acted == [("workflows.restart", 1)]
+    assert (await guarded.act("/workflows/999/restart")).status_code == 404
 
 
 async def test_queues_are_paused_and_resumed(guarded, sql):
