@@ -18,14 +18,17 @@ class Schedules:
     A change of a schedule overrides the declaration in the code of an app, even after a restart of
     the app. To return to the declaration, delete the schedule and start the app.
 
+    With `conn`, a method is part of the transaction of the caller's connection, as for
+    Client.enqueue().
+
     Args:
-        pool: returns the connection pool of the running loop.
+        on: returns the caller's connection, or for None the pool of the running loop.
     """
 
-    def __init__(self, pool: Callable[[], Awaitable[Fetches]]) -> None:
-        self._pool = pool
+    def __init__(self, on: Callable[[object], Awaitable[Fetches]]) -> None:
+        self._on = on
 
-    async def set(self, schedule: Schedule) -> str:
+    async def set(self, schedule: Schedule, *, conn: object = None) -> str:
         """Make or change a schedule; return `created`, `changed` or `unchanged`.
 
         The time of the next tick changes only if the period, its start, the cron expression or the
@@ -38,18 +41,23 @@ class Schedules:
                 and this user does not have the right to fire schedules, which workers have.
             StoreUnavailable: PostgreSQL cannot be reached.
         """
-        return (await stored.set_(await self._pool(), [schedule]))[schedule.name]
+        return (await stored.set_(await self._on(conn), [schedule]))[schedule.name]
 
-    async def delete(self, names: Iterable[str]) -> list[str]:
+    async def delete(self, names: Iterable[str], *, conn: object = None) -> list[str]:
         """Delete schedules, but not their jobs; return the names of those that existed, sorted.
 
         A schedule that an app declares is made again when the app starts. To stop such a schedule,
         pause it.
         """
-        return sorted(await stored.delete(await self._pool(), list(names)))
+        return sorted(await stored.delete(await self._on(conn), list(names)))
 
     async def pause(
-        self, names: Iterable[str], for_s: float | None = None, reason: str = ""
+        self,
+        names: Iterable[str],
+        for_s: float | None = None,
+        reason: str = "",
+        *,
+        conn: object = None,
     ) -> list[str]:
         """Pause schedules; return the names of those that exist.
 
@@ -58,19 +66,20 @@ class Schedules:
             for_s: seconds until the schedules resume by themselves. With None, the pause lasts
                 until resume() is called.
             reason: `taskd schedules list` and the dashboard show it.
+            conn: the caller's connection.
 
         Raises:
             InvalidJob: `for_s` is not above zero, or longer than ten years.
         """
         return await stored.pause(
-            await self._pool(), list(names), above_zero(for_s), clean_reason(reason) or None
+            await self._on(conn), list(names), above_zero(for_s), clean_reason(reason) or None
         )
 
-    async def resume(self, names: Iterable[str]) -> list[str]:
+    async def resume(self, names: Iterable[str], *, conn: object = None) -> list[str]:
         """Resume schedules from their next tick on; return the names of those that were paused."""
-        return await stored.resume(await self._pool(), list(names))
+        return await stored.resume(await self._on(conn), list(names))
 
-    async def run(self, name: str) -> list[int] | None:
+    async def run(self, name: str, *, conn: object = None) -> list[int] | None:
         """Enqueue the jobs of a schedule now; return their ids.
 
         If a job of the schedule is live and the overlap is `wait` or `cancel`, the new jobs wait
@@ -82,8 +91,8 @@ class Schedules:
             PermissionDenied: this user has no right to run schedules; or the schedule has a query,
                 which runs as another user.
         """
-        return (await stored.run(await self._pool(), name)).ids
+        return (await stored.run(await self._on(conn), name)).ids
 
-    async def list(self) -> list[dict[str, Any]]:
+    async def list(self, *, conn: object = None) -> list[dict[str, Any]]:
         """Return the schedules, sorted by name, each as a dict of its columns; at most 10,000."""
-        return await stored.list_(await self._pool())
+        return await stored.list_(await self._on(conn))

@@ -8,7 +8,8 @@ import asyncpg
 import psycopg
 import pytest
 
-from taskd import Client, JobFilter, NewJob, acting_as
+from taskd import Client, JobFilter, NewJob, acting_as, every
+from taskd.core.schedule import Schedule
 from taskd.errors import InvalidJob, InvalidTransition, WorkerNotFound
 from taskd.store.connections.database import Lane
 from taskd.store.jobs import jobs
@@ -41,6 +42,48 @@ async def test_a_client_completes_restarts_copies_and_deletes(
     actors = await sql.fetch("SELECT DISTINCT actor FROM taskd.action")
     assert [each["actor"] for each in actors] == ["ada"]
     assert await done(lane, run) == 0
+
+
+async def test_a_filter_restarts_copies_and_deletes(
+    client: Client, sql: Any, lane: Any, me: int
+) -> None:
+    hung = await run_one(lane, me)
+    await sql.execute("UPDATE taskd.job SET started_at = now() - interval '2 hours'")
+    young = await run_one(lane, me)
+    long_running = JobFilter(queue="q", running_for_s=3600)
+    assert await client.restart(long_running, "it hangs") == {hung.id: "scheduled"}
+    assert await state_of(sql, young.id) == "running"
+    await done(lane, young)
+    assert [*await client.run_again(JobFilter(queue="q"))] == [young.id]
+    waiting = JobFilter(queue="q", states=["scheduled", "done"])
+    assert await client.delete(waiting) == {hung.id: "deleted", young.id: "deleted"}
+
+
+async def test_a_filter_that_cannot_match_is_refused(client: Client) -> None:
+    for act in (client.restart, client.run_again, client.delete):
+        with pytest.raises(InvalidJob, match="an empty JobFilter selects all jobs"):
+            await act(JobFilter())
+    for act in (client.run_again, client.delete):
+        with pytest.raises(InvalidJob):
+            await act(JobFilter(states=["running"]))
+    with pytest.raises(InvalidJob):
+        await client.restart(JobFilter(states=["queued"]))
+
+
+async def test_schedules_are_changed_in_the_callers_transaction(client: Client, sql: Any) -> None:
+    nightly = Schedule("nightly", NewJob("t", queue="q"), every("1d"))
+    calls = client.schedules
+    async with sql.transaction():
+        assert await calls.set(nightly, conn=sql) == "created"
+        assert await calls.list() == []
+        assert await calls.pause(["nightly"], conn=sql) == ["nightly"]
+        assert await calls.resume(["nightly"], conn=sql) == ["nightly"]
+        [job_id] = await calls.run("nightly", conn=sql) or []
+    assert [row["name"] for row in await calls.list()] == ["nightly"]
+    assert await state_of(sql, job_id) == "queued"
+    async with sql.transaction():
+        assert await calls.delete(["nightly"], conn=sql) == ["nightly"]
+        assert [row["name"] for row in await calls.list()] == ["nightly"]
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])

@@ -37,6 +37,7 @@ from taskd import (
     task,
     workflow,
 )
+from taskd.core.jobs.job_changes import DeleteOutcome
 from taskd.core.tasks.registry import Registry
 from taskd.worker.attempt_context import AttemptContext
 
@@ -130,13 +131,19 @@ async def jobs(client: Client, tx: object, moment: datetime) -> None:
     await client.pause_all(["email"])  # refused
 
 
-async def by_hand(client: Client, moment: datetime) -> None:
+async def by_hand(client: Client, tx: object, moment: datetime) -> None:
     slow = JobFilter(task="send", states=["running"], running_for_s=3600, metadata={"to": "a"})
     assert_type(await client.cancel(slow, "hung"), dict[int, JobState])
     assert_type(await client.retry(JobFilter(states=[JobState.FAILED], since=moment)), list[int])
     await client.cancel(17)
     await client.cancel([17, 18])
     await client.cancel("17")  # refused
+    assert_type(await client.restart(slow, "hung"), dict[int, JobState])
+    assert_type(await client.run_again(JobFilter(task="send", states=["done"])), dict[int, int])
+    assert_type(await client.delete(JobFilter(states=["failed"])), dict[int, DeleteOutcome])
+    await client.restart("17")  # refused
+    assert_type(await client.schedules.run("nightly", conn=tx), list[int] | None)
+    await client.delete([17, 18])
     await client.change(17, priority=1)
     await client.change(slow, prioritty=1)  # refused
     JobFilter(state="failed")  # refused

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskd.client.connecting.connections import ClientConnections
 from taskd.core.jobs.failure import clean_reason
-from taskd.core.jobs.job import DELAY_S_MAX, JobState
+from taskd.core.jobs.job import DELAY_S_MAX, FINISHED, WAITING, JobState
 from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
 from taskd.core.validation import check_seconds
 from taskd.errors import InvalidJob, InvalidTransition, WorkerNotFound
 from taskd.store.jobs import jobs
+
+if TYPE_CHECKING:
+    from taskd.client.operations.bulk import Chosen
 
 Ids = int | Iterable[int]
 
@@ -51,7 +54,7 @@ class ClientByHand(ClientConnections):
 
     async def restart(
         self,
-        ids: Ids,
+        chosen: Chosen,
         reason: str = "",
         *,
         delay_s: float = RESTART_DELAY_S,
@@ -64,36 +67,77 @@ class ClientByHand(ClientConnections):
         that do not run are missing in the result.
 
         Args:
-            ids: an id, or several.
+            chosen: an id, several ids, or a JobFilter, for example
+                `JobFilter(task="send", running_for_s=3600)`. The jobs of a filter are restarted in
+                batches of a thousand, each in its own transaction.
             reason: stored with the ended attempt.
             delay_s: seconds until the next attempt is due, in which the handler can end.
             conn: the caller's connection.
 
         Raises:
-            InvalidJob: the delay is outside its limits.
+            InvalidJob: the delay is outside its limits; or the filter is empty, or selects no
+                running jobs.
         """
-        check_seconds("delay_s", delay_s, 0.0, DELAY_S_MAX)
-        on, why = await self._on(conn), clean_reason(reason)
-        return await jobs.restart(on, _listed(ids), why, delay_s)
+        from taskd.client.operations import bulk  # few clients need it
 
-    async def run_again(self, ids: Ids, reason: str = "", *, conn: object = None) -> dict[int, int]:
+        check_seconds("delay_s", delay_s, 0.0, DELAY_S_MAX)
+        selected = bulk.narrowed(chosen, {JobState.RUNNING})
+        on, why = await self._on(conn), clean_reason(reason)
+        restarted: dict[int, JobState] = {}
+        async for ids in bulk.batches_of(on, selected):
+            restarted |= await jobs.restart(on, ids, why, delay_s)
+        return restarted
+
+    async def run_again(
+        self, chosen: Chosen, reason: str = "", *, conn: object = None
+    ) -> dict[int, int]:
         """Run finished jobs again, as copies; return the id of the copy of each job, by id.
 
         The finished job stays as it is. The copy belongs to no workflow and no schedule, and has no
         deadline. Live and unknown jobs, and jobs whose unique key another job holds, are missing in
         the result.
+
+        Args:
+            chosen: an id, several ids, or a JobFilter, as for restart().
+            reason: `taskd actions` shows it.
+            conn: the caller's connection.
+
+        Raises:
+            InvalidJob: the filter is empty, or selects no finished jobs.
         """
-        return await jobs.run_again(await self._on(conn), _listed(ids), clean_reason(reason))
+        from taskd.client.operations import bulk
+
+        selected = bulk.narrowed(chosen, FINISHED)
+        on, why = await self._on(conn), clean_reason(reason)
+        copies: dict[int, int] = {}
+        async for ids in bulk.batches_of(on, selected):
+            copies |= await jobs.run_again(on, ids, why)
+        return copies
 
     async def delete(
-        self, ids: Ids, reason: str = "", *, conn: object = None
+        self, chosen: Chosen, reason: str = "", *, conn: object = None
     ) -> dict[int, DeleteOutcome]:
         """Delete waiting and finished jobs; return the outcome for each id.
 
         A running job is not deleted, nor a job of a workflow of which other jobs are live. Log
         lines and unique keys of the deleted jobs are deleted, too.
+
+        Args:
+            chosen: an id, several ids, or a JobFilter, as for restart().
+            reason: `taskd actions` shows it.
+            conn: the caller's connection.
+
+        Raises:
+            InvalidJob: the filter is empty, or selects only running jobs.
         """
-        return await jobs.delete(await self._on(conn), _listed(ids), clean_reason(reason))
+        from taskd.client.operations import bulk
+
+        selected = bulk.narrowed(chosen, WAITING | FINISHED)
+        on, why = await self._on(conn), clean_reason(reason)
+        outcomes: dict[int, DeleteOutcome] = {}
+        async for ids in bulk.batches_of(on, selected):
+            outcomes |= await jobs.delete(on, ids, why)
+        return outcomes
 
     async def declare_dead(self, worker_id: int, reason: str = "") -> None:
         """Declare a worker dead before its lease expires, so that its jobs run elsewhere at once.

@@ -65,6 +65,8 @@ class ClientControl(ClientByHand):
         stage: str | None = None,
         args: Mapping[str, Any] | None = None,
         reason: str = "",
+        *,
+        conn: object = None,
     ) -> dict[int, Restarted]:
         """Start stopped and finished runs of pipelines again; return by id what happened to each.
 
@@ -75,6 +77,7 @@ class ClientControl(ClientByHand):
             args: the arguments of the stage. With None, they are those of the last job of the stage
                 in the run, or, if there is none, the result of the stage before.
             reason: is kept with the action, which `taskd actions` lists.
+            conn: the caller's connection, as for cancel().
 
         Returns:
             For each run, its new or retried job, or why it was refused: it is live, it is no run of
@@ -87,7 +90,7 @@ class ClientControl(ClientByHand):
         from taskd.client.operations import bulk
 
         text = None if args is None else encode_args(f"the stage {stage}", args)
-        on, why = await self._pool(), clean_reason(reason)
+        on, why = await self._on(conn), clean_reason(reason)
         return await bulk.restart_runs(on, list(ids), stage, text, why)
 
     async def retry(
@@ -287,4 +290,4 @@ class ClientControl(ClientByHand):
     @property
     def schedules(self) -> Schedules:
         """The schedules of the database, to list and to change."""
-        return Schedules(self._pool)
+        return Schedules(self._on)

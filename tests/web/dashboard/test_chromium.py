@@ -134,6 +134,23 @@ async def test_everything_but_what_is_live_works_without_script(chromium, serve,
         assert f"job {failed} was cancelled" in await each.text()
 
 
+async def test_the_forms_of_actions_fit_on_a_phone(chromium, serve, sql):
+    run = await busy_database.ended_run(sql)
+    running = (await busy_database.live(sql))["running"]
+    site = await serve(PASSWORD)
+    async with tab(chromium, site, viewport={"width": 360, "height": 800}) as each:
+        await each.go(f"/workflows/{run}")
+        await each.page.fill("input[name=password]", PASSWORD)
+        await each.page.click("form.login button")
+        for path in (f"/workflows/{run}", f"/jobs/{running}"):
+            await each.go(path)
+            for act in await each.page.locator("details.act").all():
+                await act.locator("summary").click()
+                box = await act.locator("form").bounding_box()
+                assert 0 <= box["x"] <= box["x"] + box["width"] <= 360, (path, box)
+                await act.locator("summary").click()
+
+
 async def test_hostile_texts_do_nothing_in_a_browser(chromium, serve, sql):
     job_id = await enqueue(sql, HOSTILE[:60], **{HOSTILE: HOSTILE})
     await fail(sql, job_id, error=HOSTILE, message=HOSTILE)
