@@ -221,7 +221,7 @@ GRANT EXECUTE ON FUNCTION taskd.enqueue_follower(text, text, jsonb, integer, boo
 -- it. An admin who is no worker cannot set a query.
 GRANT EXECUTE ON FUNCTION
     taskd.set_schedule(text, text, jsonb, interval, text, text, text, text, integer, integer, double precision, text,
-                       integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean, time, double precision, boolean, jsonb),
+                       integer, text, double precision, double precision, timestamptz, timestamptz, text, boolean, time, double precision, boolean, jsonb, text),
     taskd.next_interval_tick(timestamptz, double precision, timestamptz),
     taskd.make_scheduled_jobs(text, timestamptz, jsonb[], boolean, jsonb, bigint[]),
     taskd.apply_overlap(text, timestamptz, boolean),

@@ -4505,7 +4505,8 @@ $$;
 --
 -- With cron and the timezone 'per row', the query returns the time zone of each row in the column "job.timezone". The jobs should
 -- have ended by the local time `ends_by`, or `ends_by_s` seconds after the tick. They have the unique key of the published task,
--- or by `unique_rule`, which Python clients pass, unless no_key is true.
+-- or by `unique_rule`, which Python clients pass, unless no_key is true. A change by a call without an app is recorded as an
+-- action.
 --
 -- An admin, or a worker that is allowed to enqueue, can set schedules of any task; another worker only those of tasks that its
 -- login has published. A query needs more rights: the user is stored with it, and must be allowed to fire schedules. Only this
@@ -4536,7 +4537,8 @@ CREATE FUNCTION taskd.set_schedule(
     ends_by time DEFAULT NULL,
     ends_by_s double precision DEFAULT NULL,
     no_key boolean DEFAULT false,
-    unique_rule jsonb DEFAULT NULL
+    unique_rule jsonb DEFAULT NULL,
+    actor text DEFAULT NULL
 ) RETURNS text
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -4632,6 +4634,9 @@ BEGIN
         )
         ON CONFLICT ON CONSTRAINT schedule_pkey DO NOTHING;
         IF FOUND THEN
+            IF app IS NULL THEN
+                PERFORM taskd.record_actions('set', ARRAY['schedule ' || name], actor);
+            END IF;
             RETURN 'created';
         END IF;
     END LOOP;
@@ -4682,8 +4687,9 @@ BEGIN
     IF before = md5(ROW(old.*)::text) THEN
         RETURN 'unchanged';
     END IF;
-    IF app IS NULL AND old.app IS NOT NULL THEN
-        UPDATE taskd.schedule AS s SET changed_at = clock_timestamp() WHERE s.name = name;
+    IF app IS NULL THEN
+        UPDATE taskd.schedule AS s SET changed_at = clock_timestamp() WHERE s.name = name AND s.app IS NOT NULL;
+        PERFORM taskd.record_actions('set', ARRAY['schedule ' || name], actor);
     END IF;
     RETURN 'changed';
 END
@@ -5871,7 +5877,7 @@ AS $$
 $$;
 
 -- Record an action on each of these targets.
--- Called by: 17 functions, 6 statements.
+-- Called by: 18 functions, 7 statements.
 CREATE FUNCTION taskd.record_actions(
     action text, targets text[], actor text, reason text DEFAULT NULL, detail jsonb DEFAULT NULL
 ) RETURNS void

@@ -36,5 +36,12 @@ WITH known AS MATERIALIZED (
     INSERT INTO taskd.environment AS environment (name) VALUES ($1)
     ON CONFLICT (one) DO UPDATE SET name = excluded.name
     RETURNING name
+), recorded AS (
+    SELECT taskd.record_actions('pause', array_agg('queue ' || name), $4, $3) FROM queues HAVING count(*) > 0
+    UNION ALL
+    SELECT taskd.record_actions('pause', array_agg('schedule ' || name), $4, $3) FROM schedules HAVING count(*) > 0
+    UNION ALL
+    SELECT taskd.record_actions('adopt', ARRAY['database'], $4, NULL, jsonb_build_object('environment', name)) FROM named
 )
-SELECT (SELECT count(*) FROM queues) AS queues, (SELECT count(*) FROM schedules) AS schedules FROM named;
+SELECT (SELECT count(*) FROM queues) AS queues, (SELECT count(*) FROM schedules) AS schedules
+FROM named, (SELECT count(*) FROM recorded) AS a;

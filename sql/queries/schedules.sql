@@ -15,13 +15,13 @@ SELECT clock_timestamp() AS now;
 -- or created by hand; then the worker refuses to start. Rows are written in the order of their names, so that two workers
 -- cannot deadlock.
 
--- name: set_schedules(app text, definitions text)
+-- name: set_schedules(app text, definitions text, actor text)
 -- roles: worker, admin
 SELECT d.name, taskd.set_schedule(
            d.name, d.task, d.args, make_interval(secs => d.every_s), d.cron, d.timezone, d.query, d.queue, d.priority,
            d.max_attempts, d.timeout_s, d.catch_up, d.catch_up_max, d.overlap, d.jitter_s, d.deadline_s, d.starts_at,
            d.next_at, $1, d.checked, d.ends_by, d.ends_by_s, d.no_key,
-           d.unique_rule
+           d.unique_rule, $3
        ) AS outcome
 FROM (
     SELECT *

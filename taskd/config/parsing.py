@@ -140,7 +140,7 @@ def worker_name(value: Any) -> str:
     """Check and return the name of a worker. It is not a number, because commands also take ids."""
     text = _printable_name(value, WORKER_NAME_CHARS_MAX)
     if text.isdecimal():
-        raise ValueError(f"{text!r} is a number, and commands would read it as the id of a worker")
+        raise ValueError(f"{text!r} is a number, like the ids of workers: use a name with letters")
     return text
 
 

@@ -117,7 +117,7 @@ async def set_(
     now = (await on.fetch("database_time"))[0][0]
     rows = [{**definition(each), "next_at": first(each.when, now)} for each in schedules]
     definitions = msgspec.json.encode(rows).decode()
-    return {row[0]: row[1] for row in await on.fetch("set_schedules", app, definitions)}
+    return {row[0]: row[1] for row in await on.fetch("set_schedules", app, definitions, actor())}
 
 
 def definition(schedule: Schedule) -> Row:

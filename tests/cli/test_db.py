@@ -307,6 +307,8 @@ def test_a_copy_is_adopted_and_paused(taskd, process, home):
     adopted = taskd("db", "adopt", "staging")
     assert adopted.stdout == "staging\n"
     assert "1 queue and 0 schedules are paused" in adopted.stderr
+    done = {(each["action"], each["target"]) for each in taskd.json("actions")}
+    assert {("adopt", "database"), ("pause", "queue mail")} <= done
     assert "a copy of production's database" in taskd("queues", "list").stdout
     assert "nothing was paused" in taskd("db", "adopt", "staging").stderr
     taskd("db", "adopt", "it's mine", code=2)

@@ -37,8 +37,8 @@ async def test_each_action_by_hand_is_recorded_with_its_actor(
     job = await run_one(lane, me)
     await settle(lane, job, FAILED)
     [waiting] = await enqueue(lane)
-    await schedules.set_(lane, [NIGHTLY])
     with acting_as("ada"):
+        await schedules.set_(lane, [NIGHTLY])
         await jobs.retry(lane, [job.id])
         await changes.change(lane, [waiting], Change(priority=7))
         await jobs.cancel(lane, [waiting], "withdrawn")
@@ -55,6 +55,7 @@ async def test_each_action_by_hand_is_recorded_with_its_actor(
         await limits.clear(lane, ["api"])
         await reports.keep_queue(lane, "q", 60, None)
     assert await actions(sql) == [
+        ("set", "schedule nightly", "ada"),
         ("retry", f"job {job.id}", "ada"),
         ("change", f"job {waiting}", "ada"),
         ("cancel", f"job {waiting}", "ada"),
