@@ -518,7 +518,7 @@ ORDER BY host, pid;
 
 -- name: doctor_apps(batch bigint)
 -- roles: worker, observer, admin
-SELECT DISTINCT ON (app, code) app, host, pid,
+SELECT DISTINCT ON (app, code) app, name, host, pid,
        ARRAY(SELECT unnest(tasks) EXCEPT SELECT name::text FROM taskd.task WHERE built_in) AS tasks
 FROM taskd.worker
 WHERE died_at IS NULL AND lease_until > clock_timestamp() AND app <> 'taskd'

@@ -772,7 +772,7 @@ def test_workers_that_renew_late_or_differ_are_reported(doctor):
     taskd.worker(3, "email", lease="-2 minutes")
     finding = doctor.one("workers")
     assert finding["level"] == "warning"
-    assert "pid 4242 on host1" in finding["found"][0]
+    assert "host1 (pid 4242)" in finding["found"][0]
 
 
 def test_schedules_that_are_overdue_or_failed_are_reported(doctor):
@@ -829,7 +829,7 @@ def test_apps_that_share_a_name_are_reported(doctor):
     taskd.sql("UPDATE taskd.worker SET tasks = '{a,mail}' WHERE id = 0")
     finding = doctor.one("apps")
     assert finding["level"] == "error"
-    assert finding["found"][0].startswith("two apps are named app: the workers with pid 4242")
+    assert finding["found"][0].startswith("two apps are named app: the workers host1 (pid 4242)")
 
 
 def test_a_task_that_two_apps_define_differently_is_reported(doctor):

@@ -366,7 +366,8 @@ def test_a_key_from_the_shell(taskd):
     assert first.stderr == ""
     again = taskd("enqueue", *asked, "--on-conflict", "replace", "--priority", 7)
     assert again.stdout == first.stdout
-    assert again.stderr == f"taskd: job {first.stdout.strip()} holds the key; replaced\n"
+    held = f"job {first.stdout.strip()} holds the unique key, and now has the new arguments"
+    assert again.stderr == f"taskd: {held}\n"
     assert [row["priority"] for row in rows(taskd)] == [7]
     (shown,) = taskd.json("jobs", "show", first.stdout.strip())
     assert (shown["unique_key"], shown["key_scope"]) == ("ada", "live")
@@ -389,7 +390,7 @@ def test_a_window_and_a_debounce_from_the_shell(taskd):
     )
     taskd(*asked)
     said = taskd(*asked, "--on-conflict", "debounce", "--debounce-max", "10m").stderr
-    assert "debounced" in said
+    assert "now has the new arguments and due time" in said
     assert len(taskd.sql("SELECT 1 FROM taskd.job_key WHERE until > now()")) == 1
 
 
@@ -421,7 +422,7 @@ def test_the_unique_key_of_a_published_task_holds_for_the_shell(taskd):
     again = taskd("enqueue", "send_report", "to=ada", "n:=1")
     assert (int(again.stdout), again.stderr) == (
         first,
-        f"taskd: job {first} holds the key; skipped\n",
+        f"taskd: job {first} holds the unique key, so no job was added\n",
     )
     assert taskd.enqueue("send_report", "to=ada", "--no-key") != first
     own = {"task": "send_report", "args": {"to": "ada"}}
@@ -464,7 +465,7 @@ def test_a_version_can_be_a_time(taskd):
     options = ("--queue", "q", "--unique-key", "k", "--version")
     made = taskd.enqueue("t", *options, "2026-01-02T03:04:05Z")
     old = taskd("enqueue", "t", *options, "2026-01-01T00:00:00+01:00")
-    assert "ignored" in old.stderr
+    assert "has this version or a newer one" in old.stderr
     line = {"task": "t", "queue": "q", "unique_key": "k", "version": "2026-01-03T00:00:00Z"}
     taskd("enqueue", "-", stdin=json.dumps(line) + "\n")
     assert taskd.json("jobs", "show", made)[0]["version"].startswith("2026-01-03T00:00:00")

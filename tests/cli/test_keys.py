@@ -37,6 +37,6 @@ def test_the_shell_forgets_a_key_after_the_end_of_its_job(taskd):
     held = taskd("keys", "forget", "sync", "k", code=2).stderr
     assert f"job {job} of task" in held
     taskd("jobs", "cancel", job)
-    assert "holds the key; skipped" in taskd(*add).stderr
+    assert "holds the unique key, so no job was added" in taskd(*add).stderr
     assert "a new job can take it" in taskd("keys", "forget", "sync", "k").stderr
     assert int(taskd(*add).stdout) != job

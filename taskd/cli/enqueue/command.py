@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from taskd.client import Client
 
 UNPUBLISHED = "no worker has published"
+# What happened to a job whose key another job holds, by the outcome.
+HELD = {
+    "skipped": "job {} holds the unique key, so no job was added",
+    "replaced": "job {} holds the unique key, and now has the new arguments",
+    "debounced": "job {} holds the unique key, and now has the new arguments and due time",
+    "follows": "job {} holds the unique key; the new job starts after it",
+    "ignored": "job {} has this version or a newer one, so no job was added",
+}
 
 
 @click.command()
@@ -136,7 +144,7 @@ def enqueue(
         hint = "" if keyed else ", and no unique key of the task applies; --unique-key gives one"
         session.echo(f"taskd: {UNPUBLISHED} task {task!r}: the arguments were not checked{hint}")
     if enqueued.outcome != "enqueued":
-        session.echo(f"taskd: job {enqueued} holds the key; {enqueued.outcome}")
+        session.echo(f"taskd: {HELD[enqueued.outcome].format(enqueued)}")
     click.echo(enqueued)
 
 

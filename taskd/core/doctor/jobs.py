@@ -23,7 +23,7 @@ from taskd.core.doctor.finding import (
     sql,
     warning,
 )
-from taskd.core.humanize import restart_hung
+from taskd.core.humanize import restart_hung, worker_text
 from taskd.core.worker_status import BLOCKED_S_MIN, Abandoned, FailureStreak, decode
 
 # Shorter delays are normal: a deployment, or the rescue of a dead worker's jobs, causes them.
@@ -140,8 +140,7 @@ def full_queues(facts: Facts) -> Iterator[Observation]:
             held = [f"{threads.tasks[task]:,} by the task {task}" for task in tasks]
             yield error(
                 f"no plain `def` handler has started for {span(threads.since_s)} in the worker "
-                f"with pid {row['pid']} on {row['host']}: all {threads.threads:,} threads are "
-                f"taken, {names(held)}",
+                f"{_worker(row)}: all {threads.threads:,} threads are taken, {names(held)}",
                 command(_list_running(tasks[0])),
                 advice(
                     "A thread cannot be cancelled. Restart the worker to free its threads, and "
@@ -161,12 +160,16 @@ def abandoned_attempts(facts: Facts) -> Iterator[Observation]:
     yield ok("no attempt runs that has ignored its timeout")
 
 
+def _worker(row: Row) -> str:
+    return worker_text(row["host"], row["pid"], row["name"])
+
+
 def _abandoned(row: Row, each: Abandoned) -> Observation:
     run = "runs" if each.attempts == 1 else "run"
     text = (
         f"{count(each.attempts, 'attempt')} of the task {each.task} ignored the timeout or the "
-        f"cancellation for up to {span(each.since_s)}, and still {run} in the worker with pid "
-        f"{row['pid']} on {row['host']} (job {names(each.jobs)})"
+        f"cancellation for up to {span(each.since_s)}, and still {run} in the worker "
+        f"{_worker(row)}: {names(each.jobs)}"
     )
     restart = command(f"kill -TERM {row['pid']}")
     if not each.threads:
@@ -236,7 +239,7 @@ def failing_tasks(facts: Facts) -> Iterator[Observation]:
                 found.setdefault(streak.task, []).append((row, streak))
     for task, streaks in sorted(found.items()):
         latest = min((streak for _, streak in streaks), key=lambda streak: streak.last_s)
-        where = [f"pid {row['pid']} on {row['host']}" for row, _ in streaks]
+        where = [f"{_worker(row)}" for row, _ in streaks]
         quoted = shlex.quote(task)
         yield error(
             f"all attempts of the task {task} in {names(where)} have failed for "
@@ -265,7 +268,7 @@ def blocked_loops(facts: Facts) -> Iterator[Observation]:
             [command(f"taskd tasks pause {shlex.quote(blocked.task)}")] if blocked.task else []
         )
         yield level(
-            f"the event loop of the worker with pid {row['pid']} on {row['host']} has been blocked "
+            f"the event loop of the worker {_worker(row)} has been blocked "
             f"repeatedly for {span(blocked.since_s)}, for {span(blocked.blocked_s)} of the last "
             f"minute, mostly by {by}. While it is blocked, the worker starts no job of its queues: "
             f"{names(row['queues'])}",
@@ -286,7 +289,7 @@ def workers(facts: Facts) -> Iterator[Observation]:
     for row in silent:
         if row["late_s"] >= GRACE_S:
             yield warning(
-                f"the worker with pid {row['pid']} on {row['host']} has not renewed its lease for "
+                f"the worker {_worker(row)} has not renewed its lease for "
                 f"{span(row['renewed_ago_s'])}, and no worker has declared it dead",
                 advice(
                     "A live worker declares it dead within seconds: start one, `taskd run`. If the "
@@ -295,7 +298,7 @@ def workers(facts: Facts) -> Iterator[Observation]:
             )
     for row in live:
         if row["draining"] and row["up_s"] >= DRAINING_S:
-            yield hint(f"the worker with pid {row['pid']} on {row['host']} is draining")
+            yield hint(f"the worker {_worker(row)} is draining")
     versions = sorted({row["version"] for row in live})
     if len(versions) > 1:
         yield hint(
@@ -317,9 +320,8 @@ def apps(facts: Facts) -> Iterator[Observation]:
     for app, rows in versions.items():
         for stranger in _unrelated(rows):
             yield error(
-                f"two apps are named {app}: the workers with pid {rows[0]['pid']} on "
-                f"{rows[0]['host']} and pid {stranger['pid']} on {stranger['host']} have no task "
-                "in common",
+                f"two apps are named {app}: the workers {_worker(rows[0])} and "
+                f"{_worker(stranger)} have no task in common",
                 advice("Give one of them another name: --app-name, TASKD_APP_NAME or app_name."),
             )
     for row in facts["doctor_contested"]:
@@ -352,7 +354,7 @@ def services(facts: Facts) -> Iterator[Observation]:
     """Find services of live workers that fail repeatedly."""
     for row in facts["doctor_services"]:
         yield error(
-            f"in the worker with pid {row['pid']} on {row['host']}, {row['service']!r} has failed "
+            f"in the worker {_worker(row)}, {row['service']!r} has failed "
             f"for {span(row['for_s'])}: {row['error']}",
             advice("Remove the cause that the error names. The worker retries until then."),
         )
