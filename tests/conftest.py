@@ -189,12 +189,6 @@ async def sql(dsn: str) -> AsyncIterator[Any]:
     await connection.close()
 
 
-@pytest.fixture(autouse=True)
-def own_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo what commands set for their process, because some run in the process of the tests."""
-    monkeypatch.setattr(Database, "room_s", 0.0)
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current directory, so that no settings file of the checkout is read."""

@@ -73,7 +73,7 @@ async def _serve(session: Session, flags: dict[str, Any]) -> None:
     if settings.web_listen == "off":
         raise ConfigError("web_listen is off; give an address: --listen 127.0.0.1:8080")
     events.configure(settings.log_format, settings.log_level)
-    async with session.target() as target:
+    async with session.target(waits=False) as target:
         limit_s = min(settings.statement_timeout_s, PAGE_S)
         database = target.database.with_timeout(limit_s)
         dashboard = Dashboard(database, settings)

@@ -47,6 +47,7 @@ class Client(ClientControl):
         pool_max: the most connections per event loop.
         built_ins: returns the built-in tasks. A job of such a task needs no queue, even if no
             worker has published the task.
+        room_s: for how many seconds a new connection waits while the server has no free one.
     """
 
     async def enqueue(self, job: NewJob, *, conn: object = None) -> Enqueued:

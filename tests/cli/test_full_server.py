@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from taskd.cli.shared import session
+from taskd.store.connections.database import Database
 from tests.cli.conftest import Shell
 
 
@@ -47,6 +48,13 @@ def test_a_command_waits_until_a_connection_is_free(logins, login, dsn, monkeypa
     later.start()
     Shell(logins.dsn("admin"))(*args)
     later.join()
+
+
+def test_only_the_databases_of_commands_wait(dsn, monkeypatch):
+    """The services of workers and of the dashboard retry by themselves."""
+    monkeypatch.setattr(session, "ROOM_S", 60.0)
+    Shell(dsn)("jobs", "list")
+    assert Database({"dsn": dsn}).room_s == 0.0
 
 
 def test_the_doctor_names_who_holds_connections(dsn, monkeypatch):

@@ -102,7 +102,7 @@ async def _demo(
 
     settings = session.load(concurrency=concurrency).settings
     events.configure(settings.log_format, settings.log_level if session.verbose else "error")
-    async with session.target() as target, _lane(target) as lane:
+    async with session.target(waits=False) as target, _lane(target) as lane:
         await migrations.check(target.database)
         left = await stored.left(lane, QUEUE)
         _refuse_to_divert(left, settings, target)

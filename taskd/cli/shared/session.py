@@ -93,18 +93,19 @@ class Session:
         return f"The DSN comes from {source}: see `taskd config` and `taskd doctor`."
 
     @asynccontextmanager
-    async def target(self) -> AsyncIterator[Target]:
+    async def target(self, *, waits: bool = True) -> AsyncIterator[Target]:
         """Yield the configured database, or else the embedded one.
 
         The embedded PostgreSQL is started if necessary.
+
+        Args:
+            waits: whether new connections wait for ROOM_S seconds while the server has no free one.
         """
         from taskd.client import open_target
         from taskd.store.acting import act_as
-        from taskd.store.connections.database import Database
 
-        Database.room_s = ROOM_S
         act_as(shell_user())
-        target = await open_target(self.load().settings)
+        target = await open_target(self.load().settings, ROOM_S if waits else 0.0)
         try:
             if target.embedded is not None and target.embedded.started:
                 self.echo(f"taskd: no DSN is configured; started {target.describe()}")
@@ -120,7 +121,8 @@ class Session:
         from taskd.client import Client
 
         settings = self.load().settings
-        async with self.target(), Client(settings=settings, built_ins=_built_ins) as client:
+        made = Client(settings=settings, built_ins=_built_ins, room_s=ROOM_S)
+        async with self.target(), made as client:
             yield client
 
     def run(self, work: Callable[[Lane], Awaitable[T]]) -> T:

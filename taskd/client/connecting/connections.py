@@ -46,6 +46,7 @@ class ClientConnections:
         settings: Settings | None = None,
         pool_max: int = 10,
         built_ins: BuiltIns = no_built_ins,
+        room_s: float = 0.0,
     ) -> None:
         if dsn is not None:
             settings = replace(settings or Settings(), dsn=dsn, dsn_file=None)
@@ -54,7 +55,7 @@ class ClientConnections:
         self._settings = settings
         self._known_schema = None if settings is None else settings.schema
         self._pool_max = pool_max
-        self._built_ins = built_ins
+        self._built_ins, self._room_s = built_ins, room_s
         self._target: Target | None = None
         self._listen_dsn: str | None = None
         self._begin()
@@ -195,7 +196,7 @@ class ClientConnections:
         if self._target is not None:
             return self._target
         settings = self._settings or loaded_settings()
-        target = await open_target(settings)
+        target = await open_target(settings, self._room_s)
         # While open_target() started the embedded server, another loop can have opened the target.
         kept = self._target or target
         if kept is not target:

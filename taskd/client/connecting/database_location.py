@@ -50,11 +50,14 @@ class Target:
             self.embedded.close(wait_s)
 
 
-async def open_target(settings: Settings) -> Target:
+async def open_target(settings: Settings, room_s: float = 0.0) -> Target:
     """Return the database of these settings.
 
     If the settings have a DSN, no connection is made yet. Otherwise, the embedded server is
     started, and missing migrations are applied.
+
+    Args:
+        room_s: as in Database.
 
     Raises:
         ConfigError: the DSN is not valid, or there is no DSN and the embedded server is off.
@@ -63,13 +66,13 @@ async def open_target(settings: Settings) -> Target:
         MigrationFailed: a migration of the embedded database could not be applied.
     """
     if settings.dsn is not None:
-        return _remote(settings.dsn, settings)
+        return _remote(settings.dsn, settings, room_s)
     if settings.embedded == "off":
         raise ConfigError(NO_DSN)
-    return await _embedded(settings)
+    return await _embedded(settings, room_s)
 
 
-def _remote(dsn: str, settings: Settings) -> Target:
+def _remote(dsn: str, settings: Settings, room_s: float) -> Target:
     try:
         dsn = check_dsn(dsn)
     except ValueError as error:
@@ -80,11 +83,12 @@ def _remote(dsn: str, settings: Settings) -> Target:
         statement_timeout_s=settings.statement_timeout_s,
         schema=settings.schema,
         read_args=None if file is None else lambda: {"dsn": read_dsn(file, "the DSN file")},
+        room_s=room_s,
     )
     return Target(database, dsn)
 
 
-async def _embedded(settings: Settings) -> Target:
+async def _embedded(settings: Settings, room_s: float) -> Target:
     # Imported here: structlog alone would double the time of `import taskd`.
     from taskd import events
     from taskd.store.schema import migrations
@@ -97,6 +101,7 @@ async def _embedded(settings: Settings) -> Target:
         # If the embedded server was killed, the first program that needs the server starts it again
         # at the same address.
         revive=lambda: _start(settings).close(),
+        room_s=room_s,
     )
     try:
         if server.started:

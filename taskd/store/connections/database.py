@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
@@ -105,16 +105,14 @@ class Database:
         schema: the schema of the installation in this database.
         read_args: returns the current `connect_args`; called before each connect, because the
             password can have changed.
+        room_s: for how many seconds connect() tries again while the server has no free connection.
+            Commands wait; the services of workers retry by themselves.
 
     Attributes:
-        room_s: for how many seconds connect() tries again while the server has no free connection.
-            Commands set it for their process; workers and clients retry by themselves.
         trouble: the record of outages; None before begin_use().
         pooled: whether a pooler is in front of the database. If so, taskd expects another session
             for each transaction, and relies on no session state. None before the first connect.
     """
-
-    room_s: ClassVar[float] = 0.0
 
     def __init__(
         self,
@@ -124,7 +122,9 @@ class Database:
         schema: str = SCHEMA_DEFAULT,
         revive: Callable[[], None] | None = None,
         read_args: Callable[[], Mapping[str, Any]] | None = None,
+        room_s: float = 0.0,
     ) -> None:
+        self.room_s = room_s
         self.statement_timeout_s = statement_timeout_s
         self.schema = schema
         self.pooled: bool | None = None

@@ -145,7 +145,12 @@ async def reach(found: Database, timeout_s: float) -> tuple[Database, Lane]:
     except StoreUnavailable:
         # The doctor also checks a standby or a read-only server.
         any_of_them = {**found.connect_args, "target_session_attrs": "any"}
-        database = Database(any_of_them, statement_timeout_s=timeout_s, schema=found.schema)
+        database = Database(
+            any_of_them,
+            statement_timeout_s=timeout_s,
+            schema=found.schema,
+            room_s=found.room_s,
+        )
         lane = Lane(database, "doctor", **PLANS, **DEFINITIONS)
         await lane.open()
     return database, lane
