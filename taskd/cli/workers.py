@@ -16,7 +16,6 @@ from taskd.cli.shared.output import (
 from taskd.cli.shared.session import DURATION, REASON, Session, json_option, pass_session
 from taskd.core.humanize import given_up, worker_text
 from taskd.core.migration import CodeRange
-from taskd.errors import InvalidTransition, WorkerNotFound
 
 if TYPE_CHECKING:
     from taskd.store.connections.database import Lane
@@ -104,18 +103,6 @@ def declare_dead(session: Session, worker_id: int, reason: str, as_json: bool) -
     outcome = session.run(lambda lane: store.declare_dead_by_hand(lane, worker_id, reason))
     if as_json:
         print_json({"id": str(worker_id), "outcome": outcome})
-    match outcome:
-        case "dead":
-            session.echo(f"worker {worker_id} is declared dead; its jobs are rescued now")
-        case "dead before":
-            raise InvalidTransition(f"worker {worker_id} was declared dead before")
-        case "lives":
-            raise InvalidTransition(
-                f"worker {worker_id} renews its lease, so it lives. To end it, stop its process: "
-                "`taskd workers` shows the host and the pid"
-            )
-        case _:
-            raise WorkerNotFound(
-                f"no worker that lives, or has ended within the last week, has the id {worker_id}: "
-                "see `taskd workers`"
-            )
+    if (error := store.why_not_declared_dead(worker_id, outcome)) is not None:
+        raise error
+    session.echo(f"worker {worker_id} is declared dead; its jobs are rescued now")

@@ -12,7 +12,7 @@ import msgspec
 from taskd.core.migration import CodeRange
 from taskd.core.tasks.registry import BUILT_IN_APP, PipelinePlan, Registry
 from taskd.core.tasks.task import Task
-from taskd.errors import AppError
+from taskd.errors import AppError, InvalidTransition, TaskdError, WorkerNotFound
 from taskd.store.acting import actor
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs.jobs import DueIn
@@ -339,6 +339,24 @@ async def declare_dead_by_hand(on: Fetches, worker_id: int, reason: str) -> str:
     """
     outcome: str = (await on.fetch("declare_worker_dead", worker_id, reason, actor()))[0][0]
     return outcome
+
+
+def why_not_declared_dead(worker_id: int, outcome: str) -> TaskdError | None:
+    """Return the error about an outcome of declare_dead_by_hand(); None for `dead`."""
+    match outcome:
+        case "dead":
+            return None
+        case "dead before":
+            return InvalidTransition(f"worker {worker_id} was declared dead before")
+        case "lives":
+            return InvalidTransition(
+                f"worker {worker_id} renews its lease, so it lives. To end it, stop its process: "
+                "`taskd workers` shows the host and the pid"
+            )
+    return WorkerNotFound(
+        f"no worker has the id {worker_id}, or it has ended more than a week ago: see "
+        "`taskd workers`"
+    )
 
 
 async def prune(on: Fetches, after_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import asyncpg
@@ -61,8 +62,9 @@ async def test_a_filter_restarts_copies_and_deletes(
 
 async def test_a_filter_that_cannot_match_is_refused(client: Client) -> None:
     for act in (client.restart, client.run_again, client.delete):
-        with pytest.raises(InvalidJob, match="an empty JobFilter selects all jobs"):
+        with pytest.raises(InvalidJob, match="an empty JobFilter selects all jobs") as error:
             await act(JobFilter())
+        assert re.search(r"for example JobFilter\(states=\['\w+'\]\)$", str(error.value))
     for act in (client.run_again, client.delete):
         with pytest.raises(InvalidJob):
             await act(JobFilter(states=["running"]))

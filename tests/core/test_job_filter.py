@@ -28,7 +28,7 @@ from taskd.errors import InvalidJob
         ({"running_for_s": float("nan")}, "running_for_s nan is not"),
         ({"since": datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001
         ({"since": datetime(2026, 1, 1, tzinfo=UTC), "since_s": 1.0}, "give since or since_s"),
-        ({"retrying": "yes"}, "retrying 'yes' is not True, False or None"),
+        ({"retrying": "yes"}, "retrying 'yes' is not True or False"),
         ({"worker": ""}, "worker '' must not be empty"),
         ({"worker": 2**63}, "is not a whole number"),
         ({"workflow": 0}, "workflow 0 is not a whole number"),

@@ -49,9 +49,14 @@ def narrowed(chosen: Chosen, able: Collection[JobState]) -> Sequence[int] | JobF
         if chosen.empty:
             raise InvalidJob(
                 "an empty JobFilter selects all jobs; to do that, pass states, for example "
-                f"JobFilter(states=[{min(able)!r}])"
+                f"JobFilter(states=[{str(min(able))!r}])"
             )
         return chosen.within(able)
+    return ids_of(chosen)
+
+
+def ids_of(chosen: int | Iterable[int]) -> list[int]:
+    """Return the ids as a list."""
     return [chosen] if isinstance(chosen, int) else list(chosen)
 
 

@@ -10,7 +10,7 @@ from taskd.core.jobs.failure import clean_reason
 from taskd.core.jobs.job import DELAY_S_MAX, FINISHED, WAITING, JobState
 from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
 from taskd.core.validation import check_seconds
-from taskd.errors import InvalidJob, InvalidTransition, WorkerNotFound
+from taskd.errors import InvalidJob
 from taskd.store.jobs import jobs
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ class ClientByHand(ClientConnections):
             InvalidJob: the result has no JSON form, or is too large.
             ValueRefused: the next stage of a pipeline does not accept the result.
         """
-        from taskd.core.outcomes.results import result_of  # few clients need it
+        from taskd.client.operations import bulk  # few clients need these
+        from taskd.core.outcomes.results import result_of
 
         text, unstored = result_of(result)
         if unstored is not None:
             raise InvalidJob(f"the jobs were not completed: {unstored}")
-        return await jobs.complete(await self._on(conn), _listed(ids), text, clean_reason(reason))
+        on = await self._on(conn)
+        return await jobs.complete(on, bulk.ids_of(ids), text, clean_reason(reason))
 
     async def restart(
         self,
@@ -152,15 +154,6 @@ class ClientByHand(ClientConnections):
         from taskd.store import workers
 
         on = await self._pool()
-        match await workers.declare_dead_by_hand(on, worker_id, clean_reason(reason)):
-            case "dead":
-                return
-            case "lives":
-                raise InvalidTransition(f"worker {worker_id} renews its lease, so it lives")
-            case "dead before":
-                raise InvalidTransition(f"worker {worker_id} was declared dead before")
-        raise WorkerNotFound(f"no worker has the id {worker_id}")
-
-
-def _listed(ids: Ids) -> list[int]:
-    return [ids] if isinstance(ids, int) else list(ids)
+        outcome = await workers.declare_dead_by_hand(on, worker_id, clean_reason(reason))
+        if (error := workers.why_not_declared_dead(worker_id, outcome)) is not None:
+            raise error

@@ -96,12 +96,9 @@ class JobFilter:
         for name in ("worker", "workflow"):
             if (value := getattr(self, name)) is not None:
                 _check_id_or_name(name, value)
-        for name, allowed in (("retrying", "True, False or None"), ("late", "True or False")):
-            if not isinstance(value := getattr(self, name), bool) and (value, name) != (
-                None,
-                "retrying",
-            ):
-                raise InvalidJob(f"{name} {quoted(value)} is not {allowed}")
+        if self.retrying is not None:
+            _check_bool("retrying", self.retrying)
+        _check_bool("late", self.late)
         for name in ("args", "metadata"):
             _json(name, getattr(self, name))
 
@@ -191,6 +188,11 @@ def _check_id_or_name(field: str, value: object) -> None:
         _check_text(field, value)
     else:
         check_int(field, value, 1, ID_MAX)
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidJob(f"{name} {quoted(value)} is not True or False")
 
 
 def _check_text(name: str, value: object) -> None:

@@ -93,14 +93,11 @@ async def declare_worker_dead(board: Dashboard, request: Request) -> Response:
     session, form = await board.acting(request)
     worker_id = job_id_of(request)
     outcome = await workers.declare_dead_by_hand(board.on, worker_id, cut(one(form, "reason")))
-    said = {
-        "dead": "is declared dead; its jobs are rescued now",
-        "dead before": "was declared dead before",
-        "lives": "renews its lease, so it lives: stop its process instead",
-    }.get(outcome, "is unknown")
-    if outcome == "dead":
+    error = workers.why_not_declared_dead(worker_id, outcome)
+    if error is None:
         events.action_taken("workers.declare_dead", session.who, f"worker {worker_id}", 0, [])
-    session.notes.append(f"worker {worker_id} {said}")
+    done = f"worker {worker_id} is declared dead; its jobs are rescued now"
+    session.notes.append(done if error is None else str(error))
     board.live.forget()
     return RedirectResponse("/workers", 303)
 
