@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from taskd import Retry
+from taskd.core.outcomes.attempt_ends import INTERRUPTIONS
 from taskd.store.connections.database import Database, Lane
 from taskd.store.reading.metrics import Value, read
 from taskd.web.metrics.database_metrics import CACHE_S, NOTHING, Figures, Reading
@@ -161,6 +162,16 @@ def test_what_a_scrape_writes_does_not_change_meanwhile() -> None:
     counted.on_event("job.failed", {"queue": "q", "task": "t", "duration_ms": 5})
     assert (found.tasks[0].done, found.tasks[0].outcomes) == (1, {})
     assert counted.copy().tasks[0].done == 2
+
+
+def test_every_reason_of_an_interruption_is_counted() -> None:
+    counted = Counters(["q"])
+    for why in INTERRUPTIONS:
+        fields = {"queue": "q", "task": "t", "why": why, "duration_ms": 5}
+        counted.on_event("job.interrupted", fields)
+    name = "taskd_interrupted_attempts_total"
+    found = {key: number for key, number in written(counted).items() if key.startswith(name)}
+    assert found == {f'{name}{{process="1",why="{why}"}}': 1.0 for why in INTERRUPTIONS}
 
 
 def test_the_waits_of_a_batch_are_those_of_its_jobs() -> None:

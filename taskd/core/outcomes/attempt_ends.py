@@ -49,6 +49,10 @@ class TimedOut:
     cleanup: Cleanup = None
 
 
+# The values of Interrupted.why.
+INTERRUPTIONS = ("stop", "fence", "by hand", "foreign")
+
+
 @dataclass(frozen=True, slots=True)
 class Interrupted:
     """The worker or code of the app cancelled the attempt.

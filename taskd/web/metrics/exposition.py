@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from taskd.core.outcomes.attempt_ends import INTERRUPTIONS
 from taskd.store.reading.metrics import Value
 from taskd.web.app import RequestLimit
 from taskd.web.metrics.database_metrics import Figures, Reading
@@ -51,7 +52,6 @@ EVENTS_FROM_START = (
     *("workers.declared_dead", "loop.blocked"),
 )
 SOURCES = ("notify", "idle_poll", "time")
-INTERRUPTIONS = ("stop", "fence", "foreign")
 STATES = ("blocked", "scheduled", "retrying", "queued", "running")
 
 

@@ -90,9 +90,9 @@ OF_PROCESSES = (
         "taskd_interrupted_attempts_total",
         "counter",
         ("why",),
-        "Attempts that their worker interrupted, and that will be repeated: stop (they took longer "
-        "than the drain), fence (the worker lost its lease, or could not renew it), foreign (code "
-        "other than taskd and the handler cancelled them).",
+        "Attempts that their worker interrupted: stop (they took longer than the drain), fence "
+        "(the worker lost its lease, or could not renew it), by hand (a user completed or "
+        "restarted the job), foreign (code other than taskd and the handler cancelled them).",
     ),
     Metric(
         "taskd_rescued_jobs_total",

@@ -115,7 +115,7 @@ class Counted(msgspec.Struct):
         events: the number of occurrences of each event, without job.done and UNCOUNTED.
         jobs: the number of jobs of each event in JOBS_OF.
         crashes: the number of crashes by service.
-        interruptions: the number of interrupted attempts by reason: stop, fence or foreign.
+        interruptions: the number of interrupted attempts by reason (attempt_ends.INTERRUPTIONS).
     """
 
     tasks: list[OfTask] = msgspec.field(default_factory=list)
