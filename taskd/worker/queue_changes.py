@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from taskd import events
@@ -10,7 +11,7 @@ from taskd.core.tasks.registry import Registry
 from taskd.store import queues
 from taskd.worker.assembly import Assembly
 from taskd.worker.claiming.consumer import Consumer
-from taskd.worker.services.service import Loop
+from taskd.worker.services.service import Loop, jittered_s
 from taskd.worker.starting.served_queues import patterns, queue_limits
 
 # The interval while attempts of queues run that the worker no longer serves.
@@ -42,18 +43,29 @@ class QueueChanges(Loop):
         super().__init__(settings().poll_s)
         self._parts, self._registry, self._settings = parts, registry, settings
         self._limits = limits
+        # The queues that matched these patterns, and when to read them again (time.monotonic).
+        self._matching: list[str] = []
+        self._patterns: list[str] = []
+        self._read_at = 0.0
         # The consumers of queues that the worker no longer serves, until their attempts have ended.
         self._left: dict[str, Consumer] = {}
 
     async def tick(self) -> float | None:
         """Read the queues that match, and serve the queues of the settings."""
         settings = self._settings()
-        wanted = patterns(settings)
-        known = await queues.matching(self._parts.upkeep, wanted) if wanted else []
-        await self._serve(queue_limits(settings, self._registry, known))
+        await self._read_matching(settings)
+        await self._serve(queue_limits(settings, self._registry, self._matching))
         if self._forget():
             return LEAVING_S
-        return None if wanted else IDLE_S
+        return max(0.0, self._read_at - time.monotonic()) if self._patterns else IDLE_S
+
+    async def _read_matching(self, settings: Settings) -> None:
+        wanted = patterns(settings)
+        if wanted == self._patterns and time.monotonic() < self._read_at:
+            return
+        self._matching = await queues.matching(self._parts.upkeep, wanted) if wanted else []
+        self._patterns = wanted
+        self._read_at = time.monotonic() + jittered_s(settings.poll_s)
 
     async def _serve(self, limits: Mapping[str, int]) -> None:
         parts = self._parts

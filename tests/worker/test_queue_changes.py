@@ -177,6 +177,29 @@ async def test_until_empty_works_off_the_queues_of_a_pattern(desk: Desk, works: 
     assert await desk.states() == {"done": len(ids)}
 
 
+async def test_the_queues_are_not_read_more_often_while_attempts_of_a_removed_one_run(
+    desk: Desk, works: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = 0
+    matching = queues.matching
+
+    async def counted(*args: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await matching(*args)
+
+    started = await desk.start(queues=("one", "tenant-*"), poll_s=60)
+    await desk.enqueue(waits("one"))
+    await until(lambda: gate.begun["one"] == 1)
+    monkeypatch.setattr(queues, "matching", counted)
+    reload(started, queues=("tenant-*",))
+    await desk.emitted.wait("queues.changed")
+    for _ in range(3):
+        await started.worker._queue_changes.tick()
+    assert reads <= 1
+    gate.open.set()
+
+
 async def test_a_paused_queue_that_appears_is_not_claimed_from(desk: Desk, works: Any) -> None:
     await desk.start(queues=("tenant-*",), poll_s=0.2)
     await queues.pause(desk.lane, ["tenant-a"], None, None)
