@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -23,7 +24,9 @@ from taskd import events
 from taskd.config import Settings
 from taskd.store.connections.database import Database
 from taskd.store.schema.migrations import all_migrations
+from taskd.worker.processes import parent as parents
 from taskd.worker.processes.parent import Processes
+from taskd.worker.processes.stats_socket import StatsClient
 from taskd.worker.sd_notify import Notify
 from tests.processes import children
 from tests.system.shell import ROOT, WITHIN_S, Shell
@@ -439,6 +442,29 @@ async def test_a_process_that_cannot_be_started_harms_none_that_runs(
     finally:
         forget()
     assert drained.read_text() == "drained"
+
+
+async def test_a_start_without_free_file_descriptors_leaves_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[StatsClient] = []
+
+    class Opened(StatsClient):
+        def __init__(self) -> None:
+            super().__init__()
+            opened.append(self)
+
+    class Full:
+        def pair(self) -> Any:
+            raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(parents, "StatsClient", Opened)
+    settings = Settings(processes=2, http="127.0.0.1:0")
+    parent = Processes(settings, ["true"], notify=Notify(), reload=lambda: settings)
+    monkeypatch.setattr(parent, "_listening", Full(), raising=False)
+    with pytest.raises(OSError, match="too many open files"):
+        await parent._spawn(1)
+    assert [each._ours.fileno() for each in opened] == [-1]
 
 
 WAITS = """

@@ -18,7 +18,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from taskd import events
 from taskd.config import Settings
@@ -302,36 +302,16 @@ class Processes:
             await asyncio.wait(ends, timeout=longest_stop_s(self._settings))
 
     async def _spawn(self, number: int) -> Child:
-        stats_client = StatsClient() if self._stats else None
-        theirs = -1 if stats_client is None else stats_client.theirs
-        ours, listens = self._listening.pair()
-        index = ProcessIndex(
-            number, self._settings.processes, self._parent_pipe, theirs, listens.fileno()
-        )
-        environment = os.environ | {"NOTIFY_SOCKET": self._inbox.address} | index.environment()
-        # Even if the supervisor expects no watchdog messages from the parent, the parent's HTTP
-        # probes must know whether the event loop of the child runs.
-        watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._stats else None)
-        if watchdog_s is not None:
-            environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                env=environment,
-                pass_fds=(
-                    self._parent_pipe,
-                    listens.fileno(),
-                    *([] if stats_client is None else [theirs]),
-                ),
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
+        with ExitStack() as undo:
+            stats_client = StatsClient() if self._stats else None
             if stats_client is not None:
-                stats_client.close()
-            raise
-        finally:
-            listens.close()
+                undo.callback(stats_client.close)
+            ours, listens = self._listening.pair()
+            undo.callback(ours.close)
+            with listens:
+                stats = -1 if stats_client is None else stats_client.theirs
+                process = await self._start(number, stats, listens.fileno())
+            undo.pop_all()
         self._listening.attach(process.pid, ours)
         if stats_client is not None:
             stats_client.close_theirs()
@@ -341,6 +321,25 @@ class Processes:
         if self._stop_requested.is_set():
             child.signal(signal.SIGTERM)
         return child
+
+    async def _start(self, number: int, stats: int, listens: int) -> asyncio.subprocess.Process:
+        """Start the process of a child.
+
+        Args:
+            stats: the file descriptor over which the child answers requests; -1 if there is none.
+            listens: the file descriptor over which the child receives notifications.
+        """
+        index = ProcessIndex(number, self._settings.processes, self._parent_pipe, stats, listens)
+        environment = os.environ | {"NOTIFY_SOCKET": self._inbox.address} | index.environment()
+        # Even if the supervisor expects no watchdog messages from the parent, the parent's HTTP
+        # probes must know whether the event loop of the child runs.
+        watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._stats else None)
+        if watchdog_s is not None:
+            environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
+        inherited = (self._parent_pipe, listens, *([] if stats < 0 else [stats]))
+        return await asyncio.create_subprocess_exec(
+            *self._command, env=environment, pass_fds=inherited, start_new_session=True
+        )
 
     def _is_over(self, child: Child, code: int, delay_s: float, *, database_fails: bool) -> bool:
         """Return whether an ended child is not replaced; if so, record its exit code."""
