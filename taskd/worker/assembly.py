@@ -21,8 +21,8 @@ from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.listener import (
     Heard,
     Listener,
+    Listeners,
     listening_database,
-    queues_by_connection,
 )
 from taskd.worker.claiming.poller import IdlePoller
 from taskd.worker.claiming.quarantine import Quarantine
@@ -340,43 +340,39 @@ class Assembly:
 
     def listen_again(self) -> None:
         """Replace the listeners whose queues have changed, after a change of the queues."""
-        if self._listening.pooled:
-            return
         queues = list(self.consumers)
-        if isinstance(self.listeners[0], ParentListener):
-            self.listeners[0].serve(queues)
-            return
-        wanted = queues_by_connection(queues, self._listen_connections)
-        for old in [each for each in self.listeners if each.queues not in wanted]:
-            self.listeners.remove(old)
-            old.stop()
-        there = [each.queues for each in self.listeners]
-        for new in [each for each in wanted if each not in there]:
-            listener = Listener(self._listening, new, self._heard)
-            self.listeners.append(listener)
-            self.supervisor.add(listener, beside=self.promoter)
+        if self._parent_listener is not None:
+            self._parent_listener.serve(queues)
+        elif self._own_listeners is not None:
+            for listener in self._own_listeners.serve(queues):
+                self.supervisor.add(listener, beside=self.promoter)
+
+    @property
+    def listeners(self) -> Sequence[Listener | ParentListener]:
+        """The listeners of this process; none if a pooler is in front of the database."""
+        if self._parent_listener is not None:
+            return [self._parent_listener]
+        return [] if self._own_listeners is None else self._own_listeners.active
 
     def _add_listening(
         self, settings: Settings, database: Database, process_index: ProcessIndex
     ) -> None:
         """Create the listeners, one for each LISTEN connection, or one for those of the parent."""
-        self._listening = listening_database(settings, database)
-        self._listen_connections = settings.listen_connections
-        self.listeners: list[Listener | ParentListener] = []
+        listening = listening_database(settings, database)
+        self._parent_listener: ParentListener | None = None
+        self._own_listeners: Listeners | None = None
         # A pooler does not forward notifications. A worker that connects through a pooler therefore
         # has no listener, and polls.
-        if self._listening.pooled:
+        if listening.pooled:
             return
         calls = Calls(self.shared.lease, self.rescuer.wakeup, self.reconciler.wakeup)
-        self._heard = Heard(self._notified, calls.receive, self._connected)
+        heard = Heard(self._notified, calls.receive, self._connected)
         queues = list(self.consumers)
         if process_index.listen_socket >= 0:
-            self.listeners = [ParentListener(process_index.listen_socket, queues, self._heard)]
-            return
-        self.listeners = [
-            Listener(self._listening, each, self._heard)
-            for each in queues_by_connection(queues, self._listen_connections)
-        ]
+            self._parent_listener = ParentListener(process_index.listen_socket, queues, heard)
+        else:
+            self._own_listeners = Listeners(listening, heard, settings.listen_connections)
+            self._own_listeners.serve(queues)
 
     def _notified(self, queue: str) -> None:
         if queue in self.consumers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,7 +13,7 @@ from taskd.core.jobs.job import NewJob
 from taskd.store import tasks
 from taskd.store.connections import listening
 from taskd.store.jobs import jobs
-from taskd.worker.claiming import listener
+from taskd.worker.claiming import listener, shared_listening
 from tests.system.faults.proxy import Fault, Proxy
 from tests.worker.conftest import Desk, Started, until
 
@@ -22,6 +23,22 @@ WHERE datname = current_database() AND application_name LIKE 'taskd listen%'
 ORDER BY application_name
 """
 QUEUES = ("a", "b", "c")
+
+
+async def test_of_equal_lines_that_wait_the_last_one_counts() -> None:
+    """A child that serves a queue, and then others, and then the queue again."""
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    received: list[str] = []
+    sender = shared_listening._Lines(theirs, received.append)
+    filler = "x" * 400_000
+    for line in (filler, "a b", "a", "a b"):
+        sender.send(line)
+    receiver = shared_listening._Lines(ours, received.append)
+    await until(lambda: len(received) == 3)
+    assert received == [filler, "a", "a b"]
+    sender.close()
+    receiver.close()
 
 
 async def names(desk: Desk) -> list[str]:

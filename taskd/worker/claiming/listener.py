@@ -124,3 +124,34 @@ class Listener:
         self._stopping = True
         self._stopped.set()
         self._ended.set()
+
+
+class Listeners:
+    """The listeners for several queues: one for each, or one for all.
+
+    Args:
+        listen_connections: the setting of this name.
+
+    Attributes:
+        active: the listeners that were not stopped.
+    """
+
+    def __init__(self, database: Database, heard: Heard, listen_connections: str) -> None:
+        self._database, self._heard = database, heard
+        self._listen_connections = listen_connections
+        self.active: list[Listener] = []
+
+    def serve(self, queues: Sequence[str]) -> list[Listener]:
+        """Listen for these queues: stop the listeners whose queues differ.
+
+        Returns:
+            The new listeners, which the caller must start.
+        """
+        wanted = queues_by_connection(queues, self._listen_connections)
+        for old in [each for each in self.active if each.queues not in wanted]:
+            self.active.remove(old)
+            old.stop()
+        there = [each.queues for each in self.active]
+        made = [Listener(self._database, each, self._heard) for each in wanted if each not in there]
+        self.active += made
+        return made

@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from taskd.store.connections.database import Database
-from taskd.worker.claiming.listener import Heard, Listener, queues_by_connection
+from taskd.worker.claiming.listener import Heard, Listeners
 from taskd.worker.services.supervisor import Supervisor
 
 CHUNK_BYTES = 65536
 # Workers ignore all payloads but these: an empty one, or the id of a worker.
 PAYLOAD_CHARS_MAX = 20
-# While a child does not read, equal lines are kept only once, and at most this many of them.
+# While the other process does not read, at most this many lines are kept, and of equal lines only
+# the last one.
 LINES_MAX = 1000
 STOP_S = 2.0
 
@@ -55,6 +56,8 @@ class _Lines:
 
     def send(self, line: str) -> None:
         """Send the line, now or as soon as the other process reads."""
+        # The last of several equal lines counts: it can follow a line that it overrides.
+        self._unsent.pop(line, None)
         if len(self._unsent) < LINES_MAX:
             self._unsent[line] = None
             self._write()
@@ -151,12 +154,11 @@ class SharedListening:
     """
 
     def __init__(self, database: Database, listen_connections: str) -> None:
-        self._database, self._listen_connections = database, listen_connections
         self._children: dict[int, _Child] = {}
-        self._listeners: dict[str, Listener] = {}
-        self._active: list[Listener] = []
-        self._supervisors: list[Supervisor] = []
-        self._heard = Heard(self._notified, self._called, self._connected)
+        heard = Heard(self._notified, self._called, self._connected)
+        self._listeners = Listeners(database, heard, listen_connections)
+        self._supervisor = Supervisor([[]])
+        self._supervisor.start()
 
     def pair(self) -> tuple[socket.socket, socket.socket]:
         """Return both ends of a pair: first the parent's for attach(), then the child's."""
@@ -171,26 +173,14 @@ class SharedListening:
         self._children.pop(pid).lines.close()
 
     def _wanted(self, child: _Child) -> None:
-        every = list(dict.fromkeys([*self._listeners, *child.queues]))
-        wanted = queues_by_connection(every, self._listen_connections)
-        for old in [each for each in self._active if each.queues not in wanted]:
-            self._active.remove(old)
-            old.stop()
-        there = [each.queues for each in self._active]
-        made = [
-            Listener(self._database, queues, self._heard)
-            for queues in wanted
-            if queues not in there
-        ]
-        if made:
-            self._active += made
-            for listener in made:
-                self._listeners.update(dict.fromkeys(listener.queues, listener))
-            self._supervisors.append(Supervisor([made]))
-            self._supervisors[-1].start()
-        for queue in child.queues:
-            if self._listeners[queue].connected.is_set():
-                child.lines.send(f"+{queue}")
+        # Sorted, so that the order in which the children start changes no listener.
+        served = sorted({queue for each in self._children.values() for queue in each.queues})
+        self._supervisor.forget_ended()
+        for listener in self._listeners.serve(served):
+            self._supervisor.add(listener)
+        for listener in self._listeners.active:
+            if listener.connected.is_set():
+                self._report(child, listener.queues)
 
     def _notified(self, queue: str) -> None:
         for child in self._children.values():
@@ -204,16 +194,19 @@ class SharedListening:
 
     def _connected(self, queues: Sequence[str]) -> None:
         for child in self._children.values():
-            for queue in queues:
-                if queue in child.queues:
-                    child.lines.send(f"+{queue}")
+            self._report(child, queues)
+
+    def _report(self, child: _Child, queues: Sequence[str]) -> None:
+        """Send the child which of these queues the parent listens for."""
+        for queue in queues:
+            if queue in child.queues:
+                child.lines.send(f"+{queue}")
 
     async def close(self) -> None:
         """Stop listening."""
-        for supervisor in self._supervisors:
-            await supervisor.stop_tier(STOP_S)
-            if left := supervisor.kill():
-                await asyncio.wait(left, timeout=1.0)
+        await self._supervisor.stop_tier(STOP_S)
+        if left := self._supervisor.kill():
+            await asyncio.wait(left, timeout=1.0)
         for pid in list(self._children):
             self.detach(pid)
 

@@ -41,15 +41,18 @@ class Supervisor:
         for tier in self._tiers:
             self._tasks.append([own_task(self._keep(service), service.name) for service in tier])
 
-    def add(self, service: Service, beside: Service) -> None:
+    def add(self, service: Service, beside: Service | None = None) -> None:
         """Add a service to the tier of another one; start it if that tier has been started.
 
         If that tier has been stopped, the service does not start.
+
+        Args:
+            beside: the other service; None for the last tier.
         """
         if isinstance(service, Loop):
             service.failures = self.failures
         for at, tier in enumerate(self._tiers):
-            if beside in tier:
+            if beside in tier or (beside is None and tier is self._tiers[-1]):
                 tier.append(service)
                 if self._tasks:
                     self._tasks[at].append(own_task(self._keep(service), service.name))
@@ -66,7 +69,7 @@ class Supervisor:
         tier, tasks = self._tiers.pop(), self._tasks.pop()
         for service in tier:
             service.stop()
-        _, late = await asyncio.wait(tasks, timeout=within_s)
+        _, late = await asyncio.wait(tasks, timeout=within_s) if tasks else ((), ())
         self._late.extend(task for task in tasks if task in late)
 
     def closing(self) -> None:
