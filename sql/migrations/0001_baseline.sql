@@ -6362,7 +6362,8 @@ DECLARE
     of_schedule CONSTANT text := 'schedule = ' || quote_literal(filter ->> 'schedule');
     of_late CONSTANT text := 'schedule IS NOT NULL AND (finished_at > ends_by OR reason = ''expired'')';
     key CONSTANT text := quote_literal(filter ->> 'unique_key');
-    held_key CONSTANT text := '(CASE WHEN key_scope = ''live'' OR fence = 0 THEN unique_key END)';
+    held_key CONSTANT text := '(CASE WHEN key_scope = ''live'' OR worker_id IS NULL THEN unique_key END)';
+    of_task CONSTANT text := 'unique_key IS NOT NULL AND task = ' || quote_literal(filter ->> 'task');
     tags CONSTANT jsonb := (filter -> 'metadata') - '{traceparent,tracestate}'::text[];
     tagged CONSTANT text := '(metadata - ''{traceparent,tracestate}''::text[]) @> ' || quote_literal(nullif(tags, '{}')) || '::jsonb';
 BEGIN
@@ -6396,8 +6397,8 @@ BEGIN
         WHEN of_schedule IS NOT NULL THEN of_schedule
         -- The jobs that hold the key, and those of the task that no longer hold theirs.
         WHEN key IS NOT NULL AND filter ? 'task'
-        THEN 'unique_key IS NOT NULL AND task = ' || quote_literal(filter ->> 'task')
-             || ' AND (' || held_key || ' = ' || key || ' OR ' || held_key || ' IS NULL)'
+        THEN of_task || ' AND ' || held_key || ' = ' || key
+             || ' UNION ALL SELECT id FROM taskd.job WHERE ' || of_task || ' AND ' || held_key || ' IS NULL'
         WHEN tagged IS NOT NULL AND live
         THEN 'metadata IS NOT NULL AND worker_id IS NULL AND ' || tagged
              || ' UNION ALL SELECT id FROM taskd.job WHERE worker_id IS NOT NULL AND ' || tagged

@@ -150,8 +150,7 @@ RARE = """
 UPDATE taskd.{0}
 SET schedule = CASE WHEN id % 1000 = {1} THEN 'rare' ELSE 'often' END,
     metadata = jsonb_build_object('tenant', CASE WHEN id % 1000 = {1} THEN 'rare' ELSE 'often' END),
-    unique_key = CASE WHEN id % 1000 = {1} THEN 'rare' ELSE 'often' || id END,
-    key_scope = 'live', task = CASE WHEN id % 1000 = {1} THEN 'rare' || id ELSE task END
+    unique_key = 'k' || id, key_scope = 'live', task = 'keyed'
 WHERE id BETWEEN {2} AND {2} + 9999
 """
 
@@ -159,7 +158,7 @@ WHERE id BETWEEN {2} AND {2} + 9999
 INDEXED = (
     JobFilter(metadata={"tenant": "rare"}),
     JobFilter(schedule="rare"),
-    JobFilter(unique_key="rare", task="rare2004"),
+    JobFilter(unique_key="k2004", task="keyed"),
     JobFilter(workflow=1),
     JobFilter(workflow="none"),
     JobFilter(worker=4711, states=LIVE),
