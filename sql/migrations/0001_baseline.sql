@@ -2501,8 +2501,8 @@ $$;
 
 -- Move a running job whose key has the scope `waiting` back to a waiting state, so that it holds its key again. Return NULL; or,
 -- if another job holds the key, the id of that job: then nothing was changed, and the caller ends the job as superseded. If the
--- other job has older arguments (see taskd.enqueue_unique()), that job ends as superseded instead. A job that other jobs wait for
--- keeps its key.
+-- other job has older arguments (see taskd.enqueue_unique()), that job ends as superseded instead, unless it belongs to a workflow or
+-- holds its key until its end.
 --
 -- The update waits for a producer that is just inserting a job with the key. The caller has locked other jobs, so it must not
 -- wait for long: after ten milliseconds, the statement fails as if the job were locked; with `skips`, the result is 0, and the job
