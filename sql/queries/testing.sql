@@ -88,6 +88,9 @@ WITH moved AS (
         withdrawn_at = withdrawn_at - make_interval(secs => $1),
         paused_at = paused_at - make_interval(secs => $1),
         paused_until = paused_until - make_interval(secs => $1)
+), zones AS (
+    UPDATE taskd.schedule_zone
+    SET last_tick = last_tick - make_interval(secs => $1), last_local = last_local - make_interval(secs => $1)
 ), queues AS (
     UPDATE taskd.queue
     SET filled_at = filled_at - make_interval(secs => $1),

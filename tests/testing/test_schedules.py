@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskd.schedules import cron, every, schedule
+from taskd.schedules import PER_ROW, cron, every, schedule
 from taskd.testing import TaskdDB
 
 
@@ -22,6 +22,18 @@ async def test_travelling_brings_a_declared_schedule_to_its_tick(db: TaskdDB, ta
     assert (job.task, job.result) == ("report", "sales")
     db.travel(6 * 86400)
     assert sorted(job.result for job in await db.run_all(check=True)) == ["sales", "stock"]
+
+
+async def test_travelling_brings_each_time_zone_to_its_next_day(db: TaskdDB, task: Any) -> None:
+    @task()
+    async def report(of: str) -> str:
+        return of
+
+    query = "SELECT 'sales' AS of, 'Asia/Tokyo' AS \"job.timezone\""
+    schedule("nightly", report, cron("0 3 * * *", PER_ROW), query=query, registry=db._registry)
+    for _ in range(3):
+        db.travel(86400)
+        assert [job.result for job in await db.run_all(check=True)] == ["sales"]
 
 
 async def test_travel_alone_declares_what_no_worker_has_yet(db: TaskdDB, task: Any) -> None:
