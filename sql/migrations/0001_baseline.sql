@@ -4737,7 +4737,7 @@ BEGIN
                 WHERE j.schedule = schedule AND (j.state <> 'running' OR j.cancel_reason IS NULL) AND j.id <> ALL (coalesce(live, '{}'))
             );
             EXIT WHEN live = '{}';
-            PERFORM taskd.cancel(live, 'its schedule made another one', actor => 'schedule ' || left(schedule, 100));
+            PERFORM taskd.cancel_live(live, 'its schedule made another one');
             UPDATE taskd.workflow AS w SET stopped_at = coalesce(w.stopped_at, clock_timestamp())
             WHERE w.stages IS NOT NULL AND w.id IN (SELECT j.workflow_id FROM taskd.jobs AS j WHERE j.id = ANY (live));
         END LOOP;
@@ -5956,7 +5956,7 @@ $$;
 -- The worker of a running job cancels its handler within seconds of the commit. Jobs of a workflow that need a cancelled job
 -- are cancelled with it. states: cancel only jobs that are in one of these states when they are locked. The jobs stay locked
 -- until the caller commits. The function runs with the owner's rights, because no other user is allowed to end jobs.
--- Called by: SQL clients, start_keyed_run(), apply_overlap(), cancel_jobs.
+-- Called by: SQL clients, cancel_jobs.
 CREATE FUNCTION taskd.cancel(
     ids bigint[],
     reason text DEFAULT NULL,
@@ -5967,11 +5967,30 @@ CREATE FUNCTION taskd.cancel(
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
-SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    why text := taskd.checked_reason(coalesce(nullif(cancel.reason, ''), 'cancel requested'));
+    cancelled bigint[];
+    were text[];
+BEGIN
+    SELECT array_agg(c.job_id), array_agg(c.state) INTO cancelled, were
+    FROM taskd.cancel_live(
+        ids, taskd.checked_reason(coalesce(nullif(cancel.reason, ''), 'cancel requested')), states, alone
+    ) AS c;
+    PERFORM taskd.record_actions('cancel', taskd.job_targets(cancelled), actor, cancel.reason);
+    RETURN QUERY SELECT * FROM unnest(cancelled, were);
+END
+$$;
+
+-- Cancel jobs; see taskd.cancel(), which also records that a person has done it. `why`: the reason in the history of the jobs.
+-- Called by: start_keyed_run(), apply_overlap(), cancel().
+CREATE FUNCTION taskd.cancel_live(ids bigint[], why text, states text[] DEFAULT NULL, alone boolean DEFAULT false)
+RETURNS TABLE (job_id bigint, state text)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
 BEGIN
     -- From here on no other transaction moves these jobs, and the statement below sees their current rows: a job that was
     -- queued at the start of the call can be running when it is locked.
@@ -6024,16 +6043,13 @@ BEGIN
         SELECT taskd.free_slots(array_agg(limit_name), array_agg(limit_key)) FROM gone WHERE alone HAVING count(*) > 0
     ), opened AS (
         INSERT INTO taskd.opening (limit_name, limit_key) SELECT limit_name, limit_key FROM gone WHERE NOT alone
-    ), recorded AS (
-        SELECT taskd.record_actions('cancel', taskd.job_targets(array_agg(id)), actor, cancel.reason)
-        FROM (SELECT id FROM ended UNION ALL SELECT id FROM requested) AS acted
     )
     SELECT ended.id, 'cancelled'
     FROM ended, (SELECT count(*) FROM followers) AS f, (SELECT count(*) FROM unblocked) AS u,
-         (SELECT count(*) FROM announced) AS t, (SELECT count(*) FROM freed) AS o, (SELECT count(*) FROM recorded) AS a
+         (SELECT count(*) FROM announced) AS t, (SELECT count(*) FROM freed) AS o
     UNION ALL
     SELECT requested.id, 'running'
-    FROM requested, (SELECT count(*) FROM notified) AS c, (SELECT count(*) FROM recorded) AS a;
+    FROM requested, (SELECT count(*) FROM notified) AS c;
 END
 $$;
 

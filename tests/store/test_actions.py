@@ -134,15 +134,26 @@ async def test_an_actor_is_a_short_printable_text(name: str, sql: Any) -> None:
             await sql.fetch("SELECT taskd.pause_queues(ARRAY['q'], actor => $1)", name)
 
 
-async def test_a_cancel_by_a_schedule_names_the_schedule(sql: Any, lane: Lane) -> None:
+async def test_a_cancel_by_a_schedule_is_no_action_by_hand(sql: Any, lane: Lane) -> None:
+    name = "\N{SNOWMAN}" * 66
     await schedules.set_(
-        lane, [Schedule("s", NewJob("t", queue="q"), Every(3600), overlap="cancel")]
+        lane, [Schedule(name, NewJob("t", queue="q"), Every(3600), overlap="cancel")]
     )
-    [first] = (await schedules.run(lane, "s")).ids or []
-    await schedules.run(lane, "s")
-    assert (await row(sql, first))["state"] == "cancelled"
-    rows = await sql.fetch("SELECT actor FROM taskd.action WHERE action = 'cancel'")
-    assert [each["actor"] for each in rows] == ["schedule s"]
+    with acting_as("ada"):
+        [first] = (await schedules.run(lane, name)).ids or []
+        [second] = (await schedules.run(lane, name)).ids or []
+    cancelled = await row(sql, first)
+    assert (cancelled["state"], cancelled["reason"]) == (
+        "cancelled",
+        "its schedule made another one",
+    )
+    await sql.execute("UPDATE taskd.job SET state = 'running', worker_id = 1 WHERE id = $1", second)
+    with acting_as("ada"):
+        assert (await schedules.run(lane, name)).outcome == "fired"
+    reason = await sql.fetchval("SELECT cancel_reason FROM taskd.job WHERE id = $1", second)
+    assert reason == "its schedule made another one"
+    done = [(action, actor) for action, _, actor in await actions(sql)]
+    assert done == [("set", None), *[("run", "ada")] * 3]
 
 
 async def test_actions_are_kept_as_long_as_the_jobs(sql: Any, lane: Lane) -> None:

@@ -101,7 +101,7 @@ FUNCTIONS = {
         "admit_keys", ((r"THEN rule\.concurrency - \(", "THEN 1 + rule.concurrency - ("),)
     ),
     "a cancelled job that keeps its place in the line": FunctionBug(
-        "cancel", ((r"\(ended\.state = 'queued' OR gate IN", "(false AND gate IN"),)
+        "cancel_live", ((r"\(ended\.state = 'queued' OR gate IN", "(false AND gate IN"),)
     ),
     "an older job that keeps the key when a newer one goes back to waiting": FunctionBug(
         "return_with_key", ((r"IF holder\.id > job_id OR", "IF holder.id > 0 OR"),)
