@@ -4766,7 +4766,6 @@ SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
 DECLARE
-    moment timestamptz := clock_timestamp();
     def taskd.schedule;
     known taskd.task;
     is_pipeline boolean;
@@ -4836,8 +4835,7 @@ BEGIN
             args_version, limit_name, limit_key, metadata
         )
         SELECT def.queue, def.task, args, coalesce(def.priority, known.priority, 100),
-               CASE WHEN due > moment THEN 'scheduled' ELSE taskd.state_when_due(known.limit_name, now()) END, due,
-               def.max_attempts, def.timeout_s, deadline, ends_by, schedule, tick,
+               taskd.state_when_due(known.limit_name, due), due, def.max_attempts, def.timeout_s, deadline, ends_by, schedule, tick,
                def.args_version, known.limit_name,
                CASE WHEN known.limit_name IS NOT NULL
                     THEN taskd.limit_key(taskd.limit_values(args, known.limit_by, known.limit_defaults, known.redact)) END,
@@ -5116,7 +5114,7 @@ $$;
 
 -- Enqueue the jobs of a schedule now, in addition to its ticks, even if it is paused. Its rule for overlaps applies: with `wait`
 -- and `cancel`, the jobs wait for the end of the live ones. The outcome is `waits`, and nothing is enqueued, if these are too many,
--- or if they are runs of a pipeline.
+-- if the schedule starts runs of a pipeline, or if its jobs have unique keys: two jobs cannot hold the same key.
 -- Called by: run_schedule.
 CREATE FUNCTION taskd.run_schedule(schedule text, actor text DEFAULT NULL, OUT outcome text, OUT ids bigint[])
 LANGUAGE plpgsql
@@ -5127,15 +5125,15 @@ DECLARE
     query text;
     query_user name;
     overlap text;
-    task text;
+    cannot_wait boolean;
     zones text[];
     argses jsonb[];
     after bigint[] := '{}';
-    tick timestamptz := clock_timestamp();
+    tick timestamptz := now();              -- a later time would not be due yet
 BEGIN
     SELECT s.query, s.query_user, s.overlap, s.task,
            CASE WHEN s.timezone = 'per row' THEN ARRAY(SELECT z.name FROM pg_timezone_names AS z) END
-    INTO query, query_user, overlap, task, zones FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
+    INTO query, query_user, overlap, cannot_wait, zones FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -5148,21 +5146,20 @@ BEGIN
         UPDATE taskd.schedule AS s SET skipped = s.skipped + 1, skipped_tick = tick WHERE s.name = schedule;
         RETURN;
     END IF;
+    -- Also if it waits: then `cancel` has cancelled the live jobs.
+    PERFORM taskd.record_actions('run', ARRAY['schedule ' || schedule], actor);
     IF query IS NOT NULL THEN
         argses := (taskd.query_args(query, tick, zones)).argses;
     END IF;
     IF outcome = 'waits' THEN
         after := ARRAY(SELECT j.id FROM taskd.job AS j WHERE j.schedule = schedule);
-        IF cardinality(after)::bigint * greatest(cardinality(argses), 1) > 10000
-           OR EXISTS (SELECT FROM taskd.task AS t WHERE t.name = task AND t.kind = 'pipeline')
-        THEN
+        IF cannot_wait OR cardinality(after)::bigint * greatest(cardinality(argses), 1) > 10000 THEN
             RETURN;
         END IF;
         outcome := 'fired';
     END IF;
     ids := taskd.make_scheduled_jobs(schedule, tick, argses, true, NULL, after);
     UPDATE taskd.schedule AS s SET last_run = tick, last_error = NULL, last_error_at = NULL WHERE s.name = schedule;
-    PERFORM taskd.record_actions('run', ARRAY['schedule ' || schedule], actor);
 END
 $$;
 

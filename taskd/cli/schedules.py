@@ -395,7 +395,8 @@ def run(session: Session, name: str, as_json: bool) -> None:
 
     The command also works for paused schedules. If the overlap of the schedule is `skip`, no job is
     enqueued while a job of the schedule is live. If the overlap is `wait` or `cancel`, the new job
-    waits for the end of the live job, which `cancel` cancels.
+    waits for the end of the live job, which `cancel` cancels. A run of a pipeline, and a job with a
+    unique key, cannot wait: then no job is enqueued.
     """
     from taskd.store import schedules as store
 

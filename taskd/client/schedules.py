@@ -84,7 +84,8 @@ class Schedules:
 
         If a job of the schedule is live and the overlap is `wait` or `cancel`, the new jobs wait
         for its end. The result is None, and nothing is enqueued, if a job is live and the overlap
-        is `skip`, or if runs of a pipeline, or very many jobs, would have to end first.
+        is `skip`, or if the new jobs cannot wait: they are runs of a pipeline, they have unique
+        keys, or they would wait for very many jobs. Then run the schedule again later.
 
         Raises:
             ScheduleNotFound: no schedule has this name.

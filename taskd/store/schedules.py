@@ -262,8 +262,8 @@ class Ran(NamedTuple):
 
     Attributes:
         outcome: `fired`; `skipped`: the overlap of the schedule is `skip`, and one of its jobs is
-            live; `waits`: the overlap is `wait` or `cancel`, and runs of its pipeline or too many
-            jobs are live.
+            live; `waits`: the overlap is `wait` or `cancel`, a job is live, and the new jobs cannot
+            wait for it. They are runs of a pipeline, have unique keys, or would wait for too many.
         ids: the enqueued jobs; None if nothing was enqueued.
     """
 

@@ -126,3 +126,24 @@ async def test_sql_clients_choose_whether_the_key_applies(
     for _ in range(2):
         await refire(sql, lane)
     assert len(await made(sql)) == (2 if no_key else 1)
+
+
+@pytest.mark.parametrize("overlap", ["wait", "cancel"])
+@pytest.mark.parametrize("published", [True, False])
+async def test_run_enqueues_no_second_job_with_a_unique_key(
+    sql: Any, lane: Lane, me: int, overlap: str, published: bool
+) -> None:
+    if published:
+        await publish(sql)
+    job = NewJob("t", '{"a": 1}', queue="q", unique=None if published else Unique("[1]"))
+    await make(lane, nightly(overlap=overlap, job=job))
+    assert (await schedules.run(lane, "s")).outcome == "fired"
+    [running] = await jobs.claim(lane, me, "q", 1)
+    assert await schedules.run(lane, "s") == ("waits", None)
+    [live] = await made(sql)
+    assert live["cancel_requested"] is (overlap == "cancel")
+    await jobs.ack_done(lane, me, [running.id], [running.fence])
+    assert (await schedules.run(lane, "s")).outcome == "fired"
+    assert [each["unique_key"] for each in await made(sql)] == ["[1]", "[1]"]
+    done = await sql.fetch("SELECT action FROM taskd.action")
+    assert [each["action"] for each in done] == ["set", "run", "run", "run"]
