@@ -1630,10 +1630,10 @@ BEGIN
         IF rule IS NULL AND EXISTS (
             SELECT FROM taskd.task AS t WHERE t.name = task AND t.stages IS NOT NULL AND t.kind = 'pipeline'
         ) THEN
-            RETURN taskd.start_run(
-                task, args, queue, priority, due, max_attempts, timeout_s,
-                coalesce(deadline, now() + make_interval(secs => deadline_s)), metadata
-            );
+            RETURN (taskd.insert_run(jsonb_build_object(
+                'pipeline', task, 'args', args, 'queue', queue, 'priority', priority, 'run_at', due, 'max_attempts', max_attempts,
+                'timeout_s', timeout_s, 'deadline', coalesce(deadline, now() + make_interval(secs => deadline_s)), 'metadata', metadata
+            ))).job_id;
         END IF;
         SELECT coalesce(t.limit_name, limit_name),
                CASE WHEN t.limit_name IS NULL THEN limit_values ELSE taskd.limit_values(args, t.limit_by, t.limit_defaults, t.redact) END
@@ -2596,12 +2596,11 @@ BEGIN
     END IF;
     due := greatest(due, retry_at);
     IF follower ? 'pipeline' THEN
-        new_id := (taskd.insert_run(follower || jsonb_build_object('run_at', due))).job_id;
-        UPDATE taskd.job AS j
-        SET state = 'scheduled', crashes = 1, isolated = enqueue_follower.isolated
-        WHERE j.id = new_id AND enqueue_follower.crashes > 0;
+        new_id := (taskd.insert_run(
+            follower || jsonb_build_object('run_at', due), crashes => crashes, isolated => isolated, needs_room => false
+        )).job_id;
         UPDATE taskd.job_key AS k
-        SET job_id = new_id
+        SET job_id = new_id, retry_at = enqueue_follower.retry_at
         WHERE k.task = enqueue_follower.task AND k.unique_key = enqueue_follower.unique_key;
         RETURN new_id;
     END IF;
@@ -3178,7 +3177,7 @@ END
 $$;
 
 -- Lock jobs that the caller will cancel or change, and all jobs that their end can move or end.
--- Called by: cancel(), change(), complete(), delete().
+-- Called by: cancel_live(), change(), complete(), delete().
 CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -3258,7 +3257,7 @@ $$;
 -- its parent. A parent that is done does not block. For a parent that has failed, `on_failed` is applied at once. A live
 -- parent without a workflow joins this workflow, so that the end of the parent unblocks the job. No role is allowed to call the
 -- function: with the arguments after `metadatas`, a caller could change workflows and schedules of others.
--- Called by: enqueue_workflow(), add_to_workflow(), enqueue_after(), start_run().
+-- Called by: enqueue_workflow(), add_to_workflow(), enqueue_after().
 CREATE FUNCTION taskd.insert_workflow(
     name text,
     kind text,
@@ -3795,9 +3794,7 @@ BEGIN
            (SELECT jsonb_object_agg(key, value) FROM jsonb_each(j.metadata) WHERE value IS DISTINCT FROM its.metadata -> key)
                AS metadata
     INTO parent
-    FROM taskd.job AS j
-    LEFT JOIN taskd.worker AS w ON w.id = j.worker_id
-    LEFT JOIN taskd.task AS its ON its.name = j.task
+    FROM taskd.job AS j LEFT JOIN taskd.worker AS w ON w.id = j.worker_id
     WHERE j.id = parent_id AND j.state = 'running';
     IF NOT (taskd.may_enqueue() OR coalesce(taskd.acts_as(parent.login), false))
        -- Such a dependency is counted when its parent is done, or here.
@@ -3821,7 +3818,7 @@ END
 $$;
 
 -- Enqueue the job of a stage of a run; return its id. `parent_id`: the job whose result it gets, or NULL.
--- Called by: begin_stage_after(), enqueue_next_stage(), start_at_stage(), restart_run(), insert_run().
+-- Called by: begin_stage_after(), enqueue_next_stage(), restart_run(), insert_run().
 CREATE FUNCTION taskd.insert_stage(
     workflow_id bigint, stage jsonb, args jsonb, parent_id bigint, metadata jsonb, schedule text, tick timestamptz,
     ends_by timestamptz DEFAULT NULL, due timestamptz DEFAULT now(), deadline timestamptz DEFAULT NULL
@@ -3850,7 +3847,9 @@ BEGIN
         INSERT INTO taskd.dependency (parent_id, job_id, workflow_id, on_failed, counted)
         VALUES (parent_id, new_id, workflow_id, 'cancel', true);
     END IF;
-    PERFORM taskd.notify_workers(stage ->> 'queue');
+    IF due < clock_timestamp() + interval '60 s' THEN
+        PERFORM taskd.notify_workers(stage ->> 'queue');
+    END IF;
     RETURN new_id;
 END
 $$;
@@ -3896,7 +3895,6 @@ AS $$
 DECLARE
     stages jsonb := (SELECT t.stages FROM taskd.task AS t WHERE t.name = pipeline AND t.kind = 'pipeline');
     place integer := taskd.stage_place(stages, stage);
-    run_id bigint;
     fault text;
 BEGIN
     IF EXISTS (SELECT FROM taskd.task AS t WHERE t.name = pipeline AND t.unique_rule IS NOT NULL AND stages IS NOT NULL) THEN
@@ -3916,8 +3914,7 @@ BEGIN
     IF fault IS NOT NULL THEN
         RAISE EXCEPTION '%', fault USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    INSERT INTO taskd.workflow AS w (name, kind, stages) VALUES (pipeline, 'pipeline', stages) RETURNING w.id INTO run_id;
-    RETURN taskd.insert_stage(run_id, stages -> (place - 1), args, NULL, metadata, NULL, NULL);
+    RETURN (taskd.insert_run(jsonb_build_object('pipeline', pipeline, 'args', args, 'metadata', metadata), place)).job_id;
 END
 $$;
 
@@ -4061,61 +4058,40 @@ BEGIN
 END
 $$;
 
--- Start a run of a published pipeline, and return the id of the job of its first stage. The options replace those of the first
--- stage. The caller has checked the arguments.
--- Called by: enqueue_one(), make_scheduled_jobs().
-CREATE FUNCTION taskd.start_run(
-    pipeline text, args jsonb, queue text, priority integer, run_at timestamptz, max_attempts integer, timeout_s double precision,
-    deadline timestamptz, metadata jsonb, schedule text DEFAULT NULL, tick timestamptz DEFAULT NULL, ends_by timestamptz DEFAULT NULL
-) RETURNS bigint
+-- Insert a run of a pipeline and the job of its first stage, or of the stage `place`. `spec`: its pipeline, the arguments of the
+-- stage, and optionally the stages (those of the published pipeline by default), a key, a version, run_at, deadline, ends_by,
+-- metadata, schedule, tick, and options that replace those of the stage. `crashes` and `isolated`: of the older run that this one
+-- replaces; see enqueue_follower(). `needs_room`: raise an error if the queue is full. The caller has checked the arguments.
+-- Called by: enqueue_one(), enqueue_follower(), start_at_stage(), start_keyed_run(), make_scheduled_jobs().
+CREATE FUNCTION taskd.insert_run(
+    spec jsonb, place integer DEFAULT 1, crashes integer DEFAULT 0, isolated boolean DEFAULT false, needs_room boolean DEFAULT true,
+    OUT run_id bigint, OUT job_id bigint
+)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_variable
 DECLARE
-    stages jsonb := (SELECT t.stages FROM taskd.task AS t WHERE t.name = pipeline);
-    first jsonb := stages -> 0;
-    job_id bigint := (taskd.insert_workflow(
-        pipeline, 'pipeline', stages, ARRAY[first ->> 'task'], ARRAY[coalesce(queue, first ->> 'queue')], ARRAY[args::text],
-        ARRAY[coalesce(priority, (first ->> 'priority')::integer, 100)], ARRAY[run_at],
-        ARRAY[NULL::double precision],
-        ARRAY[coalesce(max_attempts, (first ->> 'max_attempts')::integer)]::smallint[],
-        ARRAY[coalesce(timeout_s, (first ->> 'timeout_s')::double precision)], ARRAY[deadline], ARRAY[NULL::double precision],
-        ARRAY[(first ->> 'args_version')::smallint], ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[first ->> 'name'],
-        '{}', '{}', '{}', '{}', metadatas => ARRAY[(
-            SELECT coalesce(t.metadata || metadata, t.metadata, metadata)::text
-            FROM (SELECT) AS once LEFT JOIN taskd.task AS t ON t.name = first ->> 'task'
-        )], schedule => schedule, tick => tick
-    ))[2];
-BEGIN
-    IF ends_by IS NOT NULL THEN
-        UPDATE taskd.job AS j SET ends_by = ends_by WHERE j.id = job_id;
-    END IF;
-    RETURN job_id;
-END
-$$;
-
--- Insert a run of a pipeline and the job of its first stage. `spec`: its pipeline, stages, args, run_at, and optionally its key,
--- version, deadline, metadata, and what replaces the options of the first stage.
--- Called by: enqueue_follower(), start_keyed_run().
-CREATE FUNCTION taskd.insert_run(spec jsonb, OUT run_id bigint, OUT job_id bigint)
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $$
-#variable_conflict use_variable
-DECLARE
-    options jsonb := jsonb_strip_nulls(jsonb_build_object(
+    stages jsonb := coalesce(spec -> 'stages', (SELECT t.stages FROM taskd.task AS t WHERE t.name = spec ->> 'pipeline'));
+    stage jsonb := (stages -> (place - 1)) || jsonb_strip_nulls(jsonb_build_object(
         'queue', spec -> 'queue', 'max_attempts', spec -> 'max_attempts', 'timeout_s', spec -> 'timeout_s',
         'priority', spec -> 'priority'
     ));
+    due timestamptz := coalesce((spec ->> 'run_at')::timestamptz, now());
 BEGIN
+    PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
+    FROM taskd.queue AS q
+    WHERE q.name = stage ->> 'queue' AND q.max_depth IS NOT NULL AND due <= now() AND needs_room;
     INSERT INTO taskd.workflow AS w (name, kind, stages, unique_key, version)
-    VALUES (spec ->> 'pipeline', 'pipeline', spec -> 'stages', spec ->> 'key', (spec ->> 'version')::bigint)
+    VALUES (spec ->> 'pipeline', 'pipeline', stages, spec ->> 'key', (spec ->> 'version')::bigint)
     RETURNING w.id INTO run_id;
     job_id := taskd.insert_stage(
-        run_id, (spec #> '{stages,0}') || options, spec -> 'args', NULL, nullif(spec -> 'metadata', 'null'), NULL, NULL,
-        due => greatest((spec ->> 'run_at')::timestamptz, now()), deadline => (spec ->> 'deadline')::timestamptz
+        run_id, stage, spec -> 'args', NULL, nullif(spec -> 'metadata', 'null'), spec ->> 'schedule', (spec ->> 'tick')::timestamptz,
+        (spec ->> 'ends_by')::timestamptz, due, (spec ->> 'deadline')::timestamptz
     );
+    IF crashes > 0 THEN
+        UPDATE taskd.job AS j SET state = 'scheduled', crashes = 1, isolated = isolated WHERE j.id = job_id;
+    END IF;
 END
 $$;
 
@@ -4125,8 +4101,8 @@ $$;
 -- A run is live from its start until its last stage has ended. Without a version, a second run is skipped, unless on_conflict is
 -- `latest`: then it counts as newer. With a version, a run that is not newer than the last one of its key is ignored. A newer
 -- run replaces a live one whose job waits; if the job runs, the newer run follows when the attempt has ended, whatever its
--- outcome, and no further stage of the older run begins. The row of the key is locked after the job, and decides which of two
--- runs is the first.
+-- outcome, and no further stage of the older run begins. newer_starts applies as for jobs, and the newer run of a suspect is a
+-- suspect, too. The row of the key is locked after the job, and decides which of two runs is the first.
 -- Called by: enqueue_unique(), start_keyed_run.
 CREATE FUNCTION taskd.start_keyed_run(
     pipeline text, stages jsonb, args jsonb, queue text, priority integer, run_at timestamptz, max_attempts integer,
@@ -4149,7 +4125,9 @@ DECLARE
     kept_until timestamptz := now() + CASE WHEN version IS NULL THEN interval '0' ELSE interval '30 days' END;
     wins boolean := version IS NOT NULL OR on_conflict = 'latest';
     holder record;
+    old taskd.job;
     known_version bigint;
+    retry_at timestamptz;
 BEGIN
     IF coalesce(on_conflict, '') NOT IN ('skip', 'raise', 'latest') THEN
         RAISE EXCEPTION 'on_conflict of a run of the pipeline "%" is skip, raise or latest; with a version, the newer run wins', pipeline
@@ -4170,7 +4148,7 @@ BEGIN
                 outcome := CASE WHEN NOT wins THEN 'skipped' ELSE 'ignored' END;
                 RETURN;
             END IF;
-            PERFORM FROM taskd.job AS j WHERE j.id = holder.job_id FOR UPDATE;
+            SELECT * INTO old FROM taskd.job AS j WHERE j.id = holder.job_id FOR UPDATE;
             SELECT * INTO holder FROM taskd.live_run(pipeline, unique_key);
             CONTINUE WHEN (holder.job_id, holder.newest) IS DISTINCT FROM (job_id, known_version);
             INSERT INTO taskd.job_key AS k (task, unique_key, job_id, version, until, follower)
@@ -4182,9 +4160,19 @@ BEGIN
                 outcome := 'follows';
                 RETURN;
             END IF;
-            SELECT r.run_id, r.job_id INTO run_id, job_id FROM taskd.insert_run(spec) AS r;
-            PERFORM taskd.cancel(ARRAY[holder.job_id], taskd.superseded_by(job_id, version));
-            UPDATE taskd.job_key AS k SET job_id = job_id WHERE k.task = pipeline AND k.unique_key = unique_key;
+            IF newer_starts = 'after_delay' THEN
+                retry_at := CASE WHEN old.attempt + old.crashes > 0 THEN old.run_at
+                                 ELSE (SELECT k.retry_at FROM taskd.job_key AS k
+                                       WHERE k.task = pipeline AND k.unique_key = unique_key AND k.job_id = old.id) END;
+            END IF;
+            SELECT r.run_id, r.job_id INTO run_id, job_id
+            FROM taskd.insert_run(
+                spec || jsonb_build_object('run_at', greatest((spec ->> 'run_at')::timestamptz, retry_at)),
+                crashes => old.crashes, isolated => old.isolated,
+                needs_room => old.state <> 'queued' OR old.queue <> coalesce(queue, stages #>> '{0,queue}')
+            ) AS r;
+            PERFORM taskd.cancel_live(ARRAY[old.id], taskd.superseded_by(job_id, version));
+            UPDATE taskd.job_key AS k SET job_id = job_id, retry_at = retry_at WHERE k.task = pipeline AND k.unique_key = unique_key;
             outcome := 'replaced';
             RETURN;
         END IF;
@@ -4204,11 +4192,8 @@ BEGIN
             IF EXISTS (SELECT FROM taskd.live_run(pipeline, unique_key) AS r WHERE r.job_id IS NOT NULL) THEN
                 RAISE EXCEPTION 'another run has begun' USING ERRCODE = 'TD001';
             END IF;
-            PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
-            FROM taskd.queue AS q
-            WHERE q.name = coalesce(queue, stages #>> '{0,queue}') AND q.max_depth IS NOT NULL AND coalesce(run_at, now()) <= now();
             SELECT r.run_id, r.job_id INTO run_id, job_id FROM taskd.insert_run(spec) AS r;
-            UPDATE taskd.job_key AS k SET job_id = job_id WHERE k.task = pipeline AND k.unique_key = unique_key;
+            UPDATE taskd.job_key AS k SET job_id = job_id, retry_at = NULL WHERE k.task = pipeline AND k.unique_key = unique_key;
             outcome := 'enqueued';
             RETURN;
         EXCEPTION WHEN SQLSTATE 'TD001' THEN
@@ -4857,10 +4842,11 @@ BEGIN
         WHERE rule IS NOT NULL
         ORDER BY n
     ), started AS (
-        SELECT taskd.start_run(
-                   def.task, args, def.queue, def.priority, due, def.max_attempts, def.timeout_s, deadline, metadata, schedule, tick,
-                   ends_by
-               ) AS id
+        SELECT (taskd.insert_run(jsonb_build_object(
+                   'pipeline', def.task, 'args', args, 'queue', def.queue, 'priority', def.priority, 'run_at', due,
+                   'max_attempts', def.max_attempts, 'timeout_s', def.timeout_s, 'deadline', deadline, 'metadata', metadata,
+                   'schedule', schedule, 'tick', tick, 'ends_by', ends_by
+               ))).job_id AS id
         FROM wanted
         WHERE is_pipeline AND rule IS NULL
     ), made AS (
@@ -5131,7 +5117,11 @@ DECLARE
     after bigint[] := '{}';
     tick timestamptz := now();              -- a later time would not be due yet
 BEGIN
-    SELECT s.query, s.query_user, s.overlap, s.task,
+    SELECT s.query, s.query_user, s.overlap,
+           NOT s.no_key AND s.unique_rule IS NOT NULL OR EXISTS (
+               SELECT FROM taskd.task AS t
+               WHERE t.name = s.task AND (t.kind = 'pipeline' OR NOT s.no_key AND t.unique_rule IS NOT NULL)
+           ),
            CASE WHEN s.timezone = 'per row' THEN ARRAY(SELECT z.name FROM pg_timezone_names AS z) END
     INTO query, query_user, overlap, cannot_wait, zones FROM taskd.schedule AS s WHERE s.name = schedule FOR UPDATE;
     IF NOT FOUND THEN
@@ -5381,7 +5371,7 @@ $$;
 -- be locked: for these, the function inserts an opening instead. Above READ COMMITTED, where there is no new snapshot after the
 -- lock, all limits count as not locked. An opening is also inserted if the next job of a limit stays locked, or a trigger of the
 -- user refuses it: the outcome of the job that has ended must not wait for another job.
--- Called by: cancel(), free_places(), ack_done, ack_outcomes, expire_jobs, rescue_jobs.
+-- Called by: cancel_live(), free_places(), ack_done, ack_outcomes, expire_jobs, rescue_jobs.
 CREATE FUNCTION taskd.free_slots(limit_names text[], limit_keys text[]) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp

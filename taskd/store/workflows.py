@@ -229,8 +229,10 @@ async def start_at_stage(
 
     Raises:
         ValueRefused: there is no such pipeline or stage, or the arguments do not fit the stage.
+        QueueFull: the queue has no room for the job; nothing was written.
     """
-    row = (await on.fetch("start_at_stage", pipeline, stage, args, metadata))[0]
+    with refusals():
+        [row] = await on.fetch("start_at_stage", pipeline, stage, args, metadata)
     return Enqueued.at(row[0], row[1])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from taskd import Client, Unique
 from taskd.core.jobs.backoff import Fixed
-from taskd.errors import InvalidWorkflow, KeyHeld
+from taskd.errors import InvalidWorkflow, KeyHeld, QueueFull
 from taskd.schedules import every, schedule
 from taskd.store import workflows
 from taskd.store.jobs import jobs
@@ -174,7 +175,9 @@ async def test_a_waiting_run_is_replaced_by_a_newer_version(desk: Desk) -> None:
     assert (new.outcome, new.id > old.id) == ("replaced", True)
     docs.go.set()
     await desk.start()
-    assert [row[1] for row in await ran(desk, old.id)] == ["cancelled"]
+    [row] = await ran(desk, old.id)
+    assert (row[1], row[3]) == ("cancelled", f"superseded by version 2 (job {new.jobs['read']})")
+    assert await desk.sql.fetchval("SELECT count(*) FROM taskd.action") == 0, "not by hand"
     await ran(desk, new.id)
     assert docs.begun == [("read", "a", 2), ("write", "a", 2)]
 
@@ -193,6 +196,51 @@ async def test_the_version_of_a_run_can_be_a_time(desk: Desk) -> None:
     assert [each.outcome for each in starts] == ["enqueued", "replaced", "ignored"]
 
 
+async def test_a_newer_run_keeps_the_delay_of_the_retry_if_its_key_says_so(desk: Desk) -> None:
+    docs = Docs(desk, replace(VERSIONED, newer_starts="after_delay"))
+    docs.fails = True
+    in_s = "SELECT date_part('epoch', run_at - now()) FROM taskd.job WHERE state = 'scheduled'"
+    await desk.start()
+    await docs.line.start("a", 1, conn=desk.sql)
+    await until(lambda: docs.begun)
+    await docs.line.start("a", 2, conn=desk.sql)
+    docs.go.set()
+    await until(lambda: desk.sql.fetchval(in_s))
+    # Each newer run keeps it: frequent starts do not remove the delay.
+    for rev in (3, 4):
+        assert (await docs.line.start("a", rev, conn=desk.sql)).outcome == "replaced"
+        assert 3000 < await desk.sql.fetchval(in_s) <= 3600
+    await desk.sql.execute("UPDATE taskd.job SET attempt = 1, run_at = now() + interval '500 s'")
+    assert (await docs.line.start("a", 5, conn=desk.sql)).outcome == "replaced"
+    assert 400 < await desk.sql.fetchval(in_s) <= 500
+    assert docs.begun == [("read", "a", 1)]
+
+
+async def test_the_newer_run_of_a_suspect_is_a_suspect(desk: Desk) -> None:
+    docs = Docs(desk, VERSIONED)
+    await docs.line.start("a", 1, conn=desk.sql)
+    await desk.sql.execute("UPDATE taskd.job SET state = 'scheduled', crashes = 3, isolated = true")
+    await docs.line.start("a", 2, conn=desk.sql)
+    row = await desk.sql.fetchrow("SELECT state::text, crashes, isolated FROM taskd.job")
+    assert tuple(row) == ("scheduled", 1, True)
+
+
+async def test_a_full_queue_refuses_a_run_unless_it_takes_the_place_of_one(desk: Desk) -> None:
+    docs = Docs(desk, VERSIONED)
+    await desk.sql.execute("INSERT INTO taskd.queue (name, max_depth) VALUES ('default', 1)")
+    await docs.line.start("a", 1, conn=desk.sql)
+    with pytest.raises(QueueFull):
+        await docs.line.start("b", 1, conn=desk.sql)
+    assert (await docs.line.start("a", 2, conn=desk.sql)).outcome == "replaced"
+    await desk.sql.execute(
+        "UPDATE taskd.job SET state = 'scheduled', run_at = now() + interval '1 h'"
+    )
+    await desk.sql.execute("INSERT INTO taskd.job (queue, task) VALUES ('default', 'other')")
+    with pytest.raises(QueueFull):
+        await docs.line.start("a", 3, conn=desk.sql)
+    assert await desk.sql.fetchval("SELECT count(*) FROM taskd.workflow") == 2
+
+
 async def test_an_ended_run_does_not_return_beside_another_of_its_key(desk: Desk) -> None:
     docs = Docs(desk, Unique(by=("doc",), on_conflict="raise"))
     first = await docs.line.start("a", conn=desk.sql)
@@ -202,7 +250,7 @@ async def test_an_ended_run_does_not_return_beside_another_of_its_key(desk: Desk
     with pytest.raises(KeyHeld):
         await docs.line.start("a", conn=desk.sql)
     assert await jobs.retry(desk.lane, [job]) == []
-    done = await workflows.restart(desk.lane, [first.id], "read", None)
+    done = await workflows.restart(desk.lane, [first.id], "read", None, "")
     assert f"run {second.id} has the same unique key" in str(done[first.id].refusal)
     await jobs.cancel(desk.lane, list(second.jobs.values()), "no")
     assert await jobs.retry(desk.lane, [job, *second.jobs.values()]) == [*second.jobs.values()]
