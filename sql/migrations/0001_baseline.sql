@@ -3790,9 +3790,7 @@ BEGIN
     IF step IS NULL THEN
         RETURN NULL;
     END IF;
-    SELECT j.workflow_id, j.schedule, j.tick, j.ends_by, j.follower, w.login,
-           (SELECT jsonb_object_agg(key, value) FROM jsonb_each(j.metadata) WHERE value IS DISTINCT FROM its.metadata -> key)
-               AS metadata
+    SELECT j.workflow_id, j.schedule, j.tick, j.ends_by, j.follower, w.login, taskd.own_metadata(j.task, j.metadata) AS metadata
     INTO parent
     FROM taskd.job AS j LEFT JOIN taskd.worker AS w ON w.id = j.worker_id
     WHERE j.id = parent_id AND j.state = 'running';
@@ -3815,6 +3813,19 @@ BEGIN
         parent.workflow_id, stage, step -> 'args', parent_id, parent.metadata, parent.schedule, parent.tick, parent.ends_by
     );
 END
+$$;
+
+-- Return the metadata of a job without the defaults of its task; NULL if there is none. The next stage of a run gets this
+-- metadata, and the defaults of its own task.
+-- Called by: enqueue_next_stage(), restart_run(), complete().
+CREATE FUNCTION taskd.own_metadata(task text, metadata jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT jsonb_object_agg(m.key, m.value)
+    FROM jsonb_each(own_metadata.metadata) AS m
+    LEFT JOIN taskd.task AS t ON t.name = own_metadata.task
+    WHERE m.value IS DISTINCT FROM t.metadata -> m.key
 $$;
 
 -- Enqueue the job of a stage of a run; return its id. `parent_id`: the job whose result it gets, or NULL.
@@ -3953,7 +3964,7 @@ BEGIN
         detail := format('it has no stage "%s"; its stages are %s', stage, taskd.stage_names(run.stages));
         RETURN;
     END IF;
-    SELECT j.id, j.node, j.state, j.metadata, j.schedule, j.tick INTO last
+    SELECT j.id, j.node, j.state, taskd.own_metadata(j.task, j.metadata) AS metadata, j.schedule, j.tick, j.ends_by INTO last
     FROM taskd.jobs AS j
     WHERE j.workflow_id = run_id AND taskd.stage_place(run.stages, j.node) IS NOT NULL
     ORDER BY j.id DESC
@@ -4017,7 +4028,7 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    job_id := taskd.insert_stage(run_id, target, args, parent.id, last.metadata, last.schedule, last.tick);
+    job_id := taskd.insert_stage(run_id, target, args, parent.id, last.metadata, last.schedule, last.tick, last.ends_by);
     UPDATE taskd.workflow AS w SET stopped_at = NULL WHERE w.id = run_id AND w.stopped_at IS NOT NULL;
     outcome := 'started';
 END
@@ -6728,11 +6739,14 @@ BEGIN
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL
       AND w.id = ANY (ARRAY(SELECT h.workflow_id FROM taskd.job_history AS h WHERE h.id = ANY (past)));
-    PERFORM taskd.begin_stage_after(f.id, f.workflow_id, f.node, f.metadata, f.schedule, f.tick, f.ends_by, complete.result)
+    PERFORM taskd.begin_stage_after(
+        f.id, f.workflow_id, f.node, taskd.own_metadata(f.task, f.metadata), f.schedule, f.tick, f.ends_by, complete.result
+    )
     FROM (
-        SELECT j.id, j.workflow_id, j.node, j.metadata, j.schedule, j.tick, j.ends_by FROM taskd.job AS j WHERE j.id = ANY (ids)
+        SELECT j.id, j.workflow_id, j.node, j.task, j.metadata, j.schedule, j.tick, j.ends_by FROM taskd.job AS j WHERE j.id = ANY (ids)
         UNION ALL
-        SELECT h.id, h.workflow_id, h.node, h.metadata, h.schedule, h.tick, h.ends_by FROM taskd.job_history AS h WHERE h.id = ANY (past)
+        SELECT h.id, h.workflow_id, h.node, h.task, h.metadata, h.schedule, h.tick, h.ends_by
+        FROM taskd.job_history AS h WHERE h.id = ANY (past)
         ORDER BY 1
     ) AS f
     WHERE f.workflow_id IS NOT NULL;

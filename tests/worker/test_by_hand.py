@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
 
-import asyncpg
 import pytest
 
 from taskd.store import workers
@@ -34,37 +32,6 @@ async def test_the_handler_of_a_job_that_is_completed_by_hand_is_cancelled(desk:
     await desk.emitted.wait("job.ended_by_hand", job_id=job_id, fence=1)
     row = await desk.row(job_id)
     assert (row["state"], row["result"]) == ("done", '"by hand"')
-
-
-async def test_a_handler_that_has_completed_its_job_is_looked_up_once(
-    desk: Desk, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up: list[list[int]] = []
-    check_acks = jobs.check_acks
-
-    async def recorded(on: Any, worker_id: int, ids: list[int], fences: list[int]) -> Any:
-        looked_up.append(ids)
-        return await check_acks(on, worker_id, ids, fences)
-
-    monkeypatch.setattr(jobs, "check_acks", recorded)
-    go = asyncio.Event()
-
-    @desk.task()
-    async def completes(ctx: Any) -> None:
-        conn = await asyncpg.connect(dsn)
-        await ctx.complete(conn)
-        await conn.close()
-        await go.wait()
-
-    reconciler = (await desk.start()).worker.parts.reconciler
-    reconciler.every_s = 0.05
-    [job_id] = await desk.enqueue(completes.job())
-    await until(lambda: looked_up)
-    for _ in range(3):
-        await reconciler.tick()
-    assert looked_up == [[job_id]]
-    go.set()
-    await desk.emitted.wait("job.done", job_id=job_id)
 
 
 async def test_an_outcome_that_comes_after_a_completion_by_hand_is_not_written(

@@ -9,7 +9,7 @@ from taskd import NewJob
 from taskd.handlers import Item
 from taskd.worker.running.shared_slots import SharedSlots
 from taskd.worker.services.service import Wakeup
-from tests.worker.conftest import Desk, until
+from tests.worker.conftest import Desk
 
 SUSPECT = "UPDATE taskd.job SET crashes = 1, state = 'scheduled', run_at = now() WHERE id = $1"
 
@@ -131,37 +131,6 @@ def test_a_service_that_no_longer_asks_leaves_the_line() -> None:
     gone, other = Wakeup(), Wakeup()
     slots._line[gone] = -1.0
     assert slots.reserve(other, 1) == 1
-
-
-def test_a_service_that_leaves_the_line_wakes_the_next_one() -> None:
-    slots, used = SharedSlots(1), [1]
-    slots.add(lambda: used[0])
-    gone, next_one = Wakeup(), Wakeup()
-    assert (slots.reserve(gone, 1), slots.reserve(next_one, 1)) == (0, 0)
-    used[0] = 0
-    assert slots.reserve(next_one, 1) == 0
-    slots.leave(gone)
-    assert next_one.is_set()
-    assert slots.reserve(next_one, 1) == 1
-
-
-async def test_a_queue_that_is_no_longer_served_leaves_the_line(desk: Desk) -> None:
-    release = asyncio.Event()
-
-    @desk.task()
-    async def waits() -> None:
-        await release.wait()
-
-    await desk.enqueue(NewJob("waits", queue="one"))
-    worker = (await desk.start(queues=("one", "two"), max_running=1)).worker
-    await desk.emitted.wait("job.started")
-    consumer = worker.parts.consumers["two"]
-    slots = worker.parts.shared.slots
-    await until(lambda: consumer.runner.freed in slots._line)
-    worker.parts.stop_queue("two")
-    await until(lambda: consumer.ended)
-    assert consumer.runner.freed not in slots._line
-    release.set()
 
 
 def test_without_a_bound_nothing_is_counted() -> None:

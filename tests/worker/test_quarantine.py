@@ -6,14 +6,12 @@ import asyncio
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from taskd.store.jobs import jobs
 from taskd.worker.claiming import quarantine
-from tests.schema import fetches
 from tests.worker.conftest import Desk, until
 
 SUSPECTS = """
@@ -162,65 +160,6 @@ async def test_a_suspect_that_was_near_three_crashes_starts_after_others_like_it
     release.set()
     await desk.settled(*ids)
     assert groups == [[1], [2]]
-
-
-async def test_suspects_run_although_their_queue_is_removed_during_the_claim(
-    desk: Desk, groups: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @desk.task()
-    async def quick() -> None: ...
-
-    parts = (await desk.start(queues=("a", "b"), poll_s=3600.0)).worker.parts
-    parts.quarantine.quiet = True
-    await until(lambda: not parts.quarantine.claiming)
-    claim = jobs.claim_suspects
-    removed = False
-
-    async def removing(*args: Any, **options: Any) -> Any:
-        nonlocal removed
-        if not removed:
-            removed = True
-            parts.stop_queue("b")
-        return await claim(*args, **options)
-
-    monkeypatch.setattr(jobs, "claim_suspects", removing)
-    async with desk.sql.transaction():
-        job = replace(quick.job(), queue="b")
-        [job_id] = await jobs.enqueue(fetches(desk.sql), [job])
-        await desk.sql.execute(SUSPECTS)
-        await desk.sql.execute("UPDATE taskd.job SET isolated = true")
-    parts.quarantine.quiet = False
-    parts.quarantine.wakeup.set()
-    [row] = await desk.settled(job_id)
-    assert (row["state"], row["fence"], groups) == ("done", 1, [[job_id]])
-
-
-async def test_a_claim_of_suspects_leaves_shared_slots_to_other_queues(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain_ran = asyncio.Event()
-
-    @desk.task()
-    async def quick() -> None: ...
-
-    @desk.task()
-    async def plain() -> None:
-        plain_ran.set()
-
-    claim = jobs.claim_suspects
-    claiming = asyncio.Event()
-
-    async def slow(*args: Any, **options: Any) -> Any:
-        claiming.set()
-        await plain_ran.wait()
-        return await claim(*args, **options)
-
-    [suspect] = await desk.enqueue(quick.job())
-    await desk.sql.execute(SUSPECTS)
-    monkeypatch.setattr(jobs, "claim_suspects", slow)
-    await desk.start(max_running=2)
-    await claiming.wait()
-    await desk.settled(suspect, *await desk.enqueue(plain.job()))
 
 
 async def test_a_killer_runs_three_times_and_what_ran_beside_it_is_done(

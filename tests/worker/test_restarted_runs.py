@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskd import Client, acting_as
-from taskd.errors import InvalidJob, InvalidWorkflow
+from taskd.errors import InvalidJob, InvalidWorkflow, QueueFull
 from taskd.store import workflows
 from taskd.store.jobs import jobs
 from taskd.workflows import Pipeline, pipeline, stage
@@ -91,6 +91,41 @@ async def test_a_run_starts_at_a_named_stage(desk: Desk, line: Line) -> None:
         ):
             with pytest.raises(InvalidJob, match=why):
                 await client.start_at_stage("line", stage_, args)
+
+
+async def test_a_full_queue_refuses_a_run_that_starts_at_a_stage(desk: Desk, line: Line) -> None:
+    worker = await desk.start()
+    await worker.stop()
+    await desk.sql.execute("UPDATE taskd.queue SET max_depth = 1 WHERE name = 'default'")
+    async with Client(desk.dsn) as client:
+        await client.start_at_stage("line", "b", {"n": 5})
+        with pytest.raises(QueueFull, match='"default"'):
+            await client.start_at_stage("line", "b", {"n": 5})
+    assert await desk.sql.fetchval("SELECT count(*) FROM taskd.workflow") == 1
+
+
+async def test_a_restarted_run_keeps_its_end_and_metadata_without_the_defaults_of_a_task(
+    desk: Desk,
+) -> None:
+    @desk.task(metadata={"team": "first"})
+    async def first() -> None: ...
+
+    @desk.task(metadata={"b": 2}, max_attempts=1)
+    async def second() -> None: ...
+
+    flow = pipeline("flow", stage("one", first), stage("two", second), registry=desk.registry)
+    run = await flow.start(conn=desk.sql)
+    await desk.sql.execute(
+        'UPDATE taskd.job SET metadata = \'{"team": "first", "run": 5}\', ends_by = now()'
+    )
+    worker = await desk.start()
+    await ran(desk, run.id)
+    await worker.stop()
+    done = await workflows.restart(desk.lane, [run.id], "one", None, "")
+    of = "SELECT metadata, ends_by IS NOT NULL FROM taskd.job"
+    assert tuple(await desk.sql.fetchrow(of)) == ('{"run": 5, "team": "first"}', True)
+    await desk.sql.execute("SELECT taskd.complete(ARRAY[$1::bigint])", done[run.id].job_id)
+    assert tuple(await desk.sql.fetchrow(of)) == ('{"b": 2, "run": 5}', True)
 
 
 async def test_a_failed_run_continues_where_it_ended(desk: Desk, line: Line) -> None:

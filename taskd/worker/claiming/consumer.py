@@ -125,16 +125,8 @@ class Consumer:
 
     async def run(self) -> None:
         """Claim jobs until stopped, and wait while there are no jobs or no free slots."""
-        self.busy_mark.slept()
-        try:
-            await self._claim_until_stopped()
-        finally:
-            self._shared.slots.leave(self.runner.freed)
-        await self.busy_mark.end()
-        self.ended = True
-
-    async def _claim_until_stopped(self) -> None:
         self._poll_s, empty_claims, full, notified = POLL_UNSURE_S, 0, False, False
+        self.busy_mark.slept()
         while not self._stopping:
             self._shared.slots.settle(self.runner.freed)
             self.turned_at = time.monotonic()
@@ -166,6 +158,9 @@ class Consumer:
             if notified:
                 self._poll_s = POLL_UNSURE_S
                 await self._pause_after(empty_claims)
+        self._shared.slots.settle(self.runner.freed)
+        await self.busy_mark.end()
+        self.ended = True
 
     def stop(self) -> None:
         """Stop claiming. run() still waits for the claim in flight."""
@@ -192,23 +187,20 @@ class Consumer:
 
     async def _next_batch(self) -> int:
         """Return how many jobs to claim; 0 or less, after a short wait, if none can be claimed."""
-        slots, me = self._shared.slots, self.runner.freed
         if self.quiet or not self._shared.lease.trusted:
-            slots.leave(me)
             await self.wakeup.wait(0.2)
             self.wakeup.clear()
             return 0
         if not self._acker.has_room():
-            slots.leave(me)
             await self._acker.room(0.2)
             return 0
         self.runner.freed.clear()
         batch = self._claim_size()
         if batch > 0:
             each = self.runner.jobs_per_slot
-            batch = min(batch, each * slots.reserve(me, -(-batch // each)))
-        else:
-            slots.leave(me)
+            batch = min(
+                batch, each * self._shared.slots.reserve(self.runner.freed, -(-batch // each))
+            )
         if batch <= 0:
             await self.runner.freed.wait(PREFETCH_S)
         return batch

@@ -129,40 +129,32 @@ class Quarantine(Loop):
         if wait_s > 0:
             return wait_s
         if self.quiet or not self._lease.trusted:
-            self._slots.leave(self.wakeup)
             return NOT_NOW_S
-        shared = self._slots.reserve(self.wakeup, self._width)
+        slots = {queue: each.suspect_slots for queue, each in self.runners.items()}
+        shared = self._slots.reserve(self.wakeup, GROUP_MAX)
         if not shared:
             return NOT_NOW_S
-        # A copy, because the worker can stop serving a queue while a claim is in flight.
-        runners = dict(self.runners)
+        slots = {queue: min(free, shared) for queue, free in slots.items() if free > 0}
         self.claiming = True
         try:
-            return await self._start_next(runners, shared, age_s)
+            return await self._start_next(slots, min(self._width, shared), age_s)
         finally:
             self.claiming = False
             self._slots.settle(self.wakeup)
 
-    async def _start_next(
-        self, runners: Mapping[str, Runner], width: int, age_s: float
-    ) -> float | None:
+    async def _start_next(self, slots: Mapping[str, int], width: int, age_s: float) -> float | None:
         """Claim the next group; return the delay until the next try.
 
         Args:
-            runners: the runner of each queue.
+            slots: the number of suspects that each queue can start.
             width: the largest size of a group that is not isolated.
             age_s: seconds since the start of the newest member of the last group.
         """
         now = time.monotonic()
-        slots = {
-            queue: min(each.suspect_slots, width)
-            for queue, each in runners.items()
-            if each.suspect_slots > 0
-        }
         # The row of the worker names a single suspect as the last group until another group starts,
         # or the suspect has ended or has run for PROVEN_S.
         over = self._group_size > 1 or age_s >= PROVEN_S
-        if slots and await self._start(runners, slots, width, isolated=False, clear=over):
+        if slots and await self._start(slots, width, isolated=False, clear=over):
             self._settling += self._group
             self._width = min(2 * self._width, GROUP_MAX)
             return OUTLIVED_S
@@ -170,27 +162,20 @@ class Quarantine(Loop):
         wait_s = max((each.settled_at - now for each in self._settling), default=0.0)
         if wait_s > 0:
             return min(wait_s, NO_SLOT_S)
-        if slots and await self._start(runners, slots, 1, isolated=True, clear=over):
+        if slots and await self._start(slots, 1, isolated=True, clear=over):
             self._settling += [each for each in self._group if each.unproven]
             return OUTLIVED_S
         self._width = 1
-        if len(slots) < len(runners):
+        if len(slots) < len(self.runners):
             return NO_SLOT_S
         return PROVEN_S - age_s if self._group and not over else None
 
     async def _start(
-        self,
-        runners: Mapping[str, Runner],
-        slots: Mapping[str, int],
-        batch: int,
-        *,
-        isolated: bool,
-        clear: bool,
+        self, slots: Mapping[str, int], batch: int, *, isolated: bool, clear: bool
     ) -> bool:
         """Claim and start a group.
 
         Args:
-            runners: the runner of each queue.
             slots: the number of suspects that each queue can start.
             batch: the largest size of the group.
             isolated: claim isolated suspects, or only others.
@@ -201,6 +186,7 @@ class Quarantine(Loop):
             Whether a suspect was claimed.
         """
         claimed: list[Job] = []
+        runners = dict(self.runners)
         still_run = [
             job_id for runner in runners.values() for job_id in runner.attempts.still_run()
         ]
@@ -224,15 +210,9 @@ class Quarantine(Loop):
 
         try:
             await self._refused.run(claim)
-            self._begin(runners, claimed)
         except BaseException:
             self._on_claim_lost()
             raise
-        if claimed or clear:
-            self._group_size = len(claimed)
-        return bool(claimed)
-
-    def _begin(self, runners: Mapping[str, Runner], claimed: Sequence[Job]) -> None:
         by_queue: dict[str, list[Job]] = {}
         for job in claimed:
             by_queue.setdefault(job.queue, []).append(job)
@@ -242,6 +222,9 @@ class Quarantine(Loop):
             runner.add_suspects(self._not_paused(runner, group))
         if claimed:
             self._group = [Member(runners[job.queue], job, started_at) for job in claimed]
+        if claimed or clear:
+            self._group_size = len(claimed)
+        return bool(claimed)
 
     def _not_paused(self, runner: Runner, group: Sequence[Job]) -> list[Job]:
         """Release jobs whose task was paused after the claim was sent; return the others."""

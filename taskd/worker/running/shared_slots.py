@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from taskd.worker.services.service import Wakeup
 
-# A service that waits asks again at least this often; otherwise it has been cancelled.
+# A service that waits asks again at least this often; otherwise it has stopped, or must not claim.
 ASKS_WITHIN_S = 0.5
 
 
@@ -45,7 +45,7 @@ class SharedSlots:
         """Reserve up to `wanted` slots until settle() is called; return how many, or 0.
 
         With 0, the claimant is in line. It must ask again when it is woken, and at least every
-        ASKS_WITHIN_S seconds, or leave().
+        ASKS_WITHIN_S seconds.
         """
         if self.most is None:
             return wanted
@@ -63,12 +63,6 @@ class SharedSlots:
     def settle(self, claimant: Wakeup) -> None:
         """End the reservation: the claim has ended, and the queue counts the claimed jobs."""
         if self._reserved.pop(claimant, 0):
-            self.freed()
-
-    def leave(self, claimant: Wakeup) -> None:
-        """End the reservation, and leave the line: the claimant does not claim at present."""
-        waited = self._line.pop(claimant, None) is not None
-        if self._reserved.pop(claimant, 0) or waited:
             self.freed()
 
     def freed(self) -> None:

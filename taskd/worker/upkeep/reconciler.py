@@ -51,8 +51,6 @@ class Reconciler(Loop):
         self._grace_s = statement_timeout_s + 5.0
         self._claim_lost_at: float | None = None
         self._checked_at = time.monotonic()
-        # The ids and fences of claims that have ended elsewhere, but not by hand.
-        self._ended: set[tuple[int, int]] = set()
 
     def claim_lost(self) -> None:
         """Record that the reply to a claim was lost: PostgreSQL may still commit the claim.
@@ -95,25 +93,17 @@ class Reconciler(Loop):
         its claim, or its handler has completed it. Then the attempt continues.
         """
         worker_id, unwritten = self._lease.worker_id, set(self._acker.unwritten())
-        # An attempt that has ended during the read needs no check.
-        here = {(job.id, job.fence) for runner in self._runners for job in runner.jobs()}
-        self._ended &= here
-        open_claims = here - self._ended
         gone = [
             (runner, job) for runner, job in before
             if job.id not in running and job.id not in unwritten and job.worker_id == worker_id
-            and (job.id, job.fence) in open_claims
         ]  # fmt: skip
         if not gone:
             return
         ids, fences = [job.id for _, job in gone], [job.fence for _, job in gone]
         statuses = await jobs.check_acks(self._claims[0], worker_id, ids, fences)
         for runner, job in gone:
-            status = statuses.get(job.id)
-            if status == "by hand":
+            if statuses.get(job.id) == "by hand":
                 runner.take_away(job)
-            elif status != "running":
-                self._ended.add((job.id, job.fence))
 
     async def _running_jobs(self, worker_id: int) -> list[RunningJob]:
         first, *others = self._claims
