@@ -2046,6 +2046,8 @@ DECLARE
     new_id bigint;
     holder record;
     superseded taskd.job;
+    kept_version bigint;
+    kept_follower jsonb;
     retry_at timestamptz;
     takes boolean;
     number bigint := CASE WHEN version IS NOT NULL THEN taskd.stored_version(version, checked) END;
@@ -2151,7 +2153,7 @@ BEGIN
         IF NOT FOUND AND new_id IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version, deadline, args_version, limit_name, limit_key, metadata, crashes, isolated, parked
+                version, follower, deadline, args_version, limit_name, limit_key, metadata, crashes, isolated, parked
             )
             SELECT target_queue, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
                    CASE WHEN superseded.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END, due,
@@ -2159,10 +2161,10 @@ BEGIN
                    (CASE key_scope WHEN 'waiting' THEN key_scope ELSE 'live' END)::taskd.key_scope,
                    enqueue_unique.unique_key,
                    -- Without a version, the key keeps its last one, so that older versions stay ignored.
-                   coalesce(vars.number, superseded.version, CASE WHEN on_conflict = 'latest' THEN (
+                   coalesce(vars.number, kept_version, CASE WHEN on_conflict = 'latest' THEN (
                        SELECT k.version FROM taskd.job_key AS k
                        WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key AND k.until > now()
-                   ) END),
+                   ) END), kept_follower,
                    ends_at, target_args_version, target_limit, target_limit_key, enqueue_unique.metadata,
                    CASE WHEN superseded.crashes > 0 THEN 1 ELSE 0 END, coalesce(superseded.isolated, false),
                    coalesce(superseded.parked AND on_conflict = 'replace_args', false)
@@ -2224,7 +2226,7 @@ BEGIN
         END IF;
         SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries, j.limit_name, j.limit_key,
                j.priority, j.max_attempts, j.timeout_s, j.deadline, j.metadata,
-               j.fence > 0 AND j.workflow_id IS NULL AS ends,
+               j.fence > 0 AND j.workflow_id IS NULL AS ends, j.version AS own_version, j.follower,
                greatest(j.version, (j.follower ->> 'version')::bigint) AS version
         INTO holder
         FROM taskd.job AS j
@@ -2285,6 +2287,10 @@ BEGIN
             PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
             FROM taskd.queue AS q WHERE q.name = target_queue AND q.max_depth IS NOT NULL;
         END IF;
+        -- An enqueue without a version removes neither the version nor the follower with a newer one, which a restarted holder has.
+        -- The newest arguments take the place of the follower, but not of its version.
+        kept_version := CASE WHEN newest THEN holder.version ELSE holder.own_version END;
+        kept_follower := CASE WHEN NOT newest THEN holder.follower END;
         IF holder.ends THEN
             DELETE FROM taskd.job AS j WHERE j.id = holder.id RETURNING j.* INTO superseded;
             CONTINUE;
@@ -2299,9 +2305,7 @@ BEGIN
             state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END,
             gate = NULL, limit_name = target_limit, limit_key = target_limit_key,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
-            -- An enqueue without a version removes neither the version nor the follower with a newer one.
-            version = coalesce(vars.number, j.version),
-            follower = CASE WHEN NOT newest THEN j.follower END,
+            version = coalesce(vars.number, kept_version), follower = kept_follower,
             deadline = ends_at, args_version = target_args_version, parked = j.parked AND on_conflict = 'replace_args',
             metadata = enqueue_unique.metadata
         WHERE j.id = holder.id;
@@ -2688,7 +2692,8 @@ AS $$
 $$;
 
 -- Return the job that holds a unique key, its state, and how long the key is held: its scope (NULL for the time of for_s or a
--- version after the end of the job), and the time until which it is held at least. No row: the key is free.
+-- version after the end of the job), and the time until which it is held at least. No row: the key is free. A live run of a
+-- pipeline holds its key with its live job.
 --
 --     SELECT * FROM taskd.cancel(ARRAY(SELECT job_id FROM taskd.find_key('sync_account', '[42]')));
 --
@@ -2707,30 +2712,32 @@ DECLARE
     normal text := taskd.normal_key(unique_key);
 BEGIN
     RETURN QUERY
-    SELECT coalesce(live.id, kept.job_id),
-           coalesce(live.state, (SELECT h.state FROM taskd.job_history AS h
+    SELECT coalesce(live.id, run.job_id, kept.job_id),
+           coalesce(live.state::text, run.state, (SELECT h.state FROM taskd.job_history AS h
                                  WHERE h.id = kept.job_id AND h.task = kept.task AND h.unique_key = kept.unique_key
-                                 ORDER BY h.finished_at DESC LIMIT 1))::text,
-           CASE WHEN kept.while_stored THEN 'history' WHEN kept.until = 'infinity' THEN 'forever' ELSE live.key_scope::text END,
+                                 ORDER BY h.finished_at DESC LIMIT 1)::text),
+           CASE WHEN kept.while_stored THEN 'history' WHEN kept.until = 'infinity' THEN 'forever' WHEN run.run_id IS NOT NULL THEN 'live'
+                ELSE live.key_scope::text END,
            CASE WHEN NOT kept.while_stored THEN nullif(kept.until, 'infinity') END,
-           greatest(live.version, (live.follower ->> 'version')::bigint, kept.version)
+           greatest(live.version, (live.follower ->> 'version')::bigint, run.newest, kept.version)
     FROM (SELECT) AS once
     LEFT JOIN taskd.job AS live
       ON live.task = find_key.task AND live.unique_key = normal
      AND (CASE WHEN live.key_scope = 'live' OR live.worker_id IS NULL THEN live.unique_key END) = normal
     LEFT JOIN taskd.job_key AS kept
       ON kept.task = find_key.task AND kept.unique_key = normal AND taskd.key_is_held(kept)
-    WHERE live.id IS NOT NULL OR kept.job_id IS NOT NULL;
+    CROSS JOIN LATERAL taskd.live_run(find_key.task, normal) AS run
+    WHERE coalesce(live.id, run.job_id, kept.job_id) IS NOT NULL;
 END
 $$;
 
--- Free a unique key that no live job holds, so that a new job can take it: a key that is held by its key_scope (`history` or
+-- Free a unique key that no live job or run holds, so that a new job can take it: a key that is held by its key_scope (`history` or
 -- `forever`), by for_s, or by a version. Return whether there was such a key.
 --
 --     SELECT taskd.forget_key('send_invoice', '["2026-0042"]');
 --
--- The key is locked first: if a producer is just taking it, the function waits, and then sees the producer's job. The function
--- runs with the owner's rights, because no role is allowed to delete keys.
+-- The key is locked first: if a producer is just taking it again, the function waits, and then sees the producer's job or run. Only
+-- the row that was locked is deleted. The function runs with the owner's rights, because no role is allowed to delete keys.
 -- Called by: SQL clients, forget_key.
 CREATE FUNCTION taskd.forget_key(task text, unique_key text) RETURNS boolean
 LANGUAGE plpgsql
@@ -2743,9 +2750,11 @@ AS $$
 DECLARE
     normal text := taskd.normal_key(unique_key);
     holder bigint;
+    known boolean;
     held boolean;
 BEGIN
     PERFORM FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal FOR UPDATE;
+    known := FOUND;
     SELECT j.id INTO holder
     FROM taskd.job AS j
     WHERE j.task = forget_key.task AND j.unique_key = normal
@@ -2753,6 +2762,14 @@ BEGIN
     IF FOUND THEN
         RAISE EXCEPTION 'job % of task "%" holds the unique key "%" until it has ended', holder, task, normal
             USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key', HINT = 'Cancel the job, then forget the key.';
+    END IF;
+    holder := (taskd.live_run(task, normal)).run_id;
+    IF holder IS NOT NULL THEN
+        RAISE EXCEPTION 'run % of the pipeline "%" holds the unique key "%" until it has ended', holder, task, normal
+            USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_holds_key', HINT = 'Cancel the run, then forget the key.';
+    END IF;
+    IF NOT known THEN
+        RETURN false;
     END IF;
     SELECT taskd.key_is_held(k) INTO held FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal;
     DELETE FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal;
@@ -4238,7 +4255,7 @@ END
 $$;
 
 -- Return the live run of a key, its job, the state of this job, and the newest version that is known; NULLs if no run is live.
--- Called by: restart_run(), start_keyed_run(), takes_run_key().
+-- Called by: find_key(), forget_key(), restart_run(), start_keyed_run(), takes_run_key().
 CREATE FUNCTION taskd.live_run(
     pipeline text, run_key text, OUT run_id bigint, OUT job_id bigint, OUT state text, OUT newest bigint
 )

@@ -106,6 +106,43 @@ async def test_a_follower_may_be_due_later(client: Client, worker: Lane, sql: An
     assert (row["state"], row["run_at"]) == ("scheduled", SOON)
 
 
+async def restarted_with_a_follower(client: Client, worker: Lane) -> int:
+    """A job of version 3 that was restarted by hand, while a job of version 5 follows it."""
+    first = await client.enqueue(job(3))
+    await claim(worker)
+    assert (await client.enqueue(job(5))).outcome == "follows"
+    assert await jobs.restart(worker, [first], "it hung", 0.0)
+    return first
+
+
+@pytest.mark.parametrize("rule", ["replace", "replace_args", "debounce"])
+async def test_an_enqueue_without_a_version_keeps_the_follower_of_a_restarted_job(
+    client: Client, worker: Lane, sql: Any, rule: str
+) -> None:
+    first = await restarted_with_a_follower(client, worker)
+    args = json.dumps({"v": "none"})
+    unversioned = NewJob("sync", args, queue="sync", unique=Unique("k", on_conflict=rule))
+    second = await client.enqueue(unversioned)
+    assert second > first
+    assert [(await client.enqueue(job(n))).outcome for n in (4, 5)] == ["ignored", "ignored"]
+    await end(worker, await claim(worker), JobState.DONE)
+    [row] = await sql.fetch(ROWS)
+    assert (row["args"], row["version"]) == ('{"v": 5}', 5)
+
+
+async def test_the_newest_arguments_take_the_version_of_a_follower_that_they_replace(
+    client: Client, worker: Lane, sql: Any
+) -> None:
+    await restarted_with_a_follower(client, worker)
+    args = json.dumps({"v": "newest"})
+    newest = NewJob("sync", args, queue="sync", unique=Unique("k", on_conflict="latest"))
+    assert (await client.enqueue(newest)).outcome == "replaced"
+    assert [(await client.enqueue(job(n))).outcome for n in (4, 5)] == ["ignored", "ignored"]
+    await end(worker, await claim(worker), JobState.DONE)
+    assert not await sql.fetch(ROWS)
+    assert [(await client.enqueue(job(n))).outcome for n in (5, 6)] == ["ignored", "enqueued"]
+
+
 BAD_ENDS = {
     "retry": {"delay_s": 3000.0, "error": ERROR},
     "retry at once": {"error": ERROR},

@@ -62,6 +62,8 @@ class HandsOracle(Oracle):
         gone = [self.rows[job] for job, state in found.items() if state != "running"]
         freed = [(row.limit, row.limit_key) for row in gone if not row.finished and row.has_place]
         for row in gone:
+            # The follower of a finished job is a job of its own.
+            row.follower = None if row.finished else row.follower
             del self.rows[row.id]
             window = self.windows.get((row.task, row.key or ""))
             if window is not None and window.job == row.id and row.follower is None:

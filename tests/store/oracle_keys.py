@@ -119,7 +119,7 @@ class Keys(Limits):
         elif versioned or ends:
             self.delays.pop((new.task, new.key), None)
         if ends:
-            self._supersede(holder, new)
+            self._supersede(holder, new, newest=newest)
         else:
             self._replace(holder, new, newest=newest)
 
@@ -137,14 +137,16 @@ class Keys(Limits):
         ends = holder.fence > 0 and not holder.workflow
         self.delays[key] = (new.id if ends else holder.id, due)
 
-    def _supersede(self, holder: Row, new: Row) -> None:
+    def _supersede(self, holder: Row, new: Row, *, newest: bool) -> None:
         self._leave(holder)
         holder.state, holder.reason = "cancelled", superseded_by(new)
         assert new.key is not None
         if window := self.windows.get((new.task, new.key)):
             window.job = new.id
+        # The newest job takes the place of the follower; an unversioned one keeps it.
         if new.version is None:
-            new.version = holder.version
+            new.version = holder.newest if newest else holder.version
+        new.follower = None if newest else holder.follower
         new.suspect_of(holder)
         self.enqueue(new)
 
@@ -162,9 +164,8 @@ class Keys(Limits):
         holder.limit, holder.limit_key, holder.gate = new.limit, new.limit_key, None
         holder.max_attempts, holder.over, holder.parked = new.max_attempts, new.over, new.parked
         holder.state = "scheduled" if holder.crashes else self.when_due(new.limit, new.due)
-        if new.version is not None:
-            holder.version = new.version
         if newest:
+            holder.version = holder.newest if new.version is None else new.version
             holder.follower = None
 
     def return_with_key(self, row: Row) -> str | None:

@@ -256,6 +256,27 @@ async def test_an_ended_run_does_not_return_beside_another_of_its_key(desk: Desk
     assert await jobs.retry(desk.lane, [job, *second.jobs.values()]) == [*second.jobs.values()]
 
 
+async def test_the_key_of_a_live_run_is_found_and_not_forgotten(desk: Desk) -> None:
+    docs = Docs(desk, VERSIONED)
+    await desk.start()
+    run = await docs.line.start("a", 1, conn=desk.sql)
+    await until(lambda: docs.begun)
+    assert (await docs.line.start("a", 2, conn=desk.sql)).outcome == "follows"
+    async with Client(desk.dsn) as client:
+        held = await client.find_key("docs", '["a"]')
+        assert held is not None
+        assert (held.job_id, held.state, held.version) == (*run.jobs.values(), "running", 2)
+        with pytest.raises(KeyHeld, match=f"run {run.id} of the pipeline"):
+            await client.forget_key("docs", '["a"]')
+        docs.go.set()
+        await until(lambda: ("write", "a", 2) in docs.begun)
+        await until(lambda: desk.sql.fetchval("SELECT count(*) = 0 FROM taskd.job"))
+        assert (await docs.line.start("a", 1, conn=desk.sql)).outcome == "ignored"
+        assert await client.forget_key("docs", '["a"]')
+        assert await client.find_key("docs", '["a"]') is None
+    assert (await docs.line.start("a", 1, conn=desk.sql)).outcome == "enqueued"
+
+
 async def test_many_producers_start_one_run(desk: Desk) -> None:
     docs = Docs(desk, VERSIONED)
     docs.go.set()

@@ -177,7 +177,8 @@ class ClientControl(ClientByHand):
             key: the key; make_key() makes it from the values of the arguments.
 
         Raises:
-            KeyHeld: a live job holds the key. Cancel the job, then forget the key.
+            KeyHeld: a live job, or a live run of the pipeline, holds the key. Cancel it, then
+                forget the key.
         """
         from taskd.store.jobs import keys
 

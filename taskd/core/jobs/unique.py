@@ -85,7 +85,7 @@ class HeldKey(NamedTuple):
     """A unique key that is held.
 
     Attributes:
-        job_id: id of the job that holds the key.
+        job_id: id of the job that holds the key; for a run of a pipeline, the job of its stage.
         state: the state of that job; None if taskd no longer stores the job.
         scope: how long the job holds the key, a value of KeyScope; None if the job has ended and
             only `for_s` or a version holds the key.

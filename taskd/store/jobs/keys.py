@@ -16,10 +16,10 @@ async def find(on: Fetches, task: str, key: str) -> HeldKey | None:
 
 
 async def forget(on: Fetches, task: str, key: str) -> bool:
-    """Free a key that no live job holds; return whether there was one.
+    """Free a key that no live job or run holds; return whether there was one.
 
     Raises:
-        KeyHeld: a live job holds the key.
+        KeyHeld: a live job, or a live run of the pipeline, holds the key.
     """
     with refusals():
         forgotten: bool = (await on.fetch("forget_key", task, key))[0][0]
