@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from taskd.core.jobs.job import NewJob
+from taskd.errors import StoreUnavailable
 from taskd.store import workers
 from taskd.store.connections import shared_connections
+from taskd.store.connections.callers_connection import finished
 from taskd.store.connections.database import Database, Lane
 from taskd.store.connections.error_translation import NoRoom
 from taskd.store.connections.shared_connections import SharedConnections
@@ -71,6 +74,12 @@ async def limited(logins: Logins, sql: Any) -> AsyncIterator[Group]:
     await sql.execute(f"ALTER ROLE {login} CONNECTION LIMIT -1")
 
 
+async def until(true: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
 async def poll(lane: Lane) -> set[str]:
     """Run a statement that waits while `taskd.job` is locked."""
     return await jobs.poll(lane, ["q"])
@@ -124,9 +133,7 @@ async def test_while_the_server_is_full_lanes_use_the_open_connection_in_turn(
         polls = [asyncio.create_task(poll(lane)) for lane in limited.lanes * 3]
         await limited.blocked(1)
         # Each of the two other lanes tries to connect, or finds that another lane has tried.
-        async with asyncio.timeout(30):
-            while len(limited.shared._waiting) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(limited.shared._waiting) >= 2)
     assert await asyncio.gather(*polls) == [set()] * 9
     assert len(limited.shared) == 1
 
@@ -136,9 +143,7 @@ async def test_a_lane_that_waits_for_a_connection_can_be_closed(limited: Group, 
     async with sql.transaction():
         await sql.execute("LOCK TABLE taskd.job")
         first, second = [asyncio.create_task(poll(lane)) for lane in (limited.a, limited.b)]
-        async with asyncio.timeout(30):
-            while not limited.shared._waiting:
-                await asyncio.sleep(0.01)
+        await until(lambda: limited.shared._waiting)
         await limited.b.close()
         with pytest.raises(asyncio.CancelledError):
             await second
@@ -153,9 +158,7 @@ async def test_a_lane_that_waits_connects_when_the_last_connection_has_broken(
     async with sql.transaction():
         await sql.execute("LOCK TABLE taskd.job")
         first, second, third = [asyncio.create_task(poll(lane)) for lane in limited.lanes]
-        async with asyncio.timeout(30):
-            while len(limited.shared._waiting) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(limited.shared._waiting) >= 2)
         await sql.execute(TERMINATE)
         ended = await asyncio.wait({first}, timeout=30)
         assert first in ended[0]
@@ -195,9 +198,7 @@ async def test_a_full_server_without_an_open_connection_is_an_error(
 async def test_a_broken_connection_is_not_given_to_another_lane(group: Group, sql: Any) -> None:
     await poll(group.a)
     await sql.execute(TERMINATE)
-    async with asyncio.timeout(30):
-        while not group.a._connection.is_closed():
-            await asyncio.sleep(0.01)
+    await until(group.a._connection.is_closed)
     assert await poll(group.b) == set()
 
 
@@ -212,9 +213,7 @@ async def test_fences_jump_with_the_first_claim_over_a_new_connection(
         assert (claimed.id, claimed.fence) == (job, claims)
         await sql.execute(back)
     await sql.execute(TERMINATE)
-    async with asyncio.timeout(30):
-        while not group.a._connection.is_closed():
-            await asyncio.sleep(0.01)
+    await until(group.a._connection.is_closed)
     for each in (group.a, group.b):
         before = await sql.fetchval("SELECT fence FROM taskd.job")
         [claimed] = await jobs.claim(each, me, "q", 1)
@@ -238,13 +237,68 @@ async def test_a_further_connection_to_the_same_server_leaves_fences_alone(
     assert claimed.fence == 1
 
 
-async def test_a_connection_to_another_server_makes_fences_jump(
+async def test_a_connection_to_another_server_makes_the_fences_of_all_lanes_jump(
     group: Group, lane: Lane, me: int, sql: Any
 ) -> None:
     await jobs.enqueue(lane, [NewJob("t", queue="q")])
     await workers.connections(group.a)
+    # As if the connection led to a server before the one that has taken over.
+    group.shared._server = "another"
+    await group.a.close()
     await workers.connections(group.b)
-    # As if the connection, which is open, led to a server that has taken over.
-    group.b._connection.server = "another"
-    [claimed] = await jobs.claim(group.a, me, "q", 1)
+    late = group.shared.lane("late")
+    lanes = [*group.lanes, late]
+    assert len({each.stride for each in lanes} - {1}) == len(lanes)
+    # A lane that has not run a statement yet, over the open connection.
+    [claimed] = await jobs.claim(group.c, me, "q", 1)
     assert claimed.fence > 1
+    assert len(group.shared) == 1
+
+
+async def test_an_error_through_a_pooler_makes_the_fences_of_all_lanes_jump(
+    group: Group, sql: Any
+) -> None:
+    """The pooler can have connected to another server meanwhile."""
+    await poll(group.a)
+    group.shared._database.pooled = True
+    group.shared._database.statement_timeout_s = 0.5
+    async with sql.transaction():
+        await sql.execute("LOCK TABLE taskd.job")
+        with pytest.raises(StoreUnavailable):
+            await poll(group.a)
+    assert len({each.stride for each in group.lanes} - {1}) == len(group.lanes)
+
+
+async def test_a_connection_that_a_closed_lane_was_given_goes_to_the_next_one(
+    limited: Group, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = limited.shared.released
+
+    def released_and_closed(lane: Lane) -> None:
+        released(lane)
+        if lane is limited.a:
+            finished(limited.b.close())  # before it uses the connection
+
+    async with sql.transaction():
+        await sql.execute("LOCK TABLE taskd.job")
+        first = asyncio.create_task(poll(limited.a))
+        await limited.blocked(1)
+        second, third = [asyncio.create_task(poll(lane)) for lane in limited.lanes[1:]]
+        await until(lambda: len(limited.shared._waiting) == 2)
+        monkeypatch.setattr(limited.shared, "released", released_and_closed)
+    assert await first == set()
+    assert await asyncio.wait_for(third, 30) == set()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert len(limited.shared) == 1
+
+
+async def test_a_lane_that_was_only_opened_lets_waiting_ones_have_its_connection(
+    group: Group,
+) -> None:
+    opening = asyncio.create_task(group.a.open())
+    await until(lambda: group.a.connecting)
+    group.shared._full_until = math.inf  # as if the server had refused a further connection
+    assert await asyncio.wait_for(poll(group.b), 30) == set()
+    await opening
+    assert len(group.shared) == 1

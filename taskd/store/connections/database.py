@@ -488,7 +488,6 @@ class Lane:
         self._database = database
         self._shared = shared
         self._running = False
-        self._server: Any = None
         self.used_at = 0.0
         self.stride = 1
         self._purpose = purpose
@@ -558,7 +557,7 @@ class Lane:
                 if connection.is_closed() or is_gone(error.__cause__ or error):
                     self.drop()
                 elif self._database.pooled:
-                    self.draw_stride()
+                    self._has_broken()
                 raise
             except TaskdError as error:
                 found = self._database.outage(error)
@@ -570,8 +569,7 @@ class Lane:
             finally:
                 self._running = False
                 self.used_at = time.monotonic()
-                if self._shared is not None:
-                    self._shared.released(self)
+                self._release()
 
     def _check_open(self, times_closed: int) -> None:
         if self._times_closed != times_closed:
@@ -581,12 +579,24 @@ class Lane:
         """From now on, increase fences by a random number."""
         self.stride = random.randrange(2, STRIDE_MAX)
 
+    def _has_broken(self) -> None:
+        if self._shared is None:
+            self.draw_stride()
+        else:
+            self._shared.broken()
+
+    def _release(self) -> None:
+        """Let a waiting lane have the connection, or the place of one."""
+        if self._shared is not None:
+            self._shared.released(self)
+
     async def _ready(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
             if self._connection is not None:
                 self.drop()
             if self._shared is not None and (taken := self._shared.take()) is not None:
-                return self._begin(taken)
+                self._connection = taken
+                return taken
             # In a task of its own: asyncpg ends a slow connect by cancelling the current task,
             # which to_its_end() does not allow.
             connecting = (
@@ -603,32 +613,25 @@ class Lane:
             if self._times_closed != times_closed:
                 # The lane was closed meanwhile, so nobody else would close this connection.
                 connection.terminate()
+                self._release()
                 self._check_open(times_closed)
-            return self._begin(connection)
+            self._connection = connection
         return self._connection
-
-    def _begin(self, connection: asyncpg.Connection) -> asyncpg.Connection:
-        """Use this connection from now on."""
-        if connection.server != self._server:
-            if self._server is not None:
-                self.draw_stride()
-            self._server = connection.server
-        self._connection = connection
-        return connection
 
     async def open(self) -> None:
         """Connect now, so that a wrong DSN raises an error here."""
         async with self._lock:
-            await self._ready()
+            try:
+                await self._ready()
+            finally:
+                self._release()
 
     def drop(self) -> None:
         """Drop the connection without waiting; the next statement opens a new one."""
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
-            self.draw_stride()
-            if self._shared is not None:
-                self._shared.broken()
+            self._has_broken()
 
     async def close(self) -> None:
         """Close the connection; callers of running and waiting statements get CancelledError."""

@@ -23,13 +23,11 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
 
     Attributes:
         schema: the schema of the installation.
-        server: what identifies the running server, for connections that lanes share; else None.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.schema = SCHEMA_DEFAULT
-        self.server: Any = None
         self._ready: dict[str, PreparedStatement] = {}
 
     async def run(self, name: str, args: tuple[Any, ...]) -> list[asyncpg.Record]:

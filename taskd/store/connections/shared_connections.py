@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
+from typing import Any
 
 import asyncpg
 
@@ -20,6 +22,7 @@ from taskd.store.connections.database import Database, Lane, close
 from taskd.store.connections.error_translation import NoRoom, translated
 from taskd.store.connections.prepared_statements import server_started
 
+# The connections of a worker that are idle for this long are closed.
 IDLE_S = 10.0
 # For how long lanes do not try to open a connection after the server has refused one.
 FULL_S = 1.0
@@ -35,6 +38,9 @@ class SharedConnections:
     def __init__(self, database: Database, purpose: str, **settings: str) -> None:
         self._database, self._purpose, self._settings = database, purpose, settings
         self._lanes: list[Lane] = []
+        # When the server of the last connection started, which identifies the server.
+        self._server: Any = None
+        self._broke = False
         self._waiting: deque[asyncio.Future[asyncpg.Connection | None]] = deque()
         self._full_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -47,6 +53,8 @@ class SharedConnections:
             purpose: the name of the lane; the connections have a name of their own.
         """
         made = Lane(self._database, purpose, self, **self._settings)
+        if self._broke:
+            made.draw_stride()
         self._lanes.append(made)
         return made
 
@@ -67,6 +75,7 @@ class SharedConnections:
 
     def broken(self) -> None:
         """Make the fences of all lanes jump, because a connection has broken; see Lane.stride."""
+        self._broke = True
         for lane in self._lanes:
             lane.draw_stride()
 
@@ -100,10 +109,13 @@ class SharedConnections:
         if not self._database.pooled:
             try:
                 with translated():
-                    connection.server = await server_started(connection)
+                    server = await server_started(connection)
             except BaseException:
                 connection.terminate()
                 raise
+            if self._server not in (None, server):
+                self.broken()
+            self._server = server
         return connection
 
     def _others(self) -> int:
@@ -118,18 +130,28 @@ class SharedConnections:
         try:
             given: asyncpg.Connection | None = await waiter
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.result() is not None:
+            if waiter.cancelled():
+                # released() or _wake_all() can have removed it from the line.
+                with suppress(ValueError):
+                    self._waiting.remove(waiter)
+            elif (next_one := self._next_waiting()) is not None:
+                next_one.set_result(waiter.result())
+            elif waiter.result() is not None:
                 self._close(waiter.result())
             raise
         return given
 
     def released(self, lane: Lane) -> None:
         """Give the connection of a lane, whose statement has ended, to the first waiting lane."""
+        if (waiter := self._next_waiting()) is not None:
+            waiter.set_result(lane.give())
+
+    def _next_waiting(self) -> asyncio.Future[asyncpg.Connection | None] | None:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
-                waiter.set_result(lane.give())
-                return
+                return waiter
+        return None
 
     def _wake_all(self) -> None:
         """Wake all waiting lanes, so that they try to connect: perhaps no lane has a connection."""

@@ -16,13 +16,12 @@ import asyncpg
 from taskd.core.tasks.handler_kind import Isolation
 from taskd.store.connections.database import Database, close
 from taskd.store.connections.error_translation import is_gone, translated
+from taskd.store.connections.shared_connections import IDLE_S
 
 # The server's timeouts in the transaction are this much longer than the attempt's timeout, so that
 # the attempt's timeout applies first.
 MARGIN_S = 2.0
 CLEAN_S = 2.0
-# A connection that was idle for this long is closed.
-IDLE_S = 10.0
 CLOSE_S = 2.0
 # Serialization failure and deadlock: the same transaction can succeed if it is repeated.
 CONFLICTS = frozenset({"40001", "40P01"})
