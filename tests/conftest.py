@@ -20,7 +20,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.schema import migrations
 from taskd.testing.server import with_database
 from tests import memory

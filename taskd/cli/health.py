@@ -11,7 +11,7 @@ from taskd.cli.shared.output import count, failure_text, print_json
 from taskd.cli.shared.session import QUEUE, Session, json_option
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.reading.reports import DueQueues, Row
 
 EXIT_CHECK_FAILED = 4

@@ -29,7 +29,7 @@ from taskd.core.jobs.limit import CONCURRENCY_MAX
 from taskd.errors import StoreUnavailable, TaskdError
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 # 10 years, the bound of the columns keep_done_s and keep_failed_s.
 KEEP_S_MAX = 315_360_000

@@ -40,7 +40,7 @@ from taskd.core.schedule import CATCH_UP_MAX_LIMIT, CatchUp, Cron, Every, Overla
 from taskd.errors import ScheduleNotFound
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 NEXT_MAX = 1000
 

@@ -18,7 +18,7 @@ from taskd.core.humanize import given_up, worker_text
 from taskd.core.migration import CodeRange
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.reading.reports import Row
 
 FAILURE = ("service", "error", "for_s")

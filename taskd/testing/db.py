@@ -14,7 +14,8 @@ from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import JobNotFound
 from taskd.store import schedules
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.reading import testing
 from taskd.testing.expectations import Expectation
 from taskd.testing.rows import JobRow

@@ -20,7 +20,8 @@ from taskd.core.tasks.handler_kind import HandlerKind
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.store import workers
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.reading import testing
 from taskd.testing.rows import JobRow

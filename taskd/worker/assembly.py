@@ -15,7 +15,7 @@ from taskd.core.jobs.log_lines import KeepLogs
 from taskd.core.tasks.registry import Registry
 from taskd.core.worker_status import LoopBlocked, WorkerStatus
 from taskd.store.connections.database import Database
-from taskd.store.connections.shared_connections import SharedConnections
+from taskd.store.connections.lanes import SharedConnections
 from taskd.store.connections.transactions import Transactions
 from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.claiming.listener import (

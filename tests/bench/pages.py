@@ -22,7 +22,8 @@ import asyncpg
 import httpx
 
 from taskd.config import Settings
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.reading import metrics
 from taskd.store.schema import migrations
 from taskd.testing.server import with_database

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from taskd.store import workers
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.schema.migrations import all_migrations
 from taskd.worker.lease import process_identity
 

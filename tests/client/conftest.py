@@ -15,7 +15,8 @@ from taskd.core.jobs.job import JobState
 from taskd.core.outcomes.ack import Ack
 from taskd.core.tasks.registry import Registry
 from taskd.store import workers
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.worker.assembly import PLANS
 from tests.store.helpers import SERVE

@@ -14,7 +14,7 @@ from taskd import Client, NewJob, Unique, make_key, task
 from taskd.core.jobs.job import JobState
 from taskd.errors import InvalidJob, KeyHeld
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import history, limits
 from tests.client.conftest import claim, end
 

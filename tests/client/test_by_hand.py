@@ -12,7 +12,7 @@ import pytest
 from taskd import Client, JobFilter, NewJob, acting_as, every
 from taskd.core.schedule import Schedule
 from taskd.errors import InvalidJob, InvalidTransition, WorkerNotFound
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.store.helpers import FAILED, done, new_worker, run_one, settle, state_of
 

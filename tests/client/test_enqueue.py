@@ -23,7 +23,7 @@ from taskd.core.jobs.job_changes import ChangeOutcome
 from taskd.core.tasks.registry import Registry
 from taskd.errors import InvalidArgs, InvalidJob, UnknownTask
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 
 
 class Counters:

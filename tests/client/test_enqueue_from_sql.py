@@ -12,7 +12,7 @@ import pytest
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 
 
 async def enqueue(sql: Any, call: str) -> int:

@@ -12,7 +12,7 @@ from taskd import Client, NewJob, Unique, task
 from taskd.core.jobs.job import JobState
 from taskd.errors import InvalidJob
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import history, jobs
 from taskd.store.reading import reports
 from tests.client.conftest import ME, claim, end

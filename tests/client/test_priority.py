@@ -10,7 +10,7 @@ from taskd import Client, NewJob, Unique, pipeline, stage, task
 from taskd.core.schedule import Every, Schedule
 from taskd.core.tasks.registry import Registry
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from tests.store.helpers import new_worker
 
 ID = 1_234_567_890

@@ -22,7 +22,7 @@ from taskd.core.jobs.job import JobState
 from taskd.core.jobs.unique import Enqueued
 from taskd.core.tasks.registry import Registry
 from taskd.errors import InvalidResult, JobCancelled, JobFailed, JobNotFound, PermissionDenied
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.connections.statements import load
 from taskd.store.jobs import jobs
 from tests.client.conftest import ME, claim, end

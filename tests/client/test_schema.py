@@ -14,7 +14,8 @@ import pytest
 from taskd import Client, NewJob
 from taskd.core.jobs.job import JobState
 from taskd.errors import ConfigError, SchemaMissing
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.schema import migrations
 from tests.store.helpers import new_worker, settle

@@ -13,7 +13,7 @@ from taskd import Client, NewJob, Unique
 from taskd.core.jobs.job import JobState
 from taskd.errors import JobFailed, JobNotFound, SequenceBehind
 from taskd.store.connections import error_translation
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs, logs
 from taskd.store.reading import doctor, reports
 from taskd.store.schema import sequences

@@ -21,7 +21,7 @@ from taskd import Client, NewJob, Unique, task
 from taskd.core.jobs.job import JobState
 from taskd.errors import KeyHeld, StoreUnavailable
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import history, jobs
 from tests.client.conftest import ME, claim, end
 

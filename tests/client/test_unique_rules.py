@@ -19,7 +19,7 @@ from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidJob, KeyHeld
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import limits
 
 OF_RULE = "SELECT taskd.unique_key_of($1::jsonb, $2::jsonb)"

@@ -9,7 +9,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from tests.conftest import TestServer
 from tests.store.helpers import new_worker
 

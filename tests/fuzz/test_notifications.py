@@ -20,7 +20,7 @@ from taskd.client.results import FALSE_NOTIFY_PAUSE_S
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import TaskdError
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.connections.pool import Pool
 from taskd.store.jobs import jobs
 from taskd.worker.claiming.busy_mark import POLL_AFTER_S, POLL_AFTER_S_MAX, POLL_GROWTH

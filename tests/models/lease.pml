@@ -9,7 +9,7 @@
  * mechanism. The docstring of check.py explains how to read a counterexample.
  *
  *   OWNER, FENCE    ack.sql: `worker_id IS NOT DISTINCT FROM $1`, `fence = ...` in the guard of every ack
- *   STRIDE          store/connections/database.py, Lane._draw_stride: fences grow by a random number after a broken connection
+ *   STRIDE          store/connections/lanes.py, Lane.draw_stride: fences grow by a random number after a broken connection
  *   KEEP_FENCE      taskd.retry(): a job that is retried has the fence with which it ended
  *   LEVEL           rescue_jobs looks for running jobs without a live owner, again and again; without it a job is rescued only
  *                   when its owner is declared dead

@@ -12,8 +12,9 @@ from taskd import events
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.limit import Limit, LimitOf
 from taskd.store import workers
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import HeldUp
+from taskd.store.connections.lanes import Lane
 from taskd.store.connections.statements import statement
 from taskd.store.jobs import jobs, limits
 from taskd.worker.claiming.consumer import Consumer

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from taskd.store import workflows
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.store.helpers import DONE, FAILED, done, new_worker, settle
 

@@ -14,7 +14,8 @@ import pytest
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.limit import Limit
 from taskd.errors import QueueFull
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs, limits
 from tests.logins import Logins
 from tests.store.limit_helpers import publish

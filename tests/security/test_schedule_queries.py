@@ -13,8 +13,9 @@ import pytest
 from taskd import events
 from taskd.errors import PermissionDenied
 from taskd.store import schedules
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.connections.lanes import Lane
 from taskd.store.schedules import DueSchedule
 from taskd.worker.upkeep.schedule_runner import fire
 from tests.logins import Logins

@@ -13,7 +13,8 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.workflows.workflow import Node, plan
 from taskd.errors import PermissionDenied
 from taskd.store import workflows
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.logins import Logins
 from tests.schema import fetches

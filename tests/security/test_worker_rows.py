@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.reading import reports
 from tests.logins import Logins
 

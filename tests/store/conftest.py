@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from tests.schema import PlainConnection
 from tests.store.helpers import Connect, new_worker
 

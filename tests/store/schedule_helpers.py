@@ -8,7 +8,7 @@ from typing import Any
 from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import Every, Schedule
 from taskd.store import schedules, workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.worker.upkeep.schedule_runner import fire
 from tests.store.helpers import incarnation
 

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from taskd.core.jobs.job import JobState
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.store.ack_helpers import ALL_STATES
 from tests.store.helpers import (

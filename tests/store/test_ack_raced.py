@@ -9,8 +9,8 @@ import pytest
 from taskd.core.jobs.job import Job, JobState, NewJob
 from taskd.core.jobs.unique import Unique
 from taskd.core.outcomes.ack import Ack
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import HeldUp
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.schema import fetches
 from tests.store.ack_helpers import ALL_STATES, jobs_completed, snapshot

@@ -12,7 +12,7 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.job_changes import Change
 from taskd.core.schedule import Every, Schedule
 from taskd.store import queues, schedules, tasks
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import changes, history, jobs, limits
 from taskd.store.reading import reports
 from tests.logins import Logins

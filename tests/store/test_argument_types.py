@@ -16,7 +16,7 @@ from msgspec import Meta
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from tests.logins import Logins
 
 PARAMETER = "22023"

@@ -16,7 +16,7 @@ from taskd.core.jobs.unique import Unique
 from taskd.core.tasks.registry import Registry
 from taskd.errors import TaskdError
 from taskd.store import workers, workflows
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs, limits
 from tests.logins import Logins
 from tests.store.helpers import (

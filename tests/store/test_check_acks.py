@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskd.core.jobs.job import JobState
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.schema import fetches
 from tests.store.ack_helpers import ALL_STATES, jobs_completed, snapshot

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from taskd.store import queues, workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.schema import fetches
 from tests.store.helpers import (

@@ -14,7 +14,7 @@ import pytest
 from taskd.core.jobs.limit import Limit
 from taskd.core.schedule import Cron
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import limits
 from tests.store.helpers import bury, incarnation, new_worker
 from tests.store.limit_helpers import lined_up, queued

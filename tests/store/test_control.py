@@ -16,7 +16,7 @@ from taskd.core.jobs.job_filter import JobFilter
 from taskd.core.jobs.unique import Unique
 from taskd.core.outcomes.ack import Ack
 from taskd.errors import InvalidArgs, InvalidJob
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import changes, jobs
 from tests.schema import fetches
 from tests.store.helpers import (

@@ -13,8 +13,8 @@ from taskd.core.jobs.job import Job, NewJob
 from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Unique
 from taskd.store import workers
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import HeldUp
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import changes, jobs, limits
 from taskd.worker.assembly import PLANS
 from tests.schema import fetches

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskd.core.jobs.job import NewJob
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.schema import fetches
 from tests.store.helpers import Connect, Ears, Transaction, enqueue, row, state_of

@@ -11,7 +11,7 @@ import pytest
 from taskd.core.jobs.job import NewJob
 from taskd.errors import QueueFull
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs, limits
 from tests.logins import Logins
 from tests.schema import fetches

@@ -10,7 +10,8 @@ import pytest
 
 from taskd import events
 from taskd.errors import StoreUnavailable
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import history, jobs
 from taskd.store.reading import reports
 from taskd.worker.upkeep.pruner import STEPS, Pruner

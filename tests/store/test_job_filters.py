@@ -11,7 +11,8 @@ from taskd.core.jobs.job import LIVE, Job, JobState, NewJob
 from taskd.core.jobs.job_filter import JobFilter
 from taskd.core.jobs.unique import Unique
 from taskd.errors import PermissionDenied
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.reading import job_pages
 from tests.logins import Logins

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from taskd.core.jobs.job import JobState
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.schema import fetches
 from tests.store.helpers import (

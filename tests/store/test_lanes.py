@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from tests.store.helpers import MARKED, held_up, workers_locked
 
 # Waits for the lock of taskd.worker.

@@ -10,7 +10,7 @@ import pytest
 from taskd.core.jobs.job import JobState
 from taskd.core.jobs.job_filter import JobFilter
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.reading import job_pages, reports
 from tests.schema import fetches

@@ -9,7 +9,7 @@ import pytest
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.limit import Limit
 from taskd.store import tasks
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs, limits
 from tests.store.helpers import (
     row,

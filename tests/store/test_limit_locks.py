@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from taskd.core.jobs.limit import Limit
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs, limits
 from tests.schema import fetches
 from tests.store.helpers import (

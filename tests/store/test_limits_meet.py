@@ -13,7 +13,7 @@ from taskd.core.jobs.limit import Limit
 from taskd.core.tasks.task import Task
 from taskd.errors import QueueFull
 from taskd.store import workflows
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import changes, jobs, limits
 from tests.store.helpers import DONE, FAILED, SCHEDULED, done, row, settle, state_of
 from tests.store.limit_helpers import enqueue, publish, queued, states

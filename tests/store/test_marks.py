@@ -14,7 +14,7 @@ from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import QueueFull
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import busy_marks, jobs, limits
 from tests.logins import Logins
 from tests.schema import fetches

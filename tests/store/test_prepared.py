@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.connections.statements import statement
 
 # How often this session has prepared the text.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.schema import fetches
 from tests.store.helpers import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taskd.core.jobs.limit import Limit
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import history, jobs, limits
 from tests.store.helpers import FAILED, done, run_one, settle
 from tests.store.limit_helpers import enqueue as enqueue_limited

@@ -8,7 +8,7 @@ import pytest
 
 from taskd.core.jobs.job import JobState
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.store.helpers import (
     FAILED,

@@ -10,7 +10,8 @@ import pytest
 from taskd.core.jobs.job import NewJob
 from taskd.errors import QueueFull
 from taskd.store import queues, workers
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs, limits
 from tests.store.helpers import (
     FAILED,

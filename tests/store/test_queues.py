@@ -8,8 +8,8 @@ import pytest
 
 from taskd.core.jobs.job import NewJob
 from taskd.store import queues, workers
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.reading import reports
 from tests.schema import fetches

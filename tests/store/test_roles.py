@@ -15,7 +15,8 @@ from taskd.core.jobs.unique import Unique
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.store import workers
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import history, jobs
 from taskd.store.schema import migrations
 from taskd.store.schema.migrate import ADVISORY_LOCK

@@ -9,8 +9,9 @@ import pytest
 
 from taskd.core.jobs.job import NewJob
 from taskd.errors import PermissionDenied
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import history, jobs
 from taskd.store.schema import migrations, roles
 from tests.canary import PASSWORD

@@ -11,7 +11,7 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import Every
 from taskd.errors import QueueFull
 from taskd.store import schedules
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.store.helpers import Ears
 from tests.store.schedule_helpers import fire_due, late, made, make, nightly, row

@@ -13,7 +13,7 @@ from taskd.core.jobs.job_filter import JobFilter
 from taskd.core.schedule import Cron
 from taskd.errors import InvalidJob, InvalidSchedule
 from taskd.store import schedules
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.store.schedule_helpers import fire_due, late, made, make, nightly, row
 

@@ -12,7 +12,7 @@ from taskd.core.jobs.unique import Unique
 from taskd.core.outcomes.ack import Ack
 from taskd.core.tasks.task import Task
 from taskd.store import schedules
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.store.schedule_helpers import fire_due, late, made, make, nightly, row
 

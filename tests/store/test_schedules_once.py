@@ -11,7 +11,7 @@ import pytest
 from taskd.core.schedule import Cron, Every
 from taskd.errors import StoreUnavailable
 from taskd.store import schedules
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.worker.upkeep.schedule_runner import fire
 from tests.store.helpers import Transaction
 from tests.store.schedule_helpers import fire_due, late, made, make, nightly, row

@@ -13,7 +13,8 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import Cron, Every
 from taskd.errors import InvalidSchedule
 from taskd.store import schedules
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.worker.upkeep.schedule_runner import fire
 from tests.store.helpers import Transaction

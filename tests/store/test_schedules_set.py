@@ -13,8 +13,8 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import Cron, Every
 from taskd.errors import AppError, ScheduleNotFound
 from taskd.store import schedules
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import ValueRefused
+from taskd.store.connections.lanes import Lane
 from taskd.worker.upkeep.schedule_runner import fire
 from tests.store.helpers import Transaction
 from tests.store.schedule_helpers import fire_due, late, made, make, nightly, register, row

@@ -10,7 +10,7 @@ import pytest
 from taskd.core.schedule import Cron, Due, Every
 from taskd.errors import AppError
 from taskd.store import schedules, workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.schedules import TicksIn
 from tests.store.helpers import Connect, Transaction, incarnation
 from tests.store.schedule_helpers import fire_due, late, made, make, nightly, register, row

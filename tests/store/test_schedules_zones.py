@@ -14,7 +14,8 @@ from taskd import events
 from taskd.core.jobs.job import NewJob
 from taskd.core.schedule import PER_ROW, Cron
 from taskd.store import schedules
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.worker.upkeep.schedule_runner import fire
 from tests.logins import Logins
 from tests.store.schedule_helpers import fire_due, made, make, nightly, row

@@ -12,11 +12,11 @@ import pytest
 from taskd.core.jobs.job import NewJob
 from taskd.errors import StoreUnavailable
 from taskd.store import workers
-from taskd.store.connections import shared_connections
+from taskd.store.connections import lanes as shared_connections
 from taskd.store.connections.callers_connection import finished
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import NoRoom
-from taskd.store.connections.shared_connections import SharedConnections
+from taskd.store.connections.lanes import Lane, SharedConnections
 from taskd.store.jobs import jobs
 from tests.logins import Logins
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from taskd.core.jobs.limit import Limit
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import limits
 from tests.logins import Logins
 from tests.store.helpers import (

@@ -13,7 +13,7 @@ from taskd.config import Settings
 from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError
 from taskd.store import tasks, workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from tests.schema import fetches
 from tests.store.helpers import Connect, Transaction, bury, new_worker, waits_for_lock
 

@@ -10,8 +10,8 @@ import pytest
 from taskd.core.workflows.workflow import OnFailed
 from taskd.errors import StoreUnavailable
 from taskd.store import workflows
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import HeldUp
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import changes, jobs
 from tests.schema import fetches
 from tests.store.helpers import (

@@ -10,7 +10,7 @@ from typing import Any
 from taskd.core.jobs.job import Job, NewJob
 from taskd.core.workflows.workflow import Node, OnFailed, plan
 from taskd.store import workers, workflows
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.worker.assembly import PLANS
 from tests.schema import fetches

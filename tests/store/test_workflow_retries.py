@@ -10,7 +10,7 @@ import pytest
 from taskd.core.jobs.job import Job, NewJob
 from taskd.core.workflows.workflow import Node, plan
 from taskd.store import workflows
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.connections.statements import Fetches
 from taskd.store.jobs import jobs
 from tests.schema import fetches

@@ -9,7 +9,7 @@ import pytest
 from taskd.core.jobs.job import NewJob
 from taskd.core.workflows.workflow import Node, OnFailed, plan
 from taskd.store import workflows
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import changes, jobs
 from tests.schema import fetches
 from tests.store.helpers import (

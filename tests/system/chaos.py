@@ -20,7 +20,8 @@ import asyncpg
 
 from taskd import Client
 from taskd.core.jobs.job import NewJob
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.workflows import Workflow
 from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app

@@ -11,8 +11,8 @@ from typing import Any
 
 from taskd import Client
 from taskd.core.jobs.job import NewJob
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import HeldUp
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.workflows import Workflow, chain, group
 from tests.system import chaos_app as app

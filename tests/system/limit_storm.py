@@ -27,7 +27,8 @@ import asyncpg
 
 from taskd.core.jobs.job_changes import Change
 from taskd.store import queues
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import changes, jobs, limits
 from tests.system import limit_storm_app as app
 

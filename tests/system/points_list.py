@@ -16,7 +16,7 @@ from taskd.core.jobs.job import NewJob
 from taskd.core.tasks.registry import Registry
 from taskd.schedules import cron, schedule
 from taskd.store import schedules, workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.connections.statements import load as statements
 from taskd.store.jobs import jobs, limits
 from taskd.worker.lease.process_identity import new_incarnation

@@ -19,7 +19,8 @@ import msgspec
 
 from taskd import Client
 from taskd.core.jobs.job import NewJob
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.workflows import Pipeline, Workflow
 from tests.system import chaos_app as app

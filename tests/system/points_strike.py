@@ -23,7 +23,8 @@ from asyncpg.transaction import Transaction as AsyncpgTransaction
 from taskd import Context
 from taskd.middleware import CallNext, middleware
 from taskd.store.connections import callers_connection
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.connections.listening import Listening
 from tests.system.recorder import Recorder
 

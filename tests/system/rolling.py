@@ -24,7 +24,8 @@ from pathlib import Path
 import asyncpg
 
 from taskd.core.jobs.job import NewJob
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app

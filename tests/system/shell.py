@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from taskd.core.jobs.job import NewJob
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from tests.canary import assert_unseen
 from tests.processes import send

@@ -12,7 +12,8 @@ import pytest
 
 from taskd import Retry
 from taskd.core.outcomes.attempt_ends import INTERRUPTIONS
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.reading.metrics import Value, read
 from taskd.web.metrics.database_metrics import CACHE_S, NOTHING, Figures, Reading
 from taskd.web.metrics.exposition import write

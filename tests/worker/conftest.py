@@ -18,7 +18,8 @@ from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.store import workers
 from taskd.store.connections import database as store
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.worker import Worker
 from taskd.worker.lease.process_identity import new_incarnation, process_started

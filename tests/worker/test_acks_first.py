@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from taskd.core.jobs.job import Job
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.worker.finishing.acker import Acker
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"

@@ -12,7 +12,8 @@ from taskd.config import Settings
 from taskd.core.jobs.backoff import Fixed
 from taskd.errors import InvalidWorkflow, LeaseLost
 from taskd.store import workflows
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.schema import migrations
 from taskd.web.pages.workflow_graph import graph as graph_of

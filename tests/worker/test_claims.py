@@ -10,7 +10,7 @@ import pytest
 
 from taskd.core.jobs.job import Job, NewJob
 from taskd.store import queues
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.jobs.jobs import Read
 from taskd.worker.claiming import busy_mark, consumer

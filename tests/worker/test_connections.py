@@ -9,7 +9,7 @@ import pytest
 
 from taskd.core.jobs.job import NewJob
 from taskd.core.worker_status import decode
-from taskd.store.connections import shared_connections, transactions
+from taskd.store.connections import lanes, transactions
 from tests.logins import Logins
 from tests.worker.conftest import Desk, until
 
@@ -24,7 +24,7 @@ STATUS = "SELECT status::text FROM taskd.worker WHERE status::text LIKE '%connec
 
 @pytest.fixture(autouse=True)
 def soon_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_connections, "IDLE_S", 0.5)
+    monkeypatch.setattr(lanes, "IDLE_S", 0.5)
     monkeypatch.setattr(transactions, "IDLE_S", 0.5)
 
 

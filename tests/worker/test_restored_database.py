@@ -14,7 +14,8 @@ from taskd.client import open_target
 from taskd.config import Settings
 from taskd.core.jobs.job import NewJob
 from taskd.errors import ConfigError, PermissionDenied, SchemaMissing, StoreUnavailable
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.schema import migrations, roles
 from taskd.worker import Worker
 from tests.conftest import TestServer

@@ -16,7 +16,8 @@ from taskd.core.schedule import Schedule
 from taskd.errors import AppError, PermissionDenied
 from taskd.schedules import cron, every, schedule
 from taskd.store import schedules
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from tests.logins import Logins
 from tests.worker.conftest import Desk, until
 

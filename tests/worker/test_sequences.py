@@ -6,7 +6,7 @@ import pytest
 
 from taskd.core.jobs.job import NewJob
 from taskd.core.jobs.unique import Unique
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.worker.upkeep import pruner
 from tests.logins import Logins
 from tests.worker.conftest import Desk, Emitted, until

@@ -18,7 +18,7 @@ from taskd.core.outcomes.ack import Ack
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.store import queues, workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import busy_marks as store
 from taskd.store.jobs import jobs
 from taskd.worker.claiming import busy_mark, consumer

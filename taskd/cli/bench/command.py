@@ -25,7 +25,7 @@ from taskd.store.reading import bench as stored
 if TYPE_CHECKING:
     from taskd.client import Target
     from taskd.config import Settings
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 EACH_S_MIN, EACH_S_MAX = 0.1, 60.0
 SHOW_EVERY_S = 0.1
@@ -107,7 +107,7 @@ def bench(
 
 
 async def _bench(session: Session, plan: Plan, with_live_jobs: bool) -> Figures:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.schema import migrations
 
     settings = session.load().settings

@@ -123,7 +123,7 @@ def check(session: Session, mend: bool, as_json: bool) -> None:
     jobs. The command then exits with 78, unless --mend is given.
     """
     from taskd.errors import PermissionDenied, SequenceBehind
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.schema import migrations, sequences
 
     async def work() -> tuple[int, Sequence[sequences.Behind]]:
@@ -248,7 +248,8 @@ def start(session: Session, as_json: bool) -> None:
     """
     from taskd import embedded
     from taskd.cli.db import migrate as migrating
-    from taskd.store.connections.database import Database, Lane
+    from taskd.store.connections.database import Database
+    from taskd.store.connections.lanes import Lane
     from taskd.store.schema import migrations
 
     async def prepare(database: Database) -> None:

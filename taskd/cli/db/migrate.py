@@ -25,7 +25,7 @@ from taskd.store.schema import migration_history, migrations
 from taskd.store.schema.migration_history import OldWorker
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 EXIT_CHECK_FAILED = 4
 
@@ -35,7 +35,7 @@ def apply(
 ) -> None:
     """Apply the missing migrations, and print their names and the reasons of waits."""
     from taskd import events
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.schema import environment
     from taskd.store.schema import roles as stored_roles
 
@@ -218,7 +218,7 @@ def _missing(session: Session, above: int | None) -> tuple[list[Migration], list
     if above is not None:
         return [each for each in migrations_known if each.number > above], []
 
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
     async def work() -> tuple[list[Entry], list[OldWorker]]:
         async with session.target() as target:

@@ -30,7 +30,7 @@ from taskd.errors import ConfigError
 if TYPE_CHECKING:
     from taskd.client import Target
     from taskd.config import Settings
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.reading.demo import LeftJob, Outcome
 
 QUEUE = "email"
@@ -116,7 +116,7 @@ async def _demo(
 
 @asynccontextmanager
 async def _lane(target: Target) -> AsyncIterator[Lane]:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
     lane = Lane(target.database, "demo")
     try:

@@ -22,7 +22,8 @@ from taskd.errors import ConfigError, EmbeddedError, TaskdError
 
 if TYPE_CHECKING:
     from taskd.client import Target
-    from taskd.store.connections.database import Database, Lane
+    from taskd.store.connections.database import Database
+    from taskd.store.connections.lanes import Lane
 
 Facts = dict[str, Sequence[dict[str, Any]]]
 

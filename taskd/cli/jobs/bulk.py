@@ -22,7 +22,7 @@ from taskd.core.jobs.job_filter import JobFilter
 
 if TYPE_CHECKING:
     from taskd.client.operations.bulk import Act
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 # On a terminal, the command asks before it changes more than this number of jobs.
 ASK_ABOVE_JOBS = 100

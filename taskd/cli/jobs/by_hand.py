@@ -30,7 +30,7 @@ from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
 from taskd.errors import InvalidTransition, JobNotFound
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.connections.statements import Fetches
 
 needed_ids = click.argument("ids", metavar="ID...", type=JOB_ID, nargs=-1, required=True)

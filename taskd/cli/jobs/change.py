@@ -27,7 +27,7 @@ from taskd.core.jobs.job_changes import Change, ChangeOutcome
 from taskd.errors import InvalidTransition, JobNotFound
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.connections.statements import Fetches
 
 # States after a cancel: ended, or still running with a cancellation requested.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taskd.core.stored_json import PastError
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.reading.reports import Progress
 
 LIST_MAX = 10_000

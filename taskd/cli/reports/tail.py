@@ -32,7 +32,7 @@ from taskd.core.watching.tail import Event, Reporter, Watch, events_of
 from taskd.errors import JobNotFound
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 # The most jobs that --since shows. If more jobs have events, the latest events decide.
 PAST_MAX = 10_000

@@ -11,7 +11,7 @@ from taskd.cli.shared.output import printable
 from taskd.cli.shared.session import Session
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 T = TypeVar("T")
 

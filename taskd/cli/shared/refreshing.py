@@ -13,7 +13,7 @@ from taskd.cli.shared.session import Session
 from taskd.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ async def watching(session: Session, purpose: str) -> AsyncIterator[Lane]:
         ConfigError: a setting is wrong.
         SchemaError: this taskd does not work with the schema of the database.
     """
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.schema import migrations
 
     async with session.target() as target:

@@ -23,7 +23,7 @@ from taskd.errors import ConfigError, InvalidJob
 if TYPE_CHECKING:
     from taskd.client import Client, Target
     from taskd.core.tasks.task import Task
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -138,7 +138,7 @@ class Session:
         return run(self._ask(work))
 
     async def _ask(self, work: Callable[[Lane], Awaitable[T]]) -> T:
-        from taskd.store.connections.database import Lane
+        from taskd.store.connections.lanes import Lane
         from taskd.store.schema import migrations
 
         async with self.target() as target:

@@ -19,7 +19,7 @@ from taskd.cli.top.screen import SORTS, Ui, screen, sorted_queues
 from taskd.core.watching.top import LATE_S, Top, View
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 # The time between the first two polls, from which the first rates are computed.
 FIRST_S = 1.0

@@ -23,7 +23,7 @@ from taskd.core.workflows.tree import Line, Part, lines, state_counts, state_of,
 from taskd.errors import WorkflowNotFound
 
 if TYPE_CHECKING:
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
 LIST_MAX = 1000
 PARTS_MAX = 1000

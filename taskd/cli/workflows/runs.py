@@ -14,7 +14,7 @@ from taskd.errors import InvalidTransition
 
 if TYPE_CHECKING:
     from taskd.core.jobs.unique import Enqueued
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
     from taskd.store.workflows import Restarted, RunFilter
 
 ENDED = ("done", "failed", "cancelled")

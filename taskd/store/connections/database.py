@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, and lanes: a lane is one connection that serves one purpose.
+"""Connections to PostgreSQL: where the database is, how to connect, and what an outage is.
 
 For each of its own statements, taskd limits the wait for the reply, by asyncpg's `command_timeout`
 or by a check of its own: without a limit, a statement on a half-open socket would never end.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 
@@ -32,11 +30,7 @@ from taskd.store.connections.error_translation import (
     translated,
 )
 from taskd.store.connections.prepared_statements import Connection
-from taskd.store.connections.shielded import to_its_end
 from taskd.store.connections.statements import statement
-
-if TYPE_CHECKING:
-    from taskd.store.connections.shared_connections import SharedConnections
 
 CONNECT_TIMEOUT_S = 5.0
 # The client waits this much longer than the server's timeout, so that the server's error usually
@@ -48,9 +42,6 @@ ROOM_EVERY_S = 0.25
 QUIET_S = 12.0
 # The most error texts that are reported for one outage.
 ERRORS_MAX = 10
-# Strides (see Lane) are smaller than this, so a fence, which is a bigint, lasts for billions of
-# claims.
-STRIDE_MAX = 2**30
 
 
 class Trouble:
@@ -456,204 +447,3 @@ def _keep_alive(connection: asyncpg.Connection, parameters: Mapping[str, str]) -
         # No operating system has all of these options.
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-class Lane:
-    """One connection for one purpose, opened at first use and reopened after it broke.
-
-    A statement that was sent is awaited to its end even if the caller is cancelled: otherwise a
-    claim or an ack could change rows, and the worker would not know the result. One statement runs
-    at a time; the other callers wait.
-
-    Args:
-        shared: the connections that the lane shares with other lanes; by default, the lane has a
-            connection of its own.
-
-    Attributes:
-        stride: the step by which a claim over this lane increases fences: the value of the
-            argument `stride` of each statement. The step is 1 at first. After a connection broke,
-            or when the lane uses another server, the step is a random number, because a standby
-            that has not received the last claims may have taken over.
-        used_at: when the last statement ended (time.monotonic).
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        purpose: str,
-        shared: SharedConnections | None = None,
-        /,
-        **settings: str,
-    ) -> None:
-        self._database = database
-        self._shared = shared
-        self._running = False
-        self.used_at = 0.0
-        self.stride = 1
-        self._purpose = purpose
-        self._settings = settings
-        self._connection: asyncpg.Connection | None = None
-        self._connecting: asyncio.Task[asyncpg.Connection] | None = None
-        self._lock = asyncio.Lock()
-        self._times_closed = 0
-
-    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        """Run the named statement; return its rows.
-
-        Raises:
-            Silence: the server did not reply in time; the statement may have run.
-            StoreUnavailable: the server cannot be reached or is busy, or the connection broke (then
-                the statement may have run).
-            ValueRefused, PermissionDenied, SchemaError, StatementRefused: the server refused the
-                statement; nothing was written.
-            asyncio.CancelledError: the caller was cancelled, and the statement has ended; or the
-                lane was closed.
-        """
-        # A shielded task for each statement would make a claim 5 % slower.
-        return await to_its_end(self._fetch(name, args))
-
-    @property
-    def has_connection(self) -> bool:
-        """Whether the lane holds a connection, which may have broken."""
-        return self._connection is not None
-
-    @property
-    def connecting(self) -> bool:
-        """Whether the lane waits for a connection."""
-        return self._connecting is not None
-
-    def give(self) -> asyncpg.Connection | None:
-        """Give the connection away, unless a statement runs on it; None if there is none."""
-        if self._running:
-            return None
-        connection, self._connection = self._connection, None
-        return connection
-
-    @property
-    def busy(self) -> bool:
-        """Return whether a statement, or a block of at_rest(), is running."""
-        return self._lock.locked()
-
-    @contextlib.asynccontextmanager
-    async def at_rest(self) -> AsyncIterator[None]:
-        """Wait until no statement runs, and let no other statement start during the block."""
-        async with self._lock:
-            yield
-
-    async def _fetch(self, name: str, args: tuple[Any, ...]) -> list[asyncpg.Record]:
-        times_closed = self._times_closed
-        async with self._lock:
-            self._check_open(times_closed)
-            connection = await self._ready()
-            if self.stride != 1:
-                args = _with_stride(name, args, self.stride)
-            self._running = True
-            try:
-                with translated(statement(name).roles):
-                    return await self._database.run(connection, name, args, **self._settings)
-            except StoreUnavailable as error:
-                self._database.failed(connection, error.__cause__ or error)
-                self._check_open(times_closed)
-                if connection.is_closed() or is_gone(error.__cause__ or error):
-                    self.drop()
-                elif self._database.pooled:
-                    self._has_broken()
-                raise
-            except TaskdError as error:
-                found = self._database.outage(error)
-                if found is error:
-                    raise
-                # Statements that this connection has prepared may name objects that are missing.
-                self.drop()
-                raise found from error.__cause__
-            finally:
-                self._running = False
-                self.used_at = time.monotonic()
-                self._release()
-
-    def _check_open(self, times_closed: int) -> None:
-        if self._times_closed != times_closed:
-            raise asyncio.CancelledError(f"the connection for {self._purpose} was closed")
-
-    def draw_stride(self) -> None:
-        """From now on, increase fences by a random number."""
-        self.stride = random.randrange(2, STRIDE_MAX)
-
-    def _has_broken(self) -> None:
-        if self._shared is None:
-            self.draw_stride()
-        else:
-            self._shared.broken()
-
-    def _release(self) -> None:
-        """Let a waiting lane have the connection, or the place of one."""
-        if self._shared is not None:
-            self._shared.released(self)
-
-    async def _ready(self) -> asyncpg.Connection:
-        if self._connection is None or self._connection.is_closed():
-            if self._connection is not None:
-                self.drop()
-            if self._shared is not None and (taken := self._shared.take()) is not None:
-                self._connection = taken
-                return taken
-            # In a task of its own: asyncpg ends a slow connect by cancelling the current task,
-            # which to_its_end() does not allow.
-            connecting = (
-                self._database.connect(self._purpose, **self._settings)
-                if self._shared is None
-                else self._shared.connect()
-            )
-            self._connecting = asyncio.create_task(connecting, name=f"connect:{self._purpose}")
-            times_closed = self._times_closed
-            try:
-                connection = await self._connecting
-            finally:
-                self._connecting = None
-            if self._times_closed != times_closed:
-                # The lane was closed meanwhile, so nobody else would close this connection.
-                connection.terminate()
-                self._release()
-                self._check_open(times_closed)
-            self._connection = connection
-        return self._connection
-
-    async def open(self) -> None:
-        """Connect now, so that a wrong DSN raises an error here."""
-        async with self._lock:
-            try:
-                await self._ready()
-            finally:
-                self._release()
-
-    def drop(self) -> None:
-        """Drop the connection without waiting; the next statement opens a new one."""
-        if self._connection is not None:
-            self._connection.terminate()
-            self._connection = None
-            self._has_broken()
-
-    async def close(self) -> None:
-        """Close the connection; callers of running and waiting statements get CancelledError."""
-        connection, self._connection = self._connection, None
-        self._times_closed += 1
-        if self._connecting is not None:
-            self._connecting.cancel()
-        if connection is None:
-            return
-        if self.busy:
-            connection.terminate()
-        else:
-            await close(connection)
-
-
-@cache
-def _position_of_stride(name: str) -> int | None:
-    parameters = statement(name).parameters
-    return parameters.index("stride") if "stride" in parameters else None
-
-
-def _with_stride(name: str, args: tuple[Any, ...], stride: int) -> tuple[Any, ...]:
-    """Return the arguments of a statement with this stride, if the statement has one."""
-    at = _position_of_stride(name)
-    return args if at is None else (*args[:at], stride, *args[at + 1 :])

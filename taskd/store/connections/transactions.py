@@ -16,7 +16,7 @@ import asyncpg
 from taskd.core.tasks.handler_kind import Isolation
 from taskd.store.connections.database import Database, close
 from taskd.store.connections.error_translation import is_gone, translated
-from taskd.store.connections.shared_connections import IDLE_S
+from taskd.store.connections.lanes import IDLE_S
 
 # The server's timeouts in the transaction are this much longer than the attempt's timeout, so that
 # the attempt's timeout applies first.

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.core.doctor.finding import COUNTED_MAX
 from taskd.errors import PermissionDenied, SchemaError, StoreUnavailable, TaskdError
-from taskd.store.connections.database import CONNECT_TIMEOUT_S, Database, Lane
+from taskd.store.connections.database import CONNECT_TIMEOUT_S, Database
 from taskd.store.connections.error_translation import HeldUp, first_line
+from taskd.store.connections.lanes import Lane
 from taskd.store.connections.statements import Fetches, sql_root, statement
 from taskd.store.schema.migrate import LEDGER
 from taskd.store.schema.migrations import all_migrations

@@ -58,7 +58,7 @@ async def check(database: Database) -> int:
 async def entries(database: Database) -> list[Entry]:
     """Return the applied and announced migrations; none if the schema is missing."""
     # Imported here, so that callers of other functions need no PostgreSQL driver.
-    from taskd.store.connections.database import Lane
+    from taskd.store.connections.lanes import Lane
 
     lane = Lane(database, "check")
     try:

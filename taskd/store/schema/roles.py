@@ -6,8 +6,9 @@ import re
 
 from taskd.config.parsing import SCHEMA_DEFAULT
 from taskd.errors import PermissionDenied, SchemaMissing
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import no_schema
+from taskd.store.connections.lanes import Lane
 from taskd.store.connections.statements import sql_root
 from taskd.store.schema.migrations import entries
 from taskd.store.schema_text import in_schema

@@ -7,7 +7,8 @@ import time
 from typing import NamedTuple
 
 from taskd import events
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.reading import metrics
 from taskd.store.reading.metrics import Value
 

@@ -45,8 +45,8 @@ from collections.abc import Callable
 
 from taskd import events
 from taskd.errors import TaskdError
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import is_outage
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease.state import Lease
 

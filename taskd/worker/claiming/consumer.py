@@ -11,8 +11,8 @@ from collections.abc import Callable
 from taskd import events
 from taskd.core.jobs.job import Job
 from taskd.errors import StoreUnavailable
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import HeldUp, Silence
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs as store
 from taskd.store.jobs import limits
 from taskd.store.jobs.jobs import ALL, Among

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from taskd.errors import TaskdError
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.worker.services.service import Loop, Wakeup, jittered_s
 

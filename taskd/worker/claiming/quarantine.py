@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from taskd import events
 from taskd.core.jobs.job import Job
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.jobs.jobs import Among
 from taskd.worker.claiming.refused_jobs import RefusedJobs

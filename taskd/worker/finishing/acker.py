@@ -29,7 +29,6 @@ from taskd.core.jobs.pipeline_steps import Stop
 from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.results import not_stored
 from taskd.errors import StoreUnavailable, TaskdError
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import (
     HeldUp,
     Silence,
@@ -37,6 +36,7 @@ from taskd.store.connections.error_translation import (
     first_line,
     may_concern_one_row,
 )
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs as store
 from taskd.worker.services.service import Backoff, Wakeup
 

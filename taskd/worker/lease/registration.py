@@ -12,7 +12,7 @@ from taskd.core.environment import mismatch
 from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError, ConfigError, TaskdError
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.schema import environment
 from taskd.worker.lease.process_identity import new_incarnation
 from taskd.worker.lease.state import Lease, boottime_s

@@ -18,8 +18,9 @@ from taskd import events
 from taskd.core.worker_status import LoopBlocked
 from taskd.errors import StoreUnavailable
 from taskd.store import workers
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import Down
+from taskd.store.connections.lanes import Lane
 from taskd.worker.lease.state import Lease, boottime_s
 from taskd.worker.observing.loop_monitor import (
     CHECK_EVERY_S,

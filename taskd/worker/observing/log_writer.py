@@ -17,8 +17,8 @@ from taskd.core.jobs.job import Job
 from taskd.core.jobs.log_lines import KeepLogs, LogEvent, line_of
 from taskd.core.tasks.registry import Registry
 from taskd.errors import StoreUnavailable, TaskdError
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import NotAsBefore, RightRefused, TablesMissing
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import logs
 from taskd.worker.observing.log_buffer import AttemptLog, LogBuffer
 from taskd.worker.services.service import Loop

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from taskd.core.jobs.job import Job
 from taskd.core.jobs.progress import Report, note_of
 from taskd.errors import TaskdError
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import results
 from taskd.store.jobs.results import Progress
 from taskd.worker.observing.log_buffer import without_passwords

@@ -22,7 +22,8 @@ from taskd.core.outcomes.ack import Ack
 from taskd.core.outcomes.attempt_ends import Interrupted, NotStarted
 from taskd.core.tasks.registry import Registry
 from taskd.store import workers
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs as store
 from taskd.worker.finishing.acker import Acker, by_worker
 from taskd.worker.lease.state import Lease

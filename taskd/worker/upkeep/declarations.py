@@ -14,8 +14,8 @@ from taskd import events
 from taskd.core.tasks.registry import Registry
 from taskd.errors import AppError
 from taskd.store import schedules, workers
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import RightRefused, ValueRefused
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import limits
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from taskd import events
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import HeldUp
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.worker.claiming.consumer import Consumer

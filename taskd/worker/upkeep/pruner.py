@@ -8,8 +8,9 @@ from typing import Any
 from taskd import events
 from taskd.errors import TaskdError
 from taskd.store import workers, workflows
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import HeldUp, is_outage
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import history, limits, logs, results
 from taskd.worker.services.service import Loop
 from taskd.worker.upkeep.sequences import mend_sequences

@@ -10,7 +10,7 @@ from taskd import events
 from taskd.core.jobs.job import Job, JobState
 from taskd.core.outcomes.ack import Ack
 from taskd.store import workers
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.workers import RunningJob
 from taskd.worker.finishing.acker import Acker

@@ -13,7 +13,7 @@ from taskd.core.jobs.job import JobState
 from taskd.core.outcomes.error_reports import of_lost_worker, of_rescued_job
 from taskd.errors import TaskdError
 from taskd.store import workers, workflows
-from taskd.store.connections.database import Lane
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import changes, jobs, limits
 from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn

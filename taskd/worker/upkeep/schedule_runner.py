@@ -17,8 +17,9 @@ from taskd.core.schedule import CatchUp, Cron, Overlap, catch_up_of
 from taskd.core.schedule import due as due_ticks
 from taskd.errors import InvalidSchedule, TaskdError
 from taskd.store import schedules
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
 from taskd.store.connections.error_translation import HeldUp, may_concern_one_row
+from taskd.store.connections.lanes import Lane
 from taskd.store.schedules import DueSchedule, TicksIn
 from taskd.worker.running.traces import Firing
 from taskd.worker.services.service import Loop

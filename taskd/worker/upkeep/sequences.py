@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from taskd import events
 from taskd.errors import PermissionDenied
-from taskd.store.connections.database import Lane
 from taskd.store.connections.error_translation import HeldUp
+from taskd.store.connections.lanes import Lane
 from taskd.store.schema import sequences
 
 REMEDY = "taskd db check --mend"

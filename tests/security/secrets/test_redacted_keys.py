@@ -21,7 +21,8 @@ from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task
 from taskd.errors import AppError, InvalidJob
 from taskd.store import schedules, workers
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import limits
 from tests.client.test_unique_rules import TEXTS, VALUES
 from tests.logins import Logins

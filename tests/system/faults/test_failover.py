@@ -7,7 +7,8 @@ import signal
 import time
 
 from taskd.core.jobs.job import NewJob
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import busy_marks
 from tests.store.helpers import MARKED, new_worker
 from tests.system.faults import app

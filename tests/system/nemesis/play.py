@@ -19,7 +19,8 @@ import pytest
 from taskd import Client
 from taskd.core.jobs.job import NewJob
 from taskd.errors import StoreUnavailable
-from taskd.store.connections.database import Database, Lane
+from taskd.store.connections.database import Database
+from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import jobs
 from taskd.store.schema import migrations
 from taskd.workflows import Workflow
