@@ -5164,11 +5164,11 @@ BEGIN
         UPDATE taskd.schedule AS s SET skipped = s.skipped + 1, skipped_tick = tick WHERE s.name = schedule;
         RETURN;
     END IF;
-    -- Also if it waits: then `cancel` has cancelled the live jobs.
-    PERFORM taskd.record_actions('run', ARRAY['schedule ' || schedule], actor);
     IF query IS NOT NULL THEN
         argses := (taskd.query_args(query, tick, zones)).argses;
     END IF;
+    -- Also if it waits: then `cancel` has cancelled the live jobs.
+    PERFORM taskd.record_actions('run', ARRAY['schedule ' || schedule], actor);
     IF outcome = 'waits' THEN
         after := ARRAY(SELECT j.id FROM taskd.job AS j WHERE j.schedule = schedule);
         IF cannot_wait OR cardinality(after)::bigint * greatest(cardinality(argses), 1) > 10000 THEN
