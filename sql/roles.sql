@@ -315,7 +315,7 @@ GRANT EXECUTE ON FUNCTION
     taskd.retry(bigint[], timestamptz, double precision, text, text),
     taskd.change(bigint[], integer, timestamptz, double precision, jsonb, jsonb, text, integer, double precision,
                  timestamptz, double precision, text, text),
-    taskd.find_key(text, text), taskd.forget_key(text, text),
+    taskd.find_key(text, text), taskd.forget_key(text, text, text, text),
     taskd.complete(bigint[], jsonb, text, boolean, text),
     taskd.restart(bigint[], text, double precision, boolean, text),
     taskd.run_again(bigint[], text, text),

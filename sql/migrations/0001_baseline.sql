@@ -2737,9 +2737,9 @@ $$;
 --     SELECT taskd.forget_key('send_invoice', '["2026-0042"]');
 --
 -- The key is locked first: if a producer is just taking it again, the function waits, and then sees the producer's job or run. Only
--- the row that was locked is deleted. The function runs with the owner's rights, because no role is allowed to delete keys.
+-- the row that was locked is deleted. The action is recorded for the job that has taken the key last. The function runs with the owner's rights, because no role is allowed to delete keys.
 -- Called by: SQL clients, forget_key.
-CREATE FUNCTION taskd.forget_key(task text, unique_key text) RETURNS boolean
+CREATE FUNCTION taskd.forget_key(task text, unique_key text, reason text DEFAULT NULL, actor text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -2751,7 +2751,7 @@ DECLARE
     normal text := taskd.normal_key(unique_key);
     holder bigint;
     known boolean;
-    held boolean;
+    held bigint;
 BEGIN
     PERFORM FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal FOR UPDATE;
     known := FOUND;
@@ -2771,9 +2771,13 @@ BEGIN
     IF NOT known THEN
         RETURN false;
     END IF;
-    SELECT taskd.key_is_held(k) INTO held FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal;
+    SELECT k.job_id INTO held
+    FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal AND taskd.key_is_held(k);
     DELETE FROM taskd.job_key AS k WHERE k.task = forget_key.task AND k.unique_key = normal;
-    RETURN held IS TRUE;
+    IF held IS NOT NULL THEN
+        PERFORM taskd.record_actions('forget key', ARRAY['job ' || held], actor, reason);
+    END IF;
+    RETURN held IS NOT NULL;
 END
 $$;
 
@@ -5892,7 +5896,7 @@ AS $$
 $$;
 
 -- Record an action on each of these targets.
--- Called by: 18 functions, 7 statements.
+-- Called by: 19 functions, 7 statements.
 CREATE FUNCTION taskd.record_actions(
     action text, targets text[], actor text, reason text DEFAULT NULL, detail jsonb DEFAULT NULL
 ) RETURNS void

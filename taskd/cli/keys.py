@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from taskd.cli.shared.output import moment, print_fields, print_json
-from taskd.cli.shared.session import Session, json_option, pass_session
+from taskd.cli.shared.session import REASON, Session, json_option, pass_session
 from taskd.core.jobs.unique import KeyScope, normal_key
 from taskd.errors import KeyFree
 
@@ -57,9 +57,10 @@ def show(session: Session, task: str, key: str, as_json: bool) -> None:
 @keys.command()
 @click.argument("task")
 @click.argument("key")
+@click.option("--reason", type=REASON, default="", help="Reason; `taskd actions` shows it.")
 @json_option
 @pass_session
-def forget(session: Session, task: str, key: str, as_json: bool) -> None:
+def forget(session: Session, task: str, key: str, reason: str, as_json: bool) -> None:
     """Free a unique key whose job has ended, so that a new job can take the key.
 
     The key is held by its scope (history or forever), by --key-for, or by a version. If a live job
@@ -67,7 +68,7 @@ def forget(session: Session, task: str, key: str, as_json: bool) -> None:
     """
     from taskd.store.jobs import keys as store
 
-    if not session.run(lambda lane: store.forget(lane, task, normal_key(key))):
+    if not session.run(lambda lane: store.forget(lane, task, normal_key(key), reason)):
         raise KeyFree(_free(task, key))
     if as_json:
         print_json({"task": task, "unique_key": normal_key(key), "forgotten": True})

@@ -38,5 +38,9 @@ def test_the_shell_forgets_a_key_after_the_end_of_its_job(taskd):
     assert f"job {job} of task" in held
     taskd("jobs", "cancel", job)
     assert "holds the unique key, so no job was added" in taskd(*add).stderr
-    assert "a new job can take it" in taskd("keys", "forget", "sync", "k").stderr
+    assert "a new job can take it" in taskd("keys", "forget", "sync", "k", "--reason", "odd").stderr
+    [action] = taskd.json("actions", "--limit", "1")
+    assert (action["action"], action["target"], action["reason"]) == (
+        "forget key", f"job {job}", "odd",
+    )  # fmt: skip
     assert int(taskd(*add).stdout) != job

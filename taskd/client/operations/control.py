@@ -166,7 +166,7 @@ class ClientControl(ClientByHand):
 
         return await keys.find(await self._pool(), task, normal_key(key))
 
-    async def forget_key(self, task: str, key: str) -> bool:
+    async def forget_key(self, task: str, key: str, reason: str = "") -> bool:
         """Free a unique key that is held after the end of its job; return whether it was held.
 
         The next job with this key is then enqueued. The key can be held by the scope `history` or
@@ -175,6 +175,7 @@ class ClientControl(ClientByHand):
         Args:
             task: the name of the task.
             key: the key; make_key() makes it from the values of the arguments.
+            reason: stored with the action, for the job that has taken the key last.
 
         Raises:
             KeyHeld: a live job, or a live run of the pipeline, holds the key. Cancel it, then
@@ -182,7 +183,7 @@ class ClientControl(ClientByHand):
         """
         from taskd.store.jobs import keys
 
-        return await keys.forget(await self._pool(), task, normal_key(key))
+        return await keys.forget(await self._pool(), task, normal_key(key), reason)
 
     async def pause_tasks(
         self,

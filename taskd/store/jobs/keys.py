@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from taskd.core.jobs.job import JobState
 from taskd.core.jobs.unique import HeldKey, version_of_number
+from taskd.store.acting import actor
 from taskd.store.connections.error_translation import refusals
 from taskd.store.connections.statements import Fetches
 
@@ -15,12 +16,12 @@ async def find(on: Fetches, task: str, key: str) -> HeldKey | None:
     return None
 
 
-async def forget(on: Fetches, task: str, key: str) -> bool:
+async def forget(on: Fetches, task: str, key: str, reason: str | None = None) -> bool:
     """Free a key that no live job or run holds; return whether there was one.
 
     Raises:
         KeyHeld: a live job, or a live run of the pipeline, holds the key.
     """
     with refusals():
-        forgotten: bool = (await on.fetch("forget_key", task, key))[0][0]
+        forgotten: bool = (await on.fetch("forget_key", task, key, reason, actor()))[0][0]
     return forgotten
