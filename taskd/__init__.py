@@ -11,19 +11,12 @@ from taskd.lazy_names import lazy_names
 if TYPE_CHECKING:
     from taskd.client import Client, Task, aclose_default, configure, task
     from taskd.core.jobs.backoff import Custom, Exponential, Fixed, Linear
+    from taskd.core.jobs.enqueued import Enqueued
     from taskd.core.jobs.job import JobState, NewJob
     from taskd.core.jobs.job_filter import JobFilter
     from taskd.core.jobs.limit import Limit
     from taskd.core.jobs.pipeline_steps import Next, Stop
-    from taskd.core.jobs.unique import (
-        Enqueued,
-        HeldKey,
-        KeyScope,
-        NewerStarts,
-        OnConflict,
-        Unique,
-        make_key,
-    )
+    from taskd.core.jobs.unique import HeldKey, KeyScope, NewerStarts, OnConflict, Unique, make_key
     from taskd.core.jobs.verdicts import Cancel, Fail, Retry, Snooze
     from taskd.core.tasks.batch import Item
     from taskd.core.tasks.context import (
@@ -53,7 +46,8 @@ else:
             "core.jobs.job_filter": "JobFilter",
             "core.jobs.limit": "Limit",
             "core.jobs.pipeline_steps": "Next Stop",
-            "core.jobs.unique": "Enqueued HeldKey KeyScope NewerStarts OnConflict Unique make_key",
+            "core.jobs.enqueued": "Enqueued",
+            "core.jobs.unique": "HeldKey KeyScope NewerStarts OnConflict Unique make_key",
             "core.jobs.verdicts": "Cancel Fail Retry Snooze",
             "core.tasks.batch": "Item",
             "core.tasks.context": "Context ProcessContext RunningWorkflow TransactionContext",

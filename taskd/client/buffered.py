@@ -23,8 +23,8 @@ from typing import NamedTuple, Self
 from taskd.client import traces
 from taskd.client.connecting.database_location import Target
 from taskd.client.enqueueing import BATCH_CHARACTERS, BATCH_JOBS, BuiltIns, insert_jobs
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import NewJob
-from taskd.core.jobs.unique import Enqueued
 from taskd.core.validation import check_int, check_seconds
 from taskd.errors import BufferFull, EnqueueError, NotEnqueued, StoreUnavailable, TaskdError
 from taskd.store.connections.checked_transactions import CheckedWriter, Unsure

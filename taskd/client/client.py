@@ -13,8 +13,8 @@ from taskd.client.enqueueing import enqueue_job, enqueue_jobs
 from taskd.client.operations.control import ClientControl
 from taskd.client.options import JobOptions, given
 from taskd.core.jobs.arguments import encode_args
+from taskd.core.jobs.enqueued import RESULT_TIMEOUT_S, Enqueued
 from taskd.core.jobs.job import JobState, NewJob, check_payload
-from taskd.core.jobs.unique import RESULT_TIMEOUT_S, Enqueued
 from taskd.errors import JobCancelled, JobFailed, ResultNotStored
 from taskd.store.connections.callers_connection import fetches_sync, finished
 from taskd.store.jobs.results import JobKey

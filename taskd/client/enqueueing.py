@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from taskd.client import traces
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import NewJob
-from taskd.core.jobs.unique import Enqueued
 from taskd.core.tasks.task import Task
 from taskd.errors import InvalidArgs, UnknownTask
 from taskd.store import tasks as stored_tasks

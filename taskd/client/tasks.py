@@ -20,9 +20,10 @@ from typing import (
 from taskd.client.default import default_client
 from taskd.client.options import JobOptions, given
 from taskd.core.jobs import backoff as backoffs
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import PRIORITY_DEFAULT, NewJob
 from taskd.core.jobs.limit import Limit
-from taskd.core.jobs.unique import Enqueued, Unique
+from taskd.core.jobs.unique import Unique
 from taskd.core.tasks import other_words
 from taskd.core.tasks import registry as registries
 from taskd.core.tasks import task as core

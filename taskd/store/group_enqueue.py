@@ -20,8 +20,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import NewJob
-from taskd.core.jobs.unique import Enqueued
 from taskd.errors import EnqueueError
 
 # The number of concurrent statements for single jobs if statements are fast. With one statement,

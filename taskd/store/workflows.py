@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import Job, NewJob
-from taskd.core.jobs.unique import Enqueued, Unique
+from taskd.core.jobs.unique import Unique
 from taskd.core.workflows.stages import STAGES_MAX
 from taskd.core.workflows.tree import parents_first
 from taskd.core.workflows.workflow import Plan

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from taskd import Client
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import NewJob
-from taskd.core.jobs.unique import Enqueued
 from taskd.errors import InvalidJob, QueueFull, StoreUnavailable
 from taskd.store import group_enqueue
 from tests.store.helpers import held_up, workers_locked

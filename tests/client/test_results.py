@@ -18,8 +18,8 @@ import pytest
 
 from taskd import Client, NewJob, task
 from taskd.client import results, set_default_client
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import JobState
-from taskd.core.jobs.unique import Enqueued
 from taskd.core.tasks.registry import Registry
 from taskd.errors import InvalidResult, JobCancelled, JobFailed, JobNotFound, PermissionDenied
 from taskd.store.connections.lanes import Lane

@@ -41,7 +41,7 @@ def imported(program: str, *args: str, **environment: str) -> set[str]:
     [
         ("import taskd", 35, set()),
         # What an application does to declare its tasks: no driver, no loop, no log.
-        ("from taskd import task", 130, {"msgspec"}),
+        ("from taskd import task", 135, {"msgspec"}),
         ("from taskd import Client, task", 275, {"asyncio", "asyncpg", "msgspec"}),
         ("from taskd import NewJob, Retry, TaskdError", 100, {"msgspec"}),
     ],

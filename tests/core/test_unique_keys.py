@@ -8,8 +8,9 @@ import pytest
 
 from taskd.client.tasks import task as client_task
 from taskd.core.jobs.arguments import encode_args
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import NewJob
-from taskd.core.jobs.unique import KEY_BYTES_MAX, Enqueued, Unique
+from taskd.core.jobs.unique import KEY_BYTES_MAX, Unique
 from taskd.core.outcomes.results import result_of
 from taskd.core.tasks.registry import Registry
 from taskd.core.tasks.task import Task

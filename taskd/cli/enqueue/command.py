@@ -23,7 +23,8 @@ from taskd.cli.shared.session import (
     pass_session,
     run,
 )
-from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict
+from taskd.core.jobs.enqueued import Enqueued
+from taskd.core.jobs.unique import KeyScope, NewerStarts, OnConflict
 from taskd.errors import EnqueueError, StoreUnavailable, TaskdError
 
 if TYPE_CHECKING:

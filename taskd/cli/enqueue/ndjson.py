@@ -13,8 +13,9 @@ import msgspec
 
 from taskd.cli.shared.session import parse_moment
 from taskd.config import parse_duration_s
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import PAYLOAD_BYTES_MAX, NewJob
-from taskd.core.jobs.unique import Enqueued, Unique
+from taskd.core.jobs.unique import Unique
 from taskd.errors import EnqueueError, InvalidArgs, InvalidJob
 
 # The most jobs and bytes of a chunk, which is held in memory and enqueued by one statement.

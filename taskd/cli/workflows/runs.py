@@ -13,7 +13,7 @@ from taskd.cli.shared.session import DURATION, REASON, Session, json_option, pas
 from taskd.errors import InvalidTransition
 
 if TYPE_CHECKING:
-    from taskd.core.jobs.unique import Enqueued
+    from taskd.core.jobs.enqueued import Enqueued
     from taskd.store.connections.lanes import Lane
     from taskd.store.workflows import Restarted, RunFilter
 

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from taskd.core.jobs.json_values import has_odd_float, to_argument_type
 from taskd.core.validation import check_int, check_seconds, quoted
 from taskd.errors import InvalidJob
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar
-
-    R_co = TypeVar("R_co", covariant=True, default=Any)
-else:
-    from typing import TypeVar
-
-    R_co = TypeVar("R_co", covariant=True)
 
 KEY_BYTES_MAX = 200
 HELD_S_MAX = 365 * 86400.0
@@ -107,117 +98,6 @@ class NewerStarts(StrEnum):
     AT_ONCE = "at_once"
     # Not before the retry of the older job would have been due.
     AFTER_DELAY = "after_delay"
-
-
-class ReadsResults(Protocol):
-    """The methods of a client that `Enqueued` uses."""
-
-    async def result(self, job_id: int, timeout_s: float | None) -> Any:
-        """Return the result of the job's handler.
-
-        Args:
-            job_id: an int, or an Enqueued. If two jobs have the same id, only an Enqueued says
-                which of them is meant.
-        """
-
-    def result_sync(self, job_id: int, timeout_s: float | None) -> Any:
-        """Return the result of the job's handler, in code without an event loop."""
-
-
-RESULT_TIMEOUT_S = 60.0
-
-
-class Enqueued(int, Generic[R_co]):
-    """The id of the enqueued job, or of the job that holds its unique key.
-
-    R_co is the type of the job's result. It is Any if the job was not enqueued by a method of its
-    task.
-
-    Attributes:
-        outcome: `enqueued`, or what happened instead: `skipped`, `replaced` or `debounced`. With
-            a version or `latest`, the outcome can also be `follows` (the new job runs when the
-            running attempt has ended) or `ignored` (the version is not newer).
-        enqueued_us: when the transaction that enqueued the job began, in microseconds since 1970,
-            by the database's clock; None for a job that holds the key. The id and `enqueued_us`
-            together name one job; the id alone is not enough if a switch-over by logical
-            replication has set the sequence of ids back.
-        published: False if no worker has published the task of a job that was enqueued by name: the
-            arguments were not checked, and the job has no unique key and no limit of its task.
-        client: the client that enqueued the job and can wait for its result; None in a copy.
-        decode: decodes the JSON text of the result to R_co; None: the result keeps JSON's types.
-    """
-
-    outcome: str = "enqueued"
-    enqueued_us: int | None = None
-    published: bool = True
-    client: ReadsResults | None = None
-    decode: Callable[[str], R_co] | None = None
-
-    async def result(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> R_co:
-        """Wait until the job has ended; return the result of its handler.
-
-        The result of a job that a method of its task has enqueued is decoded to the type that the
-        handler is annotated to return, if taskd can decode this type.
-
-        Args:
-            timeout_s: seconds to wait; with None, the wait has no limit.
-
-        Raises:
-            InvalidResult: the result is not of the annotated type.
-            JobFailed: the job has failed; see `reason` and `error` of the exception.
-            JobCancelled: the job was cancelled; see `reason` of the exception.
-            ResultNotStored: the job is done, but its result could not be stored.
-            JobNotFound: the job's transaction was not committed, or the job is no longer stored.
-            TimeoutError: the job has not ended within `timeout_s`. The job is not cancelled.
-            RuntimeError: this value has no client, because it was copied or unpickled.
-        """
-        result: R_co = await self._client().result(self, timeout_s)
-        return result
-
-    def result_sync(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> R_co:
-        """Wait like result(), for code without an event loop.
-
-        Raises:
-            RuntimeError: an event loop runs in this thread, and the wait would block the loop; or
-                this value has no client.
-            InvalidResult, JobFailed, JobCancelled, ResultNotStored, JobNotFound, TimeoutError: as
-                for result().
-        """
-        result: R_co = self._client().result_sync(self, timeout_s)
-        return result
-
-    def _client(self) -> ReadsResults:
-        if self.client is None:
-            raise RuntimeError(
-                f"this copy of the id of job {int(self)} has no client: use client.result(id)"
-            )
-        return self.client
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles contain neither the client, which has connections, nor the decoder.
-        return (_unpickled, (type(self), int(self), self.outcome, self.enqueued_us))
-
-    @classmethod
-    def at(cls, job_id: int, enqueued_us: int) -> Self:
-        """Return the id of a job that was enqueued at this time."""
-        enqueued = cls(job_id)
-        enqueued.enqueued_us = enqueued_us
-        return enqueued
-
-    @classmethod
-    def instead(cls, job_id: int, outcome: str) -> Self:
-        """Return the id of the job that holds the key, with this outcome."""
-        enqueued = cls(job_id)
-        enqueued.outcome = outcome
-        return enqueued
-
-
-def _unpickled(
-    kind: type[Enqueued], job_id: int, outcome: str, enqueued_us: int | None
-) -> Enqueued:
-    enqueued = kind.instead(job_id, outcome)
-    enqueued.enqueued_us = enqueued_us
-    return enqueued
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from taskd.core.jobs.enqueued import Enqueued
 from taskd.core.jobs.job import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, Job, JobState, NewJob
 from taskd.core.jobs.job_changes import RESTART_DELAY_S, DeleteOutcome
 from taskd.core.jobs.json_values import to_json_type
-from taskd.core.jobs.unique import Enqueued, KeyScope, NewerStarts, OnConflict
+from taskd.core.jobs.unique import KeyScope, NewerStarts, OnConflict
 from taskd.core.outcomes.ack import Ack
 from taskd.store.acting import actor
 from taskd.store.connections.callers_connection import CallersConnection
