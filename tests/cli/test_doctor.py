@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from taskd.config import hide_password
-from taskd.core.doctor import jobs, server, storage
+from taskd.core.doctor import jobs, server, storage, workers
 from taskd.core.doctor.checks import CHECKS
 from tests.canary import PASSWORD
 from tests.cli.conftest import Shell
@@ -678,7 +678,8 @@ def test_a_clock_of_the_database_that_was_set_back_is_reported(doctor):
 @pytest.fixture
 def late(monkeypatch):
     """Nothing is given time."""
-    monkeypatch.setattr(jobs, "GRACE_S", 0.0)
+    for checks in (jobs, workers):
+        monkeypatch.setattr(checks, "GRACE_S", 0.0)
 
 
 def test_a_queue_without_a_worker_is_reported(doctor, late):

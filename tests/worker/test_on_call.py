@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from taskd.core.doctor import jobs as checks
+from taskd.core.doctor import jobs as job_checks
+from taskd.core.doctor import workers as checks
 from taskd.core.doctor.checks import CHECKS, statements
 from taskd.core.doctor.finding import Finding, Level, run_check
 from taskd.core.explain import reasons
@@ -24,7 +25,8 @@ LEASE_S = 3.0
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
     """Nothing is given time, and the status is published twice a second."""
-    monkeypatch.setattr(checks, "GRACE_S", 0.0)
+    for each in (checks, job_checks):
+        monkeypatch.setattr(each, "GRACE_S", 0.0)
     monkeypatch.setattr(checks, "BLOCKED_S_MIN", 0.5)
     monkeypatch.setattr(reasons, "STANDS_STILL_S", 0.0)
     desk.settings["lease_s"] = LEASE_S
@@ -128,7 +130,7 @@ async def test_a_task_whose_attempts_all_fail_is_named_until_one_succeeds(desk: 
     jobs = await desk.enqueue(send.job(), send.job())
     await desk.settled(*await desk.enqueue(other.job()))
     finding = await found(desk, "failing_tasks")
-    assert finding.found[0].startswith("all attempts of the task send in pid ")
+    assert finding.found[0].startswith("all attempts of the task send in ")
     assert finding.found[0].endswith("ago with ConnectionError")
     assert len(finding.found) == 1
     assert finding.repairs[0].text == "taskd stats errors --task send"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskd.core.doctor import jobs, schema, server, settings, setup, storage
+from taskd.core.doctor import jobs, schema, server, settings, setup, storage, workers
 from taskd.core.doctor.finding import Check
 
 # Facts that the command collects itself, without a statement.
@@ -199,37 +199,37 @@ DATABASE = (
     Check(
         "full_queues", "Queues and thread pools that are full of long attempts",
         "Other jobs wait until a slot or a thread is free.",
-        ("doctor_queues", "doctor_workers", "doctor_running"), jobs.full_queues,
+        ("doctor_queues", "doctor_workers", "doctor_running"), workers.full_queues,
     ),
     Check(
         "abandoned_attempts", "Attempts that ignore their timeout, and lost threads",
         "These workers do not start the jobs again, and have fewer threads for other jobs.",
-        ("doctor_workers",), jobs.abandoned_attempts,
+        ("doctor_workers",), workers.abandoned_attempts,
     ),
     Check(
         "failing_tasks", "Tasks whose recent attempts have all failed",
         "A job that has used up its attempts is not retried.",
-        ("doctor_workers",), jobs.failing_tasks,
+        ("doctor_workers",), workers.failing_tasks,
     ),
     Check(
         "blocked_loops", "Workers whose event loop is blocked for long",
         "While the event loop is blocked, the process starts and ends no job of any queue.",
-        ("doctor_workers",), jobs.blocked_loops,
+        ("doctor_workers",), workers.blocked_loops,
     ),
     Check(
         "workers", "Workers with an expired lease, draining workers, and different versions",
         "The jobs of a worker whose lease has expired wait until another worker declares it dead.",
-        ("doctor_workers",), jobs.workers,
+        ("doctor_workers",), workers.workers,
     ),
     Check(
         "apps", "Apps that share a name, and tasks that two apps define differently",
         "When an app starts, it replaces the published tasks of any other app of its name.",
-        ("doctor_apps", "doctor_contested"), jobs.apps,
+        ("doctor_apps", "doctor_contested"), workers.apps,
     ),
     Check(
         "services", "Services of workers that fail repeatedly",
         "While a service fails, its work is not done, such as rescue, promotion or schedules.",
-        ("doctor_services",), jobs.services,
+        ("doctor_services",), workers.services,
     ),
     Check(
         "schedules", "Schedules that are overdue, withdrawn or failed",

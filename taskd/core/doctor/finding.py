@@ -13,6 +13,8 @@ Row = Mapping[str, Any]
 Facts = Mapping[str, Sequence[Row]]
 # A message shows at most this many names, and the number of the others.
 NAMED_MAX = 5
+# Shorter delays are normal: a deployment, or the rescue of a dead worker's jobs, causes them.
+GRACE_S = 60.0
 # The statements count jobs up to this number.
 COUNTED_MAX = 10_000
 
