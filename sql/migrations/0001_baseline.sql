@@ -718,7 +718,7 @@ CREATE INDEX unblocking_at ON taskd.unblocking (at);
 CREATE INDEX unblocking_of ON taskd.unblocking (parent_id);
 
 -- Return the position of a stage in the plan of a pipeline, from 1; NULL if the plan has no such stage.
--- Called by: start_at_stage(), restart_run(), live_run(), retry(), workflow_jobs_to_retry, find_runs, the schema.
+-- Called by: 5 functions, 2 statements, the schema.
 CREATE FUNCTION taskd.stage_place(stages jsonb, stage text) RETURNS integer
 LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
@@ -2840,7 +2840,8 @@ $$;
 --
 -- The order of locks: first finished jobs, which only retries and new dependants lock; then jobs that wait for no other job,
 -- in the order of their ids; then the row of the workflow, before its next stage is inserted (a transaction that has locked it
--- to stop the workflow waits for no job); then jobs that wait for others; last limits. No statement waits for the lock of a job
+-- to stop the workflow waits for no job); then the rows of unique keys, because the end of a job enqueues its follower; then jobs
+-- that wait for others; last limits. No statement waits for the lock of a job
 -- that waits for others: if such a job is being unblocked, the lock request would follow the row to
 -- its newest version, and so wait for an ack of that job, which can wait for rows that are locked here. A function that
 -- finds such a job locked releases all of its locks, and tries again a moment later. The jobs that the end of a job can move
@@ -3753,12 +3754,14 @@ AS $$
     FOR SHARE OF w;
 $$;
 
--- Begin the next stage of a pipeline after a job that is completed by hand, with its result; return the id of the new job, or NULL
--- if the job is no stage, is the last one, or has begun the next stage before.
+-- Begin the next stage of a pipeline after a job that is completed by hand, with its result; return the id of the new job. Return
+-- NULL if the job is no stage, is the last one, or has begun the next stage before; if the run was stopped, or has gone on with a
+-- later job; or if a newer run of its key follows (`has_follower`) or takes its place. `past`: the finished jobs among those that
+-- are completed. The caller has locked the run and its key.
 -- Called by: complete().
 CREATE FUNCTION taskd.begin_stage_after(
     parent_id bigint, workflow_id bigint, node text, metadata jsonb, schedule text, tick timestamptz, ends_by timestamptz,
-    result jsonb
+    result jsonb, has_follower boolean, past bigint[]
 ) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3773,8 +3776,9 @@ BEGIN
         RAISE EXCEPTION 'job % cannot be completed with this result: %', parent_id, step ->> 'fault'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass a result that the next stage accepts.';
     END IF;
-    IF step IS NULL
-       OR EXISTS (SELECT FROM taskd.dependency AS d WHERE d.parent_id = parent_id AND d.counted AND d.on_failed = 'cancel') THEN
+    IF step IS NULL OR has_follower
+       OR EXISTS (SELECT FROM taskd.dependency AS d WHERE d.parent_id = parent_id AND d.counted AND d.on_failed = 'cancel')
+       OR parent_id = ANY (past) AND NOT taskd.may_go_on(workflow_id, parent_id, past) THEN
         RETURN NULL;
     END IF;
     stage := taskd.plan_of_stage(workflow_id, step #>> '{stage,name}');
@@ -3957,8 +3961,7 @@ LANGUAGE sql IMMUTABLE
 SET search_path = pg_catalog, pg_temp
 AS $$ SELECT string_agg(plan ->> 'name', ', ' ORDER BY n) FROM jsonb_array_elements(stages) WITH ORDINALITY AS s (plan, n) $$;
 
--- Start a run of a pipeline again; see restart_runs(). The last job of the run is locked first, and then the workflow, as in a
--- retry.
+-- Start a run of a pipeline again; see restart_runs(), which has locked its last job, the run and its key.
 -- Called by: restart_runs().
 CREATE FUNCTION taskd.restart_run(
     run_id bigint, stage text, args jsonb, reason text, actor text, OUT outcome text, OUT job_id bigint, OUT detail text
@@ -3990,29 +3993,25 @@ BEGIN
     WHERE j.workflow_id = run_id AND taskd.stage_place(run.stages, j.node) IS NOT NULL
     ORDER BY j.id DESC
     LIMIT 1;
-    PERFORM FROM taskd.job_history AS h WHERE h.id = last.id FOR UPDATE;
-    SELECT * INTO run FROM taskd.workflow AS w WHERE w.id = run_id FOR UPDATE;
-    IF NOT FOUND OR last.id IS NULL THEN
+    IF last.id IS NULL THEN
         detail := 'none of its jobs is kept any more';
         RETURN;
     END IF;
     IF EXISTS (
         SELECT FROM taskd.jobs AS j
-        WHERE j.workflow_id = run_id AND (j.id > last.id OR j.state IN ('blocked', 'scheduled', 'queued', 'running'))
+        WHERE j.workflow_id = run_id AND j.state IN ('blocked', 'scheduled', 'queued', 'running')
           AND taskd.stage_place(run.stages, j.node) IS NOT NULL
     ) THEN
         detail := 'it has not ended: cancel it first';
         RETURN;
     END IF;
-    IF run.unique_key IS NOT NULL THEN
-        IF NOT taskd.takes_run_key(run.name, run.unique_key, run.version, last.id, '{}') THEN
-            detail := coalesce(
-                (SELECT format('run %s has the same unique key, and is live', r.run_id)
-                 FROM taskd.live_run(run.name, run.unique_key) AS r WHERE r.run_id IS NOT NULL),
-                'a run with a newer version of its unique key has begun'
-            );
-            RETURN;
-        END IF;
+    IF NOT taskd.may_go_on(run_id, last.id, '{}') THEN
+        detail := coalesce(
+            (SELECT format('run %s has the same unique key, and is live', r.run_id)
+             FROM taskd.live_run(run.name, run.unique_key) AS r WHERE r.run_id IS NOT NULL),
+            'a run with a newer version of its unique key has begun'
+        );
+        RETURN;
     END IF;
     -- A run that was stopped after a stage was done goes on with the next one.
     place := coalesce(
@@ -4070,9 +4069,26 @@ CREATE FUNCTION taskd.restart_runs(
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
 BEGIN
+    -- The last job of each run, so that nobody retries it meanwhile.
+    PERFORM FROM taskd.job_history AS h
+    WHERE h.id = ANY (ARRAY(
+        SELECT last.id
+        FROM taskd.workflow AS w
+        CROSS JOIN LATERAL (
+            SELECT j.id FROM taskd.jobs AS j
+            WHERE j.workflow_id = w.id AND taskd.stage_place(w.stages, j.node) IS NOT NULL
+            ORDER BY j.id DESC
+            LIMIT 1
+        ) AS last
+        WHERE w.id = ANY (ids) AND w.stages IS NOT NULL
+    ))
+    ORDER BY h.id
+    FOR UPDATE;
+    PERFORM taskd.lock_runs(ids);
     RETURN QUERY
     WITH done AS MATERIALIZED (
         SELECT run.id, each.outcome, each.job_id, each.detail
@@ -4235,31 +4251,61 @@ BEGIN
 END
 $$;
 
--- Lock the key of a run, and return whether the run can be live again: no other run of the key is live, will be live again together
--- with it, or has a newer version. `job_id`: the job with which it would go on; `ids`: all that are retried.
--- Called by: restart_run(), retry().
-CREATE FUNCTION taskd.takes_run_key(pipeline text, run_key text, version bigint, job_id bigint, ids bigint[]) RETURNS boolean
+-- Lock these runs of pipelines, and their keys, for a caller that lets them go on; both in one order, so that two callers cannot
+-- wait for each other. The caller has locked jobs before.
+-- Called by: restart_runs(), retry(), complete().
+CREATE FUNCTION taskd.lock_runs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+BEGIN
+    IF array_remove(ids, NULL) = '{}' THEN
+        RETURN;
+    END IF;
+    PERFORM FROM taskd.workflow AS w WHERE w.id = ANY (ids) AND w.stages IS NOT NULL ORDER BY w.id FOR NO KEY UPDATE;
+    INSERT INTO taskd.job_key AS k (task, unique_key, job_id, until)
+    SELECT DISTINCT w.name, w.unique_key, 0, now()
+    FROM taskd.workflow AS w
+    WHERE w.id = ANY (ids) AND w.unique_key IS NOT NULL
+    ORDER BY w.name, w.unique_key
+    ON CONFLICT ON CONSTRAINT job_key_pkey DO UPDATE SET until = k.until;
+END
+$$;
+
+-- Return whether a run of a pipeline can go on with the finished job `job_id`: no later job of the run exists; and no other run of
+-- its key is live, goes on together with it, or has a newer version. `ids`: all finished jobs that go on now. The caller has locked
+-- the run and its key.
+-- Called by: begin_stage_after(), restart_run(), retry().
+CREATE FUNCTION taskd.may_go_on(run_id bigint, job_id bigint, ids bigint[]) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
 AS $$
 #variable_conflict use_variable
+DECLARE
+    run taskd.workflow;
 BEGIN
-    INSERT INTO taskd.job_key AS k (task, unique_key, job_id, version, until) VALUES (pipeline, run_key, job_id, version, now())
-    ON CONFLICT ON CONSTRAINT job_key_pkey DO UPDATE SET until = k.until;
-    RETURN NOT EXISTS (SELECT FROM taskd.live_run(pipeline, run_key) AS r WHERE r.run_id IS NOT NULL)
+    SELECT * INTO run FROM taskd.workflow AS w WHERE w.id = run_id;
+    RETURN NOT EXISTS (
+        SELECT FROM taskd.jobs AS later
+        WHERE later.workflow_id = run_id AND later.id > job_id AND taskd.stage_place(run.stages, later.node) IS NOT NULL
+    ) AND (run.unique_key IS NULL OR (
+        (taskd.live_run(run.name, run.unique_key)).run_id IS NULL
         AND NOT EXISTS (
             SELECT FROM taskd.job_key AS k
-            WHERE k.task = pipeline AND k.unique_key = run_key AND k.version > version
+            WHERE k.task = run.name AND k.unique_key = run.unique_key AND k.version > run.version
         )
         AND NOT EXISTS (
             SELECT FROM taskd.workflow AS w JOIN taskd.job_history AS h ON h.workflow_id = w.id
-            WHERE w.name = pipeline AND w.unique_key = run_key AND h.id > job_id AND h.id = ANY (ids)
-        );
+            WHERE w.name = run.name AND w.unique_key = run.unique_key AND h.id > job_id AND h.id = ANY (ids)
+        )
+    ));
 END
 $$;
 
 -- Return the live run of a key, its job, the state of this job, and the newest version that is known; NULLs if no run is live.
--- Called by: find_key(), forget_key(), restart_run(), start_keyed_run(), takes_run_key().
+-- Called by: find_key(), forget_key(), restart_run(), start_keyed_run(), may_go_on().
 CREATE FUNCTION taskd.live_run(
     pipeline text, run_key text, OUT run_id bigint, OUT job_id bigint, OUT state text, OUT newest bigint
 )
@@ -6191,22 +6237,6 @@ BEGIN
                 ORDER BY past.id
                 FOR UPDATE
             );
-            -- A run of a pipeline that was started again has gone on without its earlier jobs.
-            retried := ARRAY(
-                WITH past AS MATERIALIZED (
-                    SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
-                )
-                SELECT past.id
-                FROM past
-                LEFT JOIN LATERAL (
-                    SELECT w.id, w.stages, w.name, w.unique_key, w.version
-                    FROM taskd.workflow AS w WHERE w.id = past.workflow_id AND w.stages IS NOT NULL OFFSET 0
-                ) AS run ON true
-                WHERE run.id IS NULL OR NOT EXISTS (
-                    SELECT FROM taskd.jobs AS later
-                    WHERE later.workflow_id = run.id AND later.id > past.id AND taskd.stage_place(run.stages, later.node) IS NOT NULL
-                ) AND (run.unique_key IS NULL OR taskd.takes_run_key(run.name, run.unique_key, run.version, past.id, retried))
-            );
             parents := taskd.parents_of(retried);
             children := ARRAY(
                 SELECT d.job_id FROM taskd.dependency AS d
@@ -6220,6 +6250,9 @@ BEGIN
                     SELECT j.id FROM taskd.job AS j WHERE j.id = ANY (parents) AND j.waits_for IS NULL ORDER BY j.id FOR UPDATE
                 );
             END IF;
+            PERFORM taskd.lock_runs(ARRAY(
+                SELECT past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
+            ));
             IF parents <> '{}' OR children <> '{}' THEN
                 blocked := taskd.lock_blocked(parents || children);
                 held := held || ARRAY(SELECT unnest(blocked) INTERSECT SELECT unnest(parents));
@@ -6232,6 +6265,18 @@ BEGIN
             THEN
                 RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
             END IF;
+            -- A run of a pipeline that was started again has gone on without its earlier jobs, and a newer run can have its key.
+            retried := ARRAY(
+                WITH past AS MATERIALIZED (
+                    SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
+                )
+                SELECT past.id
+                FROM past
+                LEFT JOIN LATERAL (
+                    SELECT w.id FROM taskd.workflow AS w WHERE w.id = past.workflow_id AND w.stages IS NOT NULL OFFSET 0
+                ) AS run ON true
+                WHERE run.id IS NULL OR taskd.may_go_on(run.id, past.id, retried)
+            );
             -- Leave out jobs that would wait for a job that is not retried, and their dependants.
             WITH RECURSIVE past AS MATERIALIZED (
                 SELECT past.id, past.workflow_id FROM taskd.job_history AS past WHERE past.id = ANY (retried)
@@ -6756,17 +6801,22 @@ BEGIN
     ) AS f;
     PERFORM taskd.record_actions('complete', taskd.job_targets(vars.ended), actor, reason);
     DELETE FROM taskd.unblocking AS u WHERE u.parent_id = ANY (past);
+    PERFORM taskd.lock_runs(ARRAY(
+        SELECT j.workflow_id FROM taskd.jobs AS j WHERE j.id = ANY (vars.ended)
+    ));
     UPDATE taskd.workflow AS w
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL
       AND w.id = ANY (ARRAY(SELECT h.workflow_id FROM taskd.job_history AS h WHERE h.id = ANY (past)));
     PERFORM taskd.begin_stage_after(
-        f.id, f.workflow_id, f.node, taskd.own_metadata(f.task, f.metadata), f.schedule, f.tick, f.ends_by, complete.result
+        f.id, f.workflow_id, f.node, taskd.own_metadata(f.task, f.metadata), f.schedule, f.tick, f.ends_by, complete.result,
+        f.has_follower, past
     )
     FROM (
-        SELECT j.id, j.workflow_id, j.node, j.task, j.metadata, j.schedule, j.tick, j.ends_by FROM taskd.job AS j WHERE j.id = ANY (ids)
+        SELECT j.id, j.workflow_id, j.node, j.task, j.metadata, j.schedule, j.tick, j.ends_by, j.follower IS NOT NULL AS has_follower
+        FROM taskd.job AS j WHERE j.id = ANY (ids)
         UNION ALL
-        SELECT h.id, h.workflow_id, h.node, h.task, h.metadata, h.schedule, h.tick, h.ends_by
+        SELECT h.id, h.workflow_id, h.node, h.task, h.metadata, h.schedule, h.tick, h.ends_by, false
         FROM taskd.job_history AS h WHERE h.id = ANY (past)
         ORDER BY 1
     ) AS f

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from taskd.core.jobs.job import Job, NewJob
 from taskd.core.jobs.limit import Limit
 from taskd.core.jobs.unique import Unique
-from taskd.store import workers
+from taskd.store import workers, workflows
 from taskd.store.connections.error_translation import HeldUp
 from taskd.store.connections.lanes import Lane
 from taskd.store.jobs import changes, jobs, limits
@@ -35,6 +36,7 @@ from tests.store.helpers import (
     steps_back,
     waits_for_lock,
 )
+from tests.store.workflow_helpers import AFTER
 
 JOBS = 60
 PHASES = 10
@@ -232,3 +234,55 @@ async def test_an_ack_does_not_wait_for_the_next_job_of_its_limit(
     await locking.execute("COMMIT")
     await limits.admit(lane, 10)
     assert await limit_helpers.queued(sql) == [first]
+
+
+STAGES = [
+    {"name": "a", "queue": "q", "task": "t", "priority": 100, "required": [], "accepted": []},
+]
+RUN = """
+SELECT run_id, job_id FROM taskd.start_keyed_run(
+    'docs', $1, '{}', NULL, NULL, now(), NULL, NULL, NULL, NULL, $2, NULL, 'skip')
+"""
+LOCK_KEY = "SELECT FROM taskd.job_key WHERE unique_key = $1 FOR UPDATE"
+
+
+async def ended_run(sql: Any, lane: Lane, key: str) -> tuple[int, int]:
+    """Start a run of a pipeline that has a key, and cancel its job; return the ids of both."""
+    run, job = await sql.fetchrow(RUN, json.dumps(STAGES), key)
+    assert await jobs.cancel(lane, [job], "no")
+    return run, job
+
+
+async def test_a_retry_locks_keys_of_runs_after_the_jobs_that_it_waits_for(
+    sql, lane: Lane, connect: Connect
+) -> None:
+    """An ack holds its jobs, and then wants the key of a newer run that follows one of them."""
+    _, past = await ended_run(sql, lane, "k")
+    [parent] = await enqueue(lane)
+    child = await sql.fetchval(AFTER, [parent], "cancel")
+    await jobs.cancel(lane, [child], "no")
+    locking, retrying = await connect(**IMPATIENT), await connect(**IMPATIENT)
+    await locking.execute("BEGIN")
+    await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", parent)
+    retry = asyncio.create_task(jobs.retry(fetches(retrying), [past, child]))
+    await waits_for_lock(sql, retrying)
+    await locking.execute(LOCK_KEY, "k")
+    await locking.execute("COMMIT")
+    assert sorted(await retry) == [past, child]
+
+
+async def test_runs_that_start_again_lock_their_jobs_before_their_keys(
+    sql, lane: Lane, connect: Connect
+) -> None:
+    """A retry holds the jobs that have ended, and then wants the keys of their runs."""
+    (first, _), (second, past) = [await ended_run(sql, lane, key) for key in "kl"]
+    locking, restarting = await connect(**IMPATIENT), await connect(**IMPATIENT)
+    await locking.execute("BEGIN")
+    await locking.execute("SELECT FROM taskd.job_history WHERE id = $1 FOR UPDATE", past)
+    restart = asyncio.create_task(
+        workflows.restart(fetches(restarting), [first, second], None, None, "")
+    )
+    await waits_for_lock(sql, restarting)
+    await locking.execute(LOCK_KEY, "k")
+    await locking.execute("COMMIT")
+    assert all(each.job_id for each in (await restart).values())

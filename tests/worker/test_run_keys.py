@@ -277,6 +277,50 @@ async def test_the_key_of_a_live_run_is_found_and_not_forgotten(desk: Desk) -> N
     assert (await docs.line.start("a", 1, conn=desk.sql)).outcome == "enqueued"
 
 
+async def live(desk: Desk) -> list[int]:
+    return [row[0] for row in await desk.sql.fetch("SELECT id FROM taskd.job")]
+
+
+async def test_a_newer_run_begins_after_a_job_that_was_completed_by_hand(desk: Desk) -> None:
+    docs = Docs(desk, VERSIONED)
+    await desk.start()
+    old = await docs.line.start("a", 1, conn=desk.sql)
+    await until(lambda: docs.begun)
+    assert (await docs.line.start("a", 2, conn=desk.sql)).outcome == "follows"
+    await jobs.complete(desk.lane, [*old.jobs.values()], '{"doc": "a", "rev": 1}', "odd")
+    docs.go.set()
+    await until(lambda: ("write", "a", 2) in docs.begun)
+    assert ("write", "a", 1) not in docs.begun
+    assert [row[:2] for row in await ran(desk, old.id)] == [("read", "done")]
+
+
+async def test_a_job_that_is_completed_by_hand_does_not_continue_a_run_that_another_replaced(
+    desk: Desk,
+) -> None:
+    docs = Docs(desk, Unique(by=("doc",)))
+    first = await docs.line.start("a", conn=desk.sql)
+    await jobs.cancel(desk.lane, [*first.jobs.values()], "no")
+    second = await docs.line.start("a", conn=desk.sql)
+    result = '{"doc": "a", "rev": 0}'
+    assert await jobs.complete(desk.lane, [*first.jobs.values()], result, "odd")
+    assert await live(desk) == [*second.jobs.values()]
+    # Without another run, the next stage begins.
+    await jobs.cancel(desk.lane, [*second.jobs.values()], "no")
+    assert await jobs.complete(desk.lane, [*second.jobs.values()], result, "odd")
+    assert await desk.sql.fetchval("SELECT node FROM taskd.job") == "write"
+
+
+async def test_a_job_that_is_completed_by_hand_begins_no_stage_beside_a_later_job_of_its_run(
+    desk: Desk,
+) -> None:
+    docs = Docs(desk, Unique(by=("doc",)))
+    run = await docs.line.start("a", conn=desk.sql)
+    await jobs.cancel(desk.lane, [*run.jobs.values()], "no")
+    again = await workflows.restart(desk.lane, [run.id], "read", '{"doc": "a", "rev": 1}', "")
+    assert await jobs.complete(desk.lane, [*run.jobs.values()], '{"doc": "a", "rev": 0}', "odd")
+    assert await live(desk) == [again[run.id].job_id]
+
+
 async def test_many_producers_start_one_run(desk: Desk) -> None:
     docs = Docs(desk, VERSIONED)
     docs.go.set()
