@@ -32,6 +32,13 @@ def test_the_statements_do_what_the_model_says(dsn: str) -> None:
     machine.play(dsn, EXAMPLES, steps=25)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_statements_do_what_the_model_says_for_longer(dsn: str) -> None:
+    """Without the bugs in LATE, the examples that find them pass."""
+    machine.play(dsn, MORE_EXAMPLES)
+
+
 # Plausible mistakes in the real statements.
 STATEMENTS = {
     "a claim that leaves the fence": planted(
