@@ -1167,7 +1167,7 @@ $$;
 
 -- Return the state of a waiting job that is due at that time. Every change to `queued`, except by admission itself, uses this
 -- function, because a job with a limit must wait for its admission. The planner inlines the body.
--- Called by: 12 functions, 1 statements.
+-- Called by: 13 functions, 1 statements.
 CREATE FUNCTION taskd.state_when_due(limit_name text, due timestamptz) RETURNS taskd.job_state
 LANGUAGE sql STABLE
 RETURN CASE WHEN due > now() THEN 'scheduled'::taskd.job_state
@@ -1927,7 +1927,7 @@ LANGUAGE sql IMMUTABLE
 RETURN 'superseded by ' || coalesce('version ' || taskd.version_text(version) || ' (job ' || job_id || ')', 'job ' || job_id);
 
 -- Write a job that was deleted to the history, as cancelled: the newer job `by` holds its unique key now.
--- Called by: enqueue_unique(), return_with_key().
+-- Called by: enqueue_unique(), return_with_key(), supersede_restarted().
 CREATE FUNCTION taskd.keep_superseded(old taskd.job, by bigint, version bigint) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -1946,7 +1946,8 @@ BEGIN
            old.key_scope, old.unique_key, old.version,
            old.deadline, old.ends_by, old.args_version, old.schedule, old.tick, old.workflow_id, old.node, old.limit_name, old.limit_key,
            old.metadata
-    FROM (SELECT coalesce((SELECT q.keep_failed_s FROM taskd.queue AS q WHERE q.name = old.queue), 2592000) AS seconds) AS keep
+    FROM (SELECT greatest(coalesce((SELECT q.keep_failed_s FROM taskd.queue AS q WHERE q.name = old.queue), 2592000),
+                          CASE WHEN old.workflow_id IS NOT NULL THEN 86400 END) AS seconds) AS keep
     WHERE keep.seconds > 0;
     -- A job that held a slot of its limit leaves it to others.
     INSERT INTO taskd.opening (limit_name, limit_key)
@@ -2572,7 +2573,7 @@ $$;
 -- `crashes` and `isolated`: of the job that has ended without success. The follower of a suspect starts as a suspect, so that
 -- a stream of versions that all crash their worker stays in quarantine. But it is charged with one crash only: its arguments
 -- are others. `retry_at`: when the job would have been retried.
--- Called by: 3 functions, 5 statements, the schema.
+-- Called by: 4 functions, 5 statements, the schema.
 CREATE FUNCTION taskd.enqueue_follower(
     task text, unique_key text, follower jsonb, crashes integer DEFAULT 0, isolated boolean DEFAULT false,
     retry_at timestamptz DEFAULT NULL
@@ -3042,7 +3043,7 @@ $$;
 -- next wave. If more than a thousand jobs wait, upkeep handles them after the commit, so that the time of this call does not
 -- grow with the number of jobs that wait. The function runs with the owner's rights, because workers and admins are allowed
 -- to end jobs, but not to write dependencies.
--- Called by: 3 functions, 5 statements.
+-- Called by: 4 functions, 5 statements.
 CREATE FUNCTION taskd.unblock(ids bigint[], states text[]) RETURNS bigint
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -6707,7 +6708,7 @@ $$;
 
 -- Return the errors of a job whose running attempt was ended by hand: with an entry that says so, and by whom. By this entry, the
 -- worker recognises why its outcome is refused (check_acks).
--- Called by: complete(), restart().
+-- Called by: complete(), supersede_restarted(), restart().
 CREATE FUNCTION taskd.with_ended_attempt(
     errors jsonb, attempt smallint, worker_id bigint, fence bigint, started_at timestamptz, what text
 ) RETURNS jsonb
@@ -6882,6 +6883,33 @@ BEGIN
 END
 $$;
 
+-- End a running job that was to be restarted, but has a follower: the newer version starts in its place, not before `due`. The
+-- caller has deleted the row of the job.
+-- Called by: restart().
+CREATE FUNCTION taskd.supersede_restarted(old taskd.job, due timestamptz, what text) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_variable
+DECLARE
+    next_id bigint := taskd.enqueue_follower(old.task, old.unique_key, old.follower, old.crashes, old.isolated, due);
+BEGIN
+    UPDATE taskd.job AS j
+    SET run_at = due, state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(j.limit_name, due) END
+    WHERE j.id = next_id AND j.run_at < due;
+    old.errors := taskd.with_ended_attempt(old.errors, old.attempt, old.worker_id, old.fence, old.started_at, what);
+    PERFORM taskd.keep_superseded(old, next_id, (old.follower ->> 'version')::bigint);
+    UPDATE taskd.job_key AS k
+    SET retry_at = due
+    WHERE k.task = old.task AND k.unique_key = old.unique_key AND k.job_id = next_id
+      AND old.follower ->> 'newer_starts' IS DISTINCT FROM 'at_once';
+    IF old.workflow_id IS NOT NULL THEN
+        PERFORM taskd.unblock(ARRAY[old.id], ARRAY['cancelled']);
+    END IF;
+END
+$$;
+
 -- End running attempts by hand, and start their jobs again. Return the new state of each of these jobs; other jobs are not in the
 -- result.
 --
@@ -6890,8 +6918,9 @@ $$;
 -- Use it for a job that hangs. The worker is notified, and cancels the handler; whatever the handler does, its outcome is refused.
 -- The next attempt is due after delay_s seconds, five by default, so that the handler can end before: a handler that ignores its
 -- cancellation, such as a plain function in a thread, still runs beside the next attempt. The attempt counts, and the job gets
--- another one if it was the last. A requested cancellation and a deadline that would have passed are removed. A job that would
--- hold its unique key again, which another waiting job holds, is not restarted: cancel it. The function runs with the owner's
+-- another one if it was the last. A requested cancellation and a deadline that would have passed are removed. A job with a newer
+-- version ends as cancelled, and the newer version starts in its place. A job that would hold its unique key again, which another
+-- waiting job holds, is not restarted: cancel it. The function runs with the owner's
 -- rights, because no other user is allowed to end attempts.
 -- Called by: SQL clients, restart_jobs.
 CREATE FUNCTION taskd.restart(
@@ -6911,6 +6940,7 @@ DECLARE
     options_fit CONSTANT boolean := taskd.check_job_options(delay_s => delay_s);
     due timestamptz := now() + make_interval(secs => coalesce(delay_s, 5));
     what text := taskd.action_text('restarted', actor, reason);
+    older taskd.job;
     restarted bigint[];
     states text[];
     workers bigint[];
@@ -6918,6 +6948,22 @@ DECLARE
     places text[];
     keys text[];
 BEGIN
+    PERFORM FROM taskd.job AS j WHERE j.id = ANY (ids) AND j.state = 'running' ORDER BY j.id FOR UPDATE;
+    FOR older IN
+        DELETE FROM taskd.job AS j
+        WHERE j.id = ANY (ids) AND j.state = 'running' AND j.follower IS NOT NULL
+          AND (j.workflow_id IS NULL OR j.follower ? 'pipeline')
+        RETURNING j.*
+    LOOP
+        PERFORM taskd.supersede_restarted(older, due, what);
+        restarted := restarted || older.id;
+        states := states || 'cancelled'::text;
+        workers := workers || older.worker_id;
+        IF older.limit_name IS NOT NULL THEN
+            places := places || older.limit_name::text;
+            keys := keys || older.limit_key;
+        END IF;
+    END LOOP;
     WITH held AS MATERIALIZED (
         SELECT j.id, j.worker_id
         FROM taskd.job AS j
@@ -6942,12 +6988,13 @@ BEGIN
         WHERE j.id = held.id AND j.state = 'running'
         RETURNING j.id, j.state::text AS state, held.worker_id, j.queue::text AS queue, j.limit_name, j.limit_key
     )
-    SELECT array_agg(id), array_agg(back.state), array_agg(DISTINCT worker_id), array_agg(DISTINCT queue),
-           array_agg(limit_name) FILTER (WHERE limit_name IS NOT NULL), array_agg(limit_key) FILTER (WHERE limit_name IS NOT NULL)
+    SELECT restarted || array_agg(id), states || array_agg(back.state), workers || array_agg(DISTINCT worker_id),
+           array_agg(DISTINCT queue), places || array_agg(limit_name::text) FILTER (WHERE limit_name IS NOT NULL),
+           keys || array_agg(limit_key) FILTER (WHERE limit_name IS NOT NULL)
     INTO restarted, states, workers, queues, places, keys
     FROM back;
     PERFORM taskd.record_actions('restart', taskd.job_targets(restarted), actor, reason);
-    PERFORM taskd.notify('taskd', w.id::text) FROM unnest(workers) AS w (id);
+    PERFORM taskd.notify('taskd', w.id::text) FROM (SELECT DISTINCT unnest(workers)) AS w (id);
     IF due < clock_timestamp() + interval '60 s' THEN
         PERFORM taskd.notify_workers(q.name) FROM unnest(queues) AS q (name);
     END IF;

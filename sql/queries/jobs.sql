@@ -29,7 +29,7 @@ SELECT job_id AS id, state FROM taskd.complete($1::bigint[], $2::text::jsonb, $3
 
 -- name: restart_jobs(ids bigint[], reason text, delay_s double precision, alone boolean, actor text)
 -- roles: admin
--- moves: running -> scheduled, running -> queued, running -> blocked
+-- moves: running -> scheduled, running -> queued, running -> blocked, running -> cancelled, blocked -> queued, blocked -> scheduled, blocked -> cancelled
 SELECT job_id AS id, state FROM taskd.restart($1::bigint[], $2, $3, $4, $5);
 
 -- See taskd.run_again().

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tests.store.oracle import Oracle
+from tests.store.oracle_keys import SUPERSEDED
 from tests.store.oracle_rows import MAX_ATTEMPTS, Row
 
 
@@ -38,19 +39,35 @@ class HandsOracle(Oracle):
             row for row in found
             if row.key is None or row.scope == "live" or self.holder(row.task, row.key) is None
         ]  # fmt: skip
+        older = [row for row in found if row.follower and not row.workflow]
         for row in found:
+            row.by_hand.add((row.worker, row.fence))
+            row.worker = row.cancel = row.lost_by = None
+        for row in older:
+            row.state, row.reason = "cancelled", SUPERSEDED
+            self._follow_restarted(row, due=due)
+        for row in found:
+            if row in older:
+                continue
             tries = row.attempt - row.crashes
             if tries >= (row.max_attempts or MAX_ATTEMPTS):
                 row.max_attempts = tries + 1
             row.state = "scheduled" if row.crashes else self.when_due(row.limit, due)
             # Deadlines are as far away as the new time, or have passed.
             row.over = row.over if due and row.over is False else None
-            row.by_hand.add((row.worker, row.fence))
-            row.worker = row.cancel = row.lost_by = None
             row.due, row.parked = due, False
         went = {row.id: row.state for row in found}
         self.free((row.limit, row.limit_key) for row in found if row.limit)
         return went
+
+    def _follow_restarted(self, row: Row, *, due: bool) -> None:
+        """Start the newer version in the place of a restarted job, not before it would be due."""
+        assert row.follower is not None
+        before = set(self.rows)
+        self._follow(row, row.follower, due)
+        [new] = [self.rows[job] for job in self.rows.keys() - before]
+        new.due = new.due and due
+        new.state = "scheduled" if new.crashes else self.when_due(new.limit, new.due)
 
     def may_delete(self, job: int) -> bool:
         """Whether the model knows what becomes of it: the ids of workflows are not modelled."""

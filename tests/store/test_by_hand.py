@@ -297,6 +297,30 @@ async def test_a_job_whose_key_another_waiting_job_holds_is_not_restarted(
     assert held == run.id
 
 
+async def test_a_restarted_job_gives_way_to_its_newer_version(
+    sql: Any, lane: Lane, me: int
+) -> None:
+    one, two = (
+        NewJob("t", queue="q", unique=Unique(key="k", version=each, newer_starts="after_delay"))
+        for each in (1, 2)
+    )
+    await jobs.enqueue(lane, [one])
+    [run] = await jobs.claim(lane, me, "q", 10)
+    [followed] = await jobs.enqueue(lane, [two])
+    assert followed.outcome == "follows"
+    assert await jobs.restart(lane, [run.id], "it hung", 60) == {run.id: JobState.CANCELLED}
+    newer = await sql.fetchrow("SELECT * FROM taskd.job")
+    assert (newer["version"], newer["state"], newer["follower"]) == (2, "scheduled", None)
+    assert await sql.fetchval("SELECT run_at > now() + interval '50 s' FROM taskd.job")
+    found = await row(sql, run.id)
+    assert found["reason"] == f"superseded by version 2 (job {newer['id']})"
+    assert last_error(found)["type"] == "EndedByHand"
+    kept = await sql.fetchrow("SELECT job_id, retry_at FROM taskd.job_key")
+    assert tuple(kept) == (newer["id"], newer["run_at"])
+    assert await fate(lane, run) == "by hand"
+    assert await done(lane, run) == 0
+
+
 async def test_a_suspect_that_is_restarted_stays_in_quarantine(
     sql: Any, lane: Lane, me: int
 ) -> None:

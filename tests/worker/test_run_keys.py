@@ -122,6 +122,22 @@ async def test_a_newer_version_does_not_wait_for_the_retries_of_the_older(desk: 
     assert [row[1] for row in await ran(desk, newest.id)] == ["done", "done"]
 
 
+async def test_a_restarted_stage_gives_way_to_the_newer_run(desk: Desk) -> None:
+    docs = Docs(desk, VERSIONED)
+    await desk.start()
+    old = await docs.line.start("a", 1, conn=desk.sql)
+    await until(lambda: docs.begun)
+    await docs.line.start("a", 2, conn=desk.sql)
+    async with Client(desk.dsn) as client:
+        restarted = await client.restart(old.jobs["read"], "it hangs", delay_s=0)
+    assert restarted == {old.jobs["read"]: "cancelled"}
+    docs.go.set()
+    await until(lambda: ("write", "a", 2) in docs.begun)
+    [row] = await ran(desk, old.id)
+    assert row[1] == "cancelled"
+    assert "superseded by version 2" in row[3]
+
+
 @pytest.mark.parametrize("versions", [("1", "now()"), ("now()", "1")])
 async def test_the_versions_of_the_runs_of_a_key_have_one_type(
     desk: Desk, versions: tuple[str, str]

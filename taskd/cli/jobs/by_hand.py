@@ -122,9 +122,10 @@ def restart(
     """End running attempts, for example because they hang, and start their jobs again.
 
     The worker cancels the handler, and cannot write an outcome any more. A handler that ignores its
-    cancellation, such as a plain function in a thread, still runs beside the next attempt. With
-    ids, the command prints one line per job: the id, and the new state. With a filter, it prints
-    only the ids.
+    cancellation, such as a plain function in a thread, still runs beside the next attempt. A job
+    with a newer version ends as cancelled, and the newer version starts in its place. With ids, the
+    command prints one line per job: the id, and the new state. With a filter, it prints only the
+    ids.
 
     \b
     taskd jobs restart 4711 --reason 'it hangs in the driver'

@@ -65,8 +65,9 @@ class ClientByHand(ClientConnections):
         """End running attempts, and start their jobs again; return their new states, by id.
 
         Use it for jobs that hang. The workers cancel the handlers, and cannot write their outcomes
-        any more. A handler that ignores its cancellation still runs beside the next attempt. Jobs
-        that do not run are missing in the result.
+        any more. A handler that ignores its cancellation still runs beside the next attempt. A job
+        with a newer version ends as cancelled, and the newer version starts in its place. Jobs that
+        do not run are missing in the result.
 
         Args:
             chosen: an id, several ids, or a JobFilter, for example

@@ -74,7 +74,10 @@ async def restart_job(board: Dashboard, request: Request) -> Response:
     session, form = await board.acting(request)
     job_id = job_id_of(request)
     restarted = await jobs.restart(board.on, [job_id], cut(one(form, "reason")))
-    done = f"job {job_id} was restarted; its next attempt is due in seconds" if restarted else ""
+    done = {
+        None: "",
+        JobState.CANCELLED: f"job {job_id} has ended: a newer job of its key starts in its place",
+    }.get(restarted.get(job_id), f"job {job_id} was restarted; its next attempt is due in seconds")
     return await _job_done(board, session, job_id, "restart", done)
 
 
