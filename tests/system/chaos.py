@@ -19,13 +19,11 @@ from pathlib import Path
 import asyncpg
 
 from taskd import Client
-from taskd.core.jobs.job import NewJob
 from taskd.store.connections.database import Database
 from taskd.store.connections.lanes import Lane
-from taskd.workflows import Workflow
 from tests.servers import add_dsn, database, server
 from tests.system import chaos_app as app
-from tests.system.chaos_load import enqueue, load, meddle, newest
+from tests.system.chaos_load import Made, enqueue, load, meddle, newest
 from tests.system.chaos_report import PILLS, UNEXPECTED, Plan, Report
 from tests.system.fleet import START_S, Fleet, all_work, until
 from tests.system.judge import Judge
@@ -73,7 +71,7 @@ async def run(plan: Plan, dsn: str, logs: Path) -> Report:
 
 async def _play(
     plan: Plan,
-    waiting: list[NewJob | Workflow],
+    waiting: list[Made],
     dice: random.Random,
     connection: asyncpg.Connection,
     dsn: str,
@@ -93,7 +91,7 @@ async def _play(
         part = waiting[number * share : (number + 1) * share]
         records = await connection.fetchval(RECORDS)
         enqueued += await enqueue(lane, client, part)
-        await meddle(client, dice, sorted(set(enqueued)))
+        await meddle(client, lane, dice, sorted(set(enqueued)))
         if number < len(blows):
             # Two records for a job: at this one a part of the share has ended, and much of it runs.
             fatal = records + int(len(part) * dice.uniform(0.2, 1.6))

@@ -14,10 +14,12 @@ import asyncpg
 
 from taskd import Context, Fixed, Item, Limit, Unique, task
 from taskd.middleware import CallNext, middleware
+from taskd.workflows import pipeline, stage
 from tests.system import recorder as recorders
 
 LEDGER = "CREATE TABLE judge.ledger (job bigint NOT NULL)"  # no key: a second entry must show
 SOON = Fixed(0.1, jitter=0.5)
+WORKED = "INSERT INTO judge.worked VALUES ($1, $2, $3)"
 
 recorder = recorders.recorder()
 
@@ -140,14 +142,37 @@ async def books(ctx: Context) -> None:
 @task(queue="fast", backoff=SOON, unique=Unique(by=("account",), version_by="revision"))
 async def syncs(ctx: Context, account: int, revision: int) -> None:
     """Works on the newest revision; each third one takes two attempts."""
+    await _reaches(ctx, account, revision)
+
+
+@task(
+    queue="fast",
+    backoff=SOON,
+    unique=Unique(by=("account",), version_by="revision", newer_starts="after_delay"),
+)
+async def publishes(ctx: Context, account: int, revision: int) -> None:
+    """As `syncs`, but a newer revision waits for the delay of a failed attempt."""
+    await _reaches(ctx, account, revision)
+
+
+async def _reaches(ctx: Context, account: int, revision: int) -> None:
     await _says(ctx, "start")
     if revision % 3 == 0 and ctx.attempt == 1:
         await _says(ctx, "raised")
         raise RuntimeError("once more")
     async with (await _pool()).acquire() as connection:
-        await connection.execute(
-            "INSERT INTO judge.worked VALUES ('syncs', $1, $2)", f"[{account}]", revision
-        )
+        await connection.execute(WORKED, ctx.task, f"[{account}]", revision)
+    await _says(ctx, "done")
+
+
+@task(queue="fast", backoff=SOON, unique=Unique(by=("account",), on_conflict="latest"))
+async def mirrors(ctx: Context, account: int, note: int) -> None:
+    """Works on what was enqueued last; each third note takes two attempts."""
+    await _says(ctx, "start")
+    await asyncio.sleep(0.005)
+    if note % 3 == 0 and ctx.attempt == 1:
+        await _says(ctx, "raised")
+        raise RuntimeError("once more")
     await _says(ctx, "done")
 
 
@@ -210,6 +235,34 @@ async def gathers(ctx: Context, numbers: list[int]) -> None:
     await _says(ctx, "done" if found == numbers else "raised")
     if found != numbers:
         raise RuntimeError(f"{found} instead of {numbers}")
+
+
+@task(queue="fast", backoff=SOON)
+async def drafts(ctx: Context, doc: int, revision: int) -> dict[str, int]:
+    """The first stage of a run; that of each fourth revision takes two attempts."""
+    await _says(ctx, "start")
+    if revision % 4 == 0 and ctx.attempt == 1:
+        await _says(ctx, "raised")
+        raise RuntimeError("once more")
+    await _says(ctx, "done")
+    return {"doc": doc, "revision": revision}
+
+
+@task(queue="mixed", backoff=SOON)
+async def prints(ctx: Context, doc: int, revision: int) -> None:
+    """The last stage of a run."""
+    await _says(ctx, "start")
+    await asyncio.sleep(0.005)
+    await _says(ctx, "done")
+
+
+# At most one run of a document is live.
+papers = pipeline(
+    "papers",
+    stage("draft", drafts),
+    stage("print", prints),
+    unique=Unique(by=("doc",), version_by="revision"),
+)
 
 
 @task(queue="mixed", process=True)

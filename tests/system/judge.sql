@@ -695,16 +695,14 @@ CREATE VIEW judge.breach AS
            WHERE w.task = n.task AND w.unique_key = n.unique_key AND w.version >= n.version
        )
     UNION ALL
-    -- A run that is replaced ends in the transaction in which the newer one begins.
-    SELECT 'I13', 'two runs', job.id, format('run %s began while run %s of the same key was live', later.id, earlier.id), false
-    FROM taskd.workflow AS later
-    JOIN taskd.workflow AS earlier
-      ON earlier.name = later.name AND earlier.unique_key = later.unique_key AND earlier.id < later.id
-    CROSS JOIN LATERAL (
-        SELECT e.seq, e.txid FROM judge.event AS e JOIN taskd.jobs AS j ON j.id = e.job
-        WHERE j.workflow_id = later.id AND e.kind = 'born' ORDER BY e.seq LIMIT 1
-    ) AS birth
-    JOIN taskd.jobs AS job ON job.workflow_id = earlier.id
+    -- A run that is replaced ends in the transaction in which the other one begins. Each job of a run is born while the run is the
+    -- only live one of its key, also if the run starts again.
+    SELECT 'I13', 'two runs', job.id, format('run %s began or went on while run %s of the same key was live', run.id, other.id), false
+    FROM taskd.workflow AS run
+    JOIN taskd.workflow AS other ON other.name = run.name AND other.unique_key = run.unique_key AND other.id <> run.id
+    JOIN taskd.jobs AS part ON part.workflow_id = run.id
+    JOIN judge.event AS birth ON birth.job = part.id AND birth.kind = 'born'
+    JOIN taskd.jobs AS job ON job.workflow_id = other.id
     CROSS JOIN LATERAL (
         SELECT s.new_state FROM judge.step AS s WHERE s.job = job.id AND s.seq < birth.seq ORDER BY s.seq DESC LIMIT 1
     ) AS was

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import asyncpg
 
-from taskd import Client
+from taskd import Client, JobFilter
 from taskd.errors import TaskdError
+from tests.system.chaos_load import RESTARTED
 from tests.system.faults.cluster import Cluster
 from tests.system.faults.disk import stuffed
 from tests.system.faults.proxy import Ambush, Fault
@@ -32,6 +33,7 @@ AMBUSHES = (
 )
 TABLES = ("job", "job_history", "worker", "queue", "task")
 PLAIN = "SELECT id FROM taskd.jobs WHERE id = ANY ($1) AND task IN ('instant', 'waits')"
+RUNS = "SELECT id FROM taskd.workflow WHERE name = 'papers' ORDER BY id DESC LIMIT 100"
 STORM = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 WHERE datname = current_database()
@@ -291,8 +293,13 @@ async def operator(world: World) -> None:
 
 
 async def by_hand(world: World, ids: list[int]) -> None:
-    """Restart, complete, delete and copy some jobs whose effects nobody counts."""
+    """Restart jobs and runs; complete, delete and copy some jobs whose effects nobody counts."""
     plain = [row[0] for row in await world.cluster.ask(PLAIN, ids)]
+    for task in world.dice.sample(RESTARTED, k=2):
+        await world.client.restart(JobFilter(task=task), OPERATOR, delay_s=1.0)
+    runs = [row[0] for row in await world.cluster.ask(RUNS)]
+    chosen = world.dice.sample(runs, k=min(3, len(runs)))
+    await world.client.restart_runs(chosen, world.dice.choice((None, "draft")), reason=OPERATOR)
     await world.client.restart(plain, OPERATOR, delay_s=1.0)
     await world.client.complete(plain[::3], reason=OPERATOR)
     await world.client.delete(plain[1::3], OPERATOR)

@@ -26,6 +26,7 @@ from taskd.store.schema import migrations
 from taskd.workflows import Workflow
 from tests.system import chaos_load, chaos_report
 from tests.system.chaos_app import hopeless, pill
+from tests.system.chaos_load import Made, Run
 from tests.system.faults.cluster import Cluster, private
 from tests.system.faults.disk import small_disk
 from tests.system.judge import Judge
@@ -38,7 +39,7 @@ SETTINGS = {"max_connections": "200", "deadlock_timeout": "200ms"}
 FEED_S = 0.25
 
 
-def load(plan: Plan, dice: random.Random) -> list[NewJob | Workflow]:
+def load(plan: Plan, dice: random.Random) -> list[Made]:
     """The jobs of a plan."""
     ledger: chaos_load.Kinds = {
         lambda: app.transfers.job(amount=1): 1,
@@ -150,7 +151,7 @@ class Play:
     # The load.
 
     @asynccontextmanager
-    async def _feeding(self, waiting: Sequence[NewJob | Workflow]) -> AsyncIterator[None]:
+    async def _feeding(self, waiting: Sequence[Made]) -> AsyncIterator[None]:
         """Offer all jobs during the block; the block ends when all are confirmed."""
         feeder = asyncio.create_task(self._feed(waiting), name="feeder")
         try:
@@ -160,7 +161,7 @@ class Play:
             feeder.cancel()
             await asyncio.wait({feeder})
 
-    async def _feed(self, waiting: Sequence[NewJob | Workflow]) -> None:
+    async def _feed(self, waiting: Sequence[Made]) -> None:
         began, fed = time.monotonic(), 0
         while fed < len(waiting):
             share = (time.monotonic() - began) / self.plan.seconds
@@ -169,16 +170,16 @@ class Play:
             for at in range(0, len(singles), chaos_load.BATCH):
                 self._world.enqueued += await self._enqueue(singles[at : at + chaos_load.BATCH])
             for made in due:
-                if isinstance(made, Workflow):
+                if not isinstance(made, NewJob):
                     self._world.enqueued += await self._enqueue(made)
             fed += len(due)
             await asyncio.sleep(FEED_S)
 
-    async def _enqueue(self, made: Sequence[NewJob] | Workflow) -> list[int]:
+    async def _enqueue(self, made: Sequence[NewJob] | Workflow | Run) -> list[int]:
         """Enqueue it until the database has confirmed it; it may then exist twice."""
         while True:
             with suppress(StoreUnavailable):
-                if isinstance(made, Workflow):
+                if isinstance(made, Workflow | Run):
                     return list((await made.start(client=self._client)).jobs.values())
                 return list(await jobs.enqueue(self._lane, made))
             await asyncio.sleep(FEED_S)
@@ -207,9 +208,7 @@ class Play:
 
     # The judgement.
 
-    async def _judged(
-        self, waiting: list[NewJob | Workflow], began: float, drained_s: float
-    ) -> Report:
+    async def _judged(self, waiting: list[Made], began: float, drained_s: float) -> Report:
         connection = await asyncpg.connect(
             self._cluster.dsn(), server_settings={"application_name": "judge nemesis"}
         )
