@@ -57,7 +57,7 @@ class HandsOracle(Oracle):
             row.over = row.over if due and row.over is False else None
             row.due, row.parked = due, False
         went = {row.id: row.state for row in found}
-        self.free((row.limit, row.limit_key) for row in found if row.limit)
+        self.free([(row.limit, row.limit_key) for row in found if row.limit])
         return went
 
     def _follow_restarted(self, row: Row, *, due: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tests.store.oracle_rows import Row, Rule, State
 
@@ -16,7 +16,7 @@ class Limits(State):
             assert row.limit is not None
             self.openings.add((row.limit, row.limit_key))
 
-    def free(self, positions: Iterable[tuple[str | None, str | None]]) -> None:
+    def free(self, positions: Collection[tuple[str | None, str | None]]) -> None:
         for name in sorted({name for name, _ in positions if name}):
             keys = {key for limit, key in positions if limit == name}
             if name in self.limits:
