@@ -395,6 +395,16 @@ async def run_beside_a_live_one(stage: Scene) -> None:
     await stage.sql(RUN)
 
 
+async def run_started_again_beside_a_newer_one(stage: Scene) -> None:
+    await stage.sql(RUN)
+    await stage.a.does(await stage.a.claim())
+    await stage.sql(RUN)
+    await stage.sql(
+        "INSERT INTO taskd.job (queue, task, workflow_id, node) "
+        "SELECT queue, task, workflow_id, node FROM taskd.job_history"
+    )
+
+
 ADDED = """
 WITH job AS (
     INSERT INTO taskd.job (queue, task, workflow_id, node)
@@ -513,6 +523,7 @@ BREACHES = [
     (version_without_a_job, "I13", "lost version"),
     (version_that_no_handler_saw, "I13", "lost version"),
     (run_beside_a_live_one, "I13", "two runs"),
+    (run_started_again_beside_a_newer_one, "I13", "two runs"),
     (member_that_began_early, "I14", "began early"),
     (member_cancelled_for_nothing, "I14", "cancelled"),
     (member_that_waits_for_what_is_done, "I14", "held up"),
