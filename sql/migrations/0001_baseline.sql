@@ -2048,7 +2048,6 @@ DECLARE
     holder record;
     superseded taskd.job;
     kept_version bigint;
-    kept_follower jsonb;
     retry_at timestamptz;
     takes boolean;
     number bigint := CASE WHEN version IS NOT NULL THEN taskd.stored_version(version, checked) END;
@@ -2154,7 +2153,7 @@ BEGIN
         IF NOT FOUND AND new_id IS NULL THEN
             INSERT INTO taskd.job AS j (
                 queue, task, args, priority, state, run_at, max_attempts, timeout_s, key_scope, unique_key,
-                version, follower, deadline, args_version, limit_name, limit_key, metadata, crashes, isolated, parked
+                version, deadline, args_version, limit_name, limit_key, metadata, crashes, isolated, parked
             )
             SELECT target_queue, enqueue_unique.task, enqueue_unique.args, enqueue_unique.priority,
                    CASE WHEN superseded.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END, due,
@@ -2165,7 +2164,7 @@ BEGIN
                    coalesce(vars.number, kept_version, CASE WHEN on_conflict = 'latest' THEN (
                        SELECT k.version FROM taskd.job_key AS k
                        WHERE k.task = enqueue_unique.task AND k.unique_key = enqueue_unique.unique_key AND k.until > now()
-                   ) END), kept_follower,
+                   ) END),
                    ends_at, target_args_version, target_limit, target_limit_key, enqueue_unique.metadata,
                    CASE WHEN superseded.crashes > 0 THEN 1 ELSE 0 END, coalesce(superseded.isolated, false),
                    coalesce(superseded.parked AND on_conflict = 'replace_args', false)
@@ -2227,7 +2226,7 @@ BEGIN
         END IF;
         SELECT j.id, j.state, j.queue, j.run_at, j.enqueued_at, j.attempt + j.crashes AS tries, j.limit_name, j.limit_key,
                j.priority, j.max_attempts, j.timeout_s, j.deadline, j.metadata,
-               j.fence > 0 AND j.workflow_id IS NULL AS ends, j.version AS own_version, j.follower,
+               j.fence > 0 AND j.workflow_id IS NULL AS ends, j.version AS own_version,
                greatest(j.version, (j.follower ->> 'version')::bigint) AS version
         INTO holder
         FROM taskd.job AS j
@@ -2288,10 +2287,9 @@ BEGIN
             PERFORM taskd.check_queue_room(q.name, q.max_depth, 1)
             FROM taskd.queue AS q WHERE q.name = target_queue AND q.max_depth IS NOT NULL;
         END IF;
-        -- An enqueue without a version removes neither the version nor the follower with a newer one, which a restarted holder has.
-        -- The newest arguments take the place of the follower, but not of its version.
+        -- An enqueue without a version removes neither the version nor the follower with a newer one, which a waiting job of a
+        -- workflow can have. The newest arguments take the place of the follower, but not of its version.
         kept_version := CASE WHEN newest THEN holder.version ELSE holder.own_version END;
-        kept_follower := CASE WHEN NOT newest THEN holder.follower END;
         IF holder.ends THEN
             DELETE FROM taskd.job AS j WHERE j.id = holder.id RETURNING j.* INTO superseded;
             CONTINUE;
@@ -2306,7 +2304,7 @@ BEGIN
             state = CASE WHEN j.crashes > 0 THEN 'scheduled' ELSE taskd.state_when_due(target_limit, due) END,
             gate = NULL, limit_name = target_limit, limit_key = target_limit_key,
             run_at = due, max_attempts = enqueue_unique.max_attempts, timeout_s = enqueue_unique.timeout_s,
-            version = coalesce(vars.number, kept_version), follower = kept_follower,
+            version = coalesce(vars.number, kept_version), follower = CASE WHEN NOT newest THEN j.follower END,
             deadline = ends_at, args_version = target_args_version, parked = j.parked AND on_conflict = 'replace_args',
             metadata = enqueue_unique.metadata
         WHERE j.id = holder.id;

@@ -78,18 +78,16 @@ class HandsOracle(Oracle):
         found = {job: self.rows[job].state for job in jobs}
         gone = [self.rows[job] for job, state in found.items() if state != "running"]
         freed = [(row.limit, row.limit_key) for row in gone if not row.finished and row.has_place]
-        # The follower of a finished job was enqueued at its end.
-        followers = {row.id: row.follower for row in gone if row.follower and not row.finished}
         for row in gone:
             # The follower of a finished job is a job of its own.
             row.follower = None if row.finished else row.follower
             del self.rows[row.id]
             window = self.windows.get((row.task, row.key or ""))
-            if window is not None and window.job == row.id and row.id not in followers:
+            if window is not None and window.job == row.id and row.follower is None:
                 del self.windows[row.task, row.key or ""]
         for row in gone:
-            if row.id in followers:
-                self._follow(row, followers[row.id])
+            if row.follower is not None:
+                self._follow(row, row.follower)
         self.free(freed)
         return {job: "running" if s == "running" else "deleted" for job, s in found.items()}
 

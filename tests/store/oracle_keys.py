@@ -119,7 +119,7 @@ class Keys(Limits):
         elif versioned or ends:
             self.delays.pop((new.task, new.key), None)
         if ends:
-            self._supersede(holder, new, newest=newest)
+            self._supersede(holder, new)
         else:
             self._replace(holder, new, newest=newest)
 
@@ -137,16 +137,14 @@ class Keys(Limits):
         ends = holder.fence > 0 and not holder.workflow
         self.delays[key] = (new.id if ends else holder.id, due)
 
-    def _supersede(self, holder: Row, new: Row, *, newest: bool) -> None:
+    def _supersede(self, holder: Row, new: Row) -> None:
         self._leave(holder)
         holder.state, holder.reason = "cancelled", superseded_by(new)
         assert new.key is not None
         if window := self.windows.get((new.task, new.key)):
             window.job = new.id
-        # The newest job takes the place of the follower; an unversioned one keeps it.
         if new.version is None:
-            new.version = holder.newest if newest else holder.version
-        new.follower = None if newest else holder.follower
+            new.version = holder.version
         new.suspect_of(holder)
         self.enqueue(new)
 
