@@ -82,6 +82,8 @@ class HandsOracle(Oracle):
             # The follower of a finished job is a job of its own.
             row.follower = None if row.finished else row.follower
             del self.rows[row.id]
+            for of in [each for each in self.logs if each[0] == row.id]:
+                del self.logs[of]
             window = self.windows.get((row.task, row.key or ""))
             if window is not None and window.job == row.id and row.follower is None:
                 del self.windows[row.task, row.key or ""]
