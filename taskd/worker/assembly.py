@@ -103,47 +103,87 @@ class Assembly:
         notify: Notify,
         process_index: ProcessIndex,
     ) -> None:
-        self.connections = SharedConnections(database, "work", **PLANS)
         self.connections_max = 0
+        self._pulse, self._loop = pulse, asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._add_lanes(settings, database, limits)
+        self._add_logs(settings, registry, lease)
+        self._add_runners(settings, registry, database, lease, limits)
+        self.emergency_stop = EmergencyStop(
+            database, lease, self.acker, self.runners, registry, LoopMonitor(pulse)
+        )
+        self.reconciler = Reconciler(
+            self.claiming_lanes, lease, self.acker, self.runners, settings.statement_timeout_s
+        )
+        self._add_claiming(settings, registry, lease)
+        self._add_upkeep(registry, database, limits, lease, registration)
+        self._add_listening(settings, database, process_index)
+        self.lease_lost = LeaseLost(
+            lease,
+            self.runners,
+            self.consumers.values(),
+            self.quarantine,
+            lambda: registration.register_again(self.upkeep),
+            stops,
+        )
+        self.health = Health(
+            pulse, lease, self.consumers.values(), self.acker, self.poller, database
+        )
+        beside: list[Service] = [Timer(self.runners, self.lease_lost, pulse, self.handler_tasks)]
+        if notify.active:
+            beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
+        self.supervisor = Supervisor(self._tiers(beside))
+
+    def _add_lanes(self, settings: Settings, database: Database, limits: dict[str, int]) -> None:
+        self.connections = SharedConnections(database, "work", **PLANS)
         self.claims = self.backlog_claims = self.connections.lane("claim")
-        claiming = [self.claims]
+        self.claiming_lanes = [self.claims]
         if len(limits) > 1 or any("*" in name for name in settings.queues):
             self.backlog_claims = self.connections.lane("backlog claim")
-            claiming.append(self.backlog_claims)
-        self._end_log_writer: Callable[[], None] = lambda: None
+            self.claiming_lanes.append(self.backlog_claims)
         self.acks = self.connections.lane("ack")
         self.upkeep = self.connections.lane("upkeep")
-        self.lanes = (*claiming, self.acks, self.upkeep)
-        self.acker = Acker(self.acks)
-        self.threads = JobThreads(self._works_for, settings.threads, "taskd-job")
+        self.lanes = (*self.claiming_lanes, self.acks, self.upkeep)
+
+    def _add_logs(self, settings: Settings, registry: Registry, lease: Lease) -> None:
+        """Create what captures the log lines of handlers, and what stores them if configured."""
+        together = self._pulse.together
+        self._end_log_writer: Callable[[], None] = lambda: None
+        self.log_writer: LogWriter | None = None
         keep = KeepLogs(settings.keep_logs)
-        keeps = keep is not KeepLogs.OFF or any(task.keep_logs for task in registry)
-        self.log_writer = (
-            LogWriter(
+        if keep is not KeepLogs.OFF or any(task.keep_logs for task in registry):
+            self.log_writer = LogWriter(
                 self.upkeep,
                 registry,
                 keep,
                 self._ends_later,
-                pulse.together,
+                together,
                 lambda: lease.trusted_until,
             )
-            if keeps
-            else None
-        )
-        self.lines = LogCapture(self._works_for, self.log_writer, self._hides, pulse.together)
-        self.processes = JobProcesses(settings, settings.app, self.log_writer)
-        self.transactions = Transactions(database, settings.transaction_connections)
-        self._pulse, self._loop = pulse, asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        self.lines = LogCapture(self._works_for, self.log_writer, self._hides, together)
+
+    def _add_runners(
+        self,
+        settings: Settings,
+        registry: Registry,
+        database: Database,
+        lease: Lease,
+        limits: dict[str, int],
+    ) -> None:
+        """Create the runners, and what runs and ends their attempts."""
+        self.acker = Acker(self.acks)
         self.errors = ErrorQueue(registry.reporters)
         recorder = OutcomeRecorder(self.acker, self.errors)
-        self._streaks, self.thread_slots = recorder.streaks, ThreadSlots(settings.threads)
-        self.counts = recorder.counts
+        self._streaks, self.counts = recorder.streaks, recorder.counts
+        self.threads = JobThreads(self._works_for, settings.threads, "taskd-job")
+        self.thread_slots = ThreadSlots(settings.threads)
+        self.processes = JobProcesses(settings, settings.app, self.log_writer)
+        self.transactions = Transactions(database, settings.transaction_connections)
         self.shared = Shared(
             registry=registry,
             recorder=recorder,
             lease=lease,
-            pulse=pulse,
+            pulse=self._pulse,
             executors=Executors(
                 threads=self.threads,
                 thread_slots=self.thread_slots,
@@ -155,16 +195,19 @@ class Assembly:
             slots=SharedSlots(settings.max_running),
         )
         self.runners = [Runner(queue, limit, self.shared) for queue, limit in limits.items()]
-        self.handler_tasks = HandlerTasks(pulse, self._runs, self._runs_in)
+        self.handler_tasks = HandlerTasks(self._pulse, self._runs, self._runs_in)
         self.progress = ProgressWriter(self.upkeep, self._runs)
         self.shared.progress = self.progress.report
-        self.emergency_stop = EmergencyStop(
-            database, lease, self.acker, self.runners, registry, LoopMonitor(pulse)
-        )
-        self.reconciler = Reconciler(
-            claiming, lease, self.acker, self.runners, settings.statement_timeout_s
-        )
-        self._add_claiming(settings, registry, lease)
+
+    def _add_upkeep(
+        self,
+        registry: Registry,
+        database: Database,
+        limits: dict[str, int],
+        lease: Lease,
+        registration: Registration,
+    ) -> None:
+        """Create the services that rescue, fire schedules, prune and publish."""
         self.controls = Controls(self.runners, self.shared)
         self.schedule_runners = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
         self.declarations = Declarations(self.upkeep, registry, limits, lambda: registration.me)
@@ -181,22 +224,6 @@ class Assembly:
             self.declarations,
         )
         self.pruner = Pruner(database)
-        self._add_listening(settings, database, process_index)
-        self.lease_lost = LeaseLost(
-            lease,
-            self.runners,
-            self.consumers.values(),
-            self.quarantine,
-            lambda: registration.register_again(self.upkeep),
-            stops,
-        )
-        beside: list[Service] = [Timer(self.runners, self.lease_lost, pulse, self.handler_tasks)]
-        self.health = Health(
-            pulse, lease, self.consumers.values(), self.acker, self.poller, database
-        )
-        if notify.active:
-            beside.append(Notifier(notify, self.runners, self.counts, lease, self.health))
-        self.supervisor = Supervisor(self._tiers(beside))
 
     def _tiers(self, beside: list[Service]) -> list[list[Service]]:
         """Return the services in the order in which they start; they stop in reverse order."""
