@@ -202,8 +202,6 @@ def set_(
     ids: tuple[int, ...],
     args_json: str | None,
     pairs: tuple[str, ...],
-    move_to: str | None,
-    deadline: datetime | float | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -216,21 +214,7 @@ def set_(
     taskd jobs set 4711 --in 0s --priority 1     # run job 4711 now, before other jobs
     taskd jobs set --task send_report --state scheduled --in 1h
     """  # noqa: D301 - click's mark for "do not wrap" is the character itself
-    from taskd.cli.shared.arguments import arguments
-
-    if args_json is not None and pairs:
-        raise click.UsageError("give either --args or --arg")
-    names = ("priority", "run_at", "delay_s", "max_attempts", "timeout_s", "no_deadline")
-    change = Change(
-        **{name: options.pop(name) for name in names},
-        args=None if args_json is None else arguments((), args_json),
-        update_args=arguments(pairs, None) if pairs else None,
-        queue=move_to,
-        deadline=deadline if isinstance(deadline, datetime) else None,
-        deadline_s=deadline if isinstance(deadline, float) else None,
-    )
-    if change.empty:
-        raise click.UsageError("give at least one change: --priority, --at, --in, --arg ...")
+    change = _change_of(options, args_json, pairs)
     how = how_of("changed", options, as_json)
     selected = chosen(ids, options, WAITING)
 
@@ -259,6 +243,33 @@ def set_(
         for job_id, became in outcomes.items():
             click.echo(f"{job_id}\t{became}")
     _raise_for_unchanged(by_outcome)
+
+
+def _change_of(options: dict[str, Any], args_json: str | None, pairs: tuple[str, ...]) -> Change:
+    """Take the options of a change out of `options`, and return the change.
+
+    Raises:
+        UsageError: no change is given, or options exclude each other.
+        InvalidArgs: an argument is not JSON.
+        InvalidJob: a value is outside its limits.
+    """
+    from taskd.cli.shared.arguments import arguments
+
+    if args_json is not None and pairs:
+        raise click.UsageError("give either --args or --arg")
+    deadline = options.pop("deadline")
+    names = ("priority", "run_at", "delay_s", "max_attempts", "timeout_s", "no_deadline")
+    change = Change(
+        **{name: options.pop(name) for name in names},
+        args=None if args_json is None else arguments((), args_json),
+        update_args=arguments(pairs, None) if pairs else None,
+        queue=options.pop("move_to"),
+        deadline=deadline if isinstance(deadline, datetime) else None,
+        deadline_s=deadline if isinstance(deadline, float) else None,
+    )
+    if change.empty:
+        raise click.UsageError("give at least one change: --priority, --at, --in, --arg ...")
+    return change
 
 
 def _raise_for_unchanged(by_outcome: dict[str, list[int]]) -> None:
