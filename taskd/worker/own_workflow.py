@@ -112,8 +112,8 @@ class OwnWorkflow:
     ) -> int:
         flow = Workflow(node_name(self._job.task))
         node = name or self._free(job)
-        flow.add(job, name=node, after=after, on_failed=on_failed)
         try:
+            flow.add(job, name=node, after=after, on_failed=on_failed)
             return (await self._add(on, flow))[node]
         except BaseException:
             if name is None:

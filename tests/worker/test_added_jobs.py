@@ -225,6 +225,8 @@ async def test_an_add_that_is_repeated_after_an_error_keeps_its_name(
             with pytest.raises(InvalidWorkflow):
                 await ctx.workflow.add(split.chunk.job(n))
         await other.execute(stopped + "NULL")
+        with pytest.raises(InvalidWorkflow, match="on_failed"):
+            await ctx.workflow.add(split.chunk.job(3), on_failed="retry")
         for n in (2, 3, 1):
             await ctx.workflow.add(split.chunk.job(n))
 

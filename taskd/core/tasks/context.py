@@ -134,7 +134,9 @@ class RunningWorkflow(Protocol):
             after: the jobs that it waits for: names that this attempt has added, or ids of jobs.
                 Without it, the job starts at once, beside the running job.
             on_failed: what happens to the job if one of these fails; a value of OnFailed.
-            conn: a connection of the handler, whose transaction adds the job when it commits.
+            conn: a connection of the handler, whose transaction adds the job when it commits. After
+                a rollback, the attempt still counts the name as used: add the job again under this
+                name before another job can wait for it.
 
         Raises:
             InvalidWorkflow: the name is taken, the added job would wait for itself, the workflow
