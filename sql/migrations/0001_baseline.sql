@@ -5987,7 +5987,7 @@ AS $$
     SELECT greatest(2592000, max(greatest(keep_done_s, keep_failed_s))) FROM taskd.queue
 $$;
 
--- Delete up to `batch` actions that are older than any finished job that is still kept; return their number.
+-- Delete up to `batch` records of actions that are older than any finished job that is still kept; return their number.
 -- Called by: prune_actions.
 CREATE FUNCTION taskd.prune_actions(batch bigint) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER

@@ -24,7 +24,7 @@ SELECT taskd.prune_default_partition($1) AS pruned;
 -- roles: worker
 SELECT taskd.prune_keys($1) AS pruned;
 
--- Delete old actions by hand; see the function.
+-- Delete the records of what people did by hand that are older than every finished job; see the function.
 
 -- name: prune_actions(batch bigint)
 -- roles: worker

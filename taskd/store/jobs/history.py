@@ -62,7 +62,7 @@ async def prune_keys(on: Fetches) -> int:
 
 
 async def prune_actions(on: Fetches) -> int:
-    """Delete old actions by hand, in batches; return how many.
+    """Delete old records of what people did by hand, in batches; return how many.
 
     Raises:
         StoreUnavailable: as prune_default().

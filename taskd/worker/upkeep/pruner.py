@@ -84,6 +84,6 @@ STEPS: dict[str, Callable[[Lane], Awaitable[Any]]] = {
     "prune progress": results.prune_progress,
     "prune logs": logs.prune,
     "delete full token buckets": limits.prune_buckets,
-    "prune actions by hand": history.prune_actions,
+    "prune the records of actions": history.prune_actions,
     "prune workers": _forget_workers,
 }
