@@ -22,6 +22,9 @@ LATE = {
     "a rescue from those who are only late",
     "an addition by an attempt that has lost its job",
     "a retry that begins the fences anew",
+    "a key that a claim does not free",
+    "added jobs for which nothing waits",
+    "a restart that keeps the place in the limit",
     # The judge's planted bugs have them in their short form (tests/system/test_judge_planted.py).
     "a crash that is charged to suspects alone",
     "a crash that is charged to all who ran",
@@ -109,9 +112,6 @@ FUNCTIONS = {
     ),
     "a cancelled job that keeps its place in the line": FunctionBug(
         "cancel_live", ((r"\(ended\.state = 'queued' OR gate IN", "(false AND gate IN"),)
-    ),
-    "an older job that keeps the key when a newer one goes back to waiting": FunctionBug(
-        "return_with_key", ((r"IF holder\.id > job_id OR", "IF holder.id > 0 OR"),)
     ),
     "a completion that leaves those who waited for it": FunctionBug(
         "complete", ((r"PERFORM taskd\.unblock\(vars\.ended, [^\n]*\n", ""),)
