@@ -4,8 +4,8 @@
 
 There are one or two writers of each kind, each with its own connections: claims and acks,
 declarations of dead workers, rescue, promotion, admission, deadlines, history and other upkeep;
-cancels, retries and changes; batches with unique keys and versions, workflows, limits, pauses,
-schedules. In a round each writer acts once, and no writer waits for another. The server counts the
+cancels, retries and changes; restarts, completions, deletions and copies by hand; batches with
+unique keys and versions, workflows, runs of a pipeline with keys, limits, pauses, schedules. In a round each writer acts once, and no writer waits for another. The server counts the
 deadlocks, so that a deadlock counts even if the statement succeeds when it is repeated.
 """
 
@@ -93,6 +93,7 @@ class Crowd(Writers):
             *[self._works] * 2, *[self._enqueues] * 2, *[self._enqueues_keys] * 3,
             self._enqueues_workflows, *[self._cancels] * 2, *[self._retries] * 2, self._changes,
             self._limits, self._pauses, self._schedules, *[self._keeps_up] * 2, self._keeps_house,
+            *[self._acts_by_hand] * 2, *[self._runs] * 2,
         ]  # fmt: skip
 
     async def _loop(self, act: Act) -> None:
@@ -136,7 +137,9 @@ class Crowd(Writers):
         found += [f"waits in vain: {tuple(row)}" for row in await sql.fetch(WRONG)]
         there = Counter(row[0] for row in await sql.fetch("SELECT id FROM taskd.jobs"))
         found += [f"job {job_id} is there {n} times" for job_id, n in there.items() if n > 1]
-        found += [f"job {job_id} is lost" for job_id in sorted(self.born - set(there))]
+        found += [
+            f"job {job_id} is lost" for job_id in sorted(self.born - self.deleted - set(there))
+        ]
         return found
 
 
@@ -146,7 +149,8 @@ class Keys(Crowd):
     def _everybody(self) -> list[Act]:
         return [
             *[self._works] * 2, *[self._enqueues_keys] * 6, *[self._cancels] * 4,
-            *[self._retries] * 4, *[self._keeps_up] * 2, self._keeps_house,
+            *[self._retries] * 4, *[self._acts_by_hand] * 2, *[self._keeps_up] * 2,
+            self._keeps_house,
         ]  # fmt: skip
 
 

@@ -21,12 +21,13 @@ from tests.store.helpers import Connect
 ROUNDS = 30
 # Each of these must have happened.
 HAPPENED = ("claimed", "done", "settled", "cancelled", "retried", "rescued", "changed", "enqueued",
-            "replaced", "blocked", "limits set", "paused")  # fmt: skip
+            "replaced", "blocked", "limits set", "paused", "completed", "deleted", "copied",
+            "run enqueued")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 async def alone(server: TestServer) -> AsyncIterator[None]:
-    """One crowd at a time: each has 39 connections, and the embedded server takes 100."""
+    """One crowd at a time: each has 47 connections, and the embedded server takes 100."""
     turn = await asyncpg.connect(server.dsn("postgres"))
     # Polled, because a wait inside of a statement would be an old transaction for other tests.
     while not await turn.fetchval("SELECT pg_try_advisory_lock(hashtext('crowd'))"):

@@ -243,6 +243,11 @@ RUN = """
 SELECT run_id, job_id FROM taskd.start_keyed_run(
     'docs', $1, '{}', NULL, NULL, now(), NULL, NULL, NULL, NULL, $2, NULL, 'skip')
 """
+LOG = """
+INSERT INTO taskd.job_log
+    (job_id, fence, worker_id, expires_at, attempt, ended, first, left_out, lines)
+VALUES ($1, 1, 1, now() + interval '1 day', 1, true, 0, 0, '[]')
+"""
 LOCK_KEY = "SELECT FROM taskd.job_key WHERE unique_key = $1 FOR UPDATE"
 
 
@@ -286,3 +291,37 @@ async def test_runs_that_start_again_lock_their_jobs_before_their_keys(
     await locking.execute(LOCK_KEY, "k")
     await locking.execute("COMMIT")
     assert all(each.job_id for each in (await restart).values())
+
+
+async def test_a_deletion_locks_a_job_that_ends_meanwhile_before_live_jobs(
+    sql, lane: Lane, connect: Connect, me: int
+) -> None:
+    """A retry or another deletion holds finished jobs, and then wants live ones."""
+    ends, lives = await enqueue(lane, 2)
+    [run] = await jobs.claim(lane, me, "q", 1)
+    assert run.id == ends
+    await sql.execute(LOG, lives)
+    acking, deleting, logging, locking = [await connect(**IMPATIENT) for _ in range(4)]
+    await logging.execute("BEGIN")
+    await logging.execute("SELECT FROM taskd.job_log FOR UPDATE")
+    await acking.execute("BEGIN")
+    assert await done(fetches(acking), run) == 1
+    deletion = asyncio.create_task(jobs.delete(fetches(deleting), [ends, lives], "odd"))
+    await waits_for_lock(sql, deleting)
+    await acking.execute("COMMIT")
+    # Now the deletion holds the live job, and waits for its log.
+    while logging.get_server_pid() not in await sql.fetchval(
+        "SELECT pg_blocking_pids($1)", deleting.get_server_pid()
+    ):
+        await asyncio.sleep(0.002)
+
+    async def lock_both() -> None:
+        async with locking.transaction():
+            await locking.execute("SELECT FROM taskd.job_history WHERE id = $1 FOR UPDATE", ends)
+            await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", lives)
+
+    lock = asyncio.create_task(lock_both())
+    await waits_for_lock(sql, locking)
+    await logging.execute("COMMIT")
+    assert set((await deletion).values()) == {"deleted"}
+    await lock
