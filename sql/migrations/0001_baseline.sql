@@ -1885,7 +1885,7 @@ $$;
 -- Sleep after the caller has found a row locked, before it tries again: for a random time, whose bound grows with each try to
 -- 50 ms. The callers do not wait for locks, so PostgreSQL cannot detect a deadlock with a user's transaction. Therefore this
 -- function raises an error after `lock_timeout`, or after ten seconds if that is 0.
--- Called by: 7 functions, 0 statements.
+-- Called by: 9 functions, 0 statements.
 CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -4071,37 +4071,52 @@ SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 AS $$
 #variable_conflict use_column
+DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    patience text := current_setting('lock_timeout');
 BEGIN
-    -- The last job of each run, so that nobody retries it meanwhile.
-    PERFORM FROM taskd.job_history AS h
-    WHERE h.id = ANY (ARRAY(
-        SELECT last.id
-        FROM taskd.workflow AS w
-        CROSS JOIN LATERAL (
-            SELECT j.id FROM taskd.jobs AS j
-            WHERE j.workflow_id = w.id AND taskd.stage_place(w.stages, j.node) IS NOT NULL
-            ORDER BY j.id DESC
-            LIMIT 1
-        ) AS last
-        WHERE w.id = ANY (ids) AND w.stages IS NOT NULL
-    ))
-    ORDER BY h.id
-    FOR UPDATE;
-    PERFORM taskd.lock_runs(ids);
-    RETURN QUERY
-    WITH done AS MATERIALIZED (
-        SELECT run.id, each.outcome, each.job_id, each.detail
-        FROM (SELECT DISTINCT id FROM unnest(ids) AS id ORDER BY id) AS run
-        CROSS JOIN LATERAL taskd.restart_run(run.id, restart_runs.stage, restart_runs.args, restart_runs.reason, restart_runs.actor) AS each
-    ), recorded AS (
-        SELECT taskd.record_actions(
-            'restart', ARRAY['workflow ' || id], restart_runs.actor, restart_runs.reason,
-            jsonb_build_object('stage', restart_runs.stage, 'job', job_id)
-        )
-        FROM done
-        WHERE outcome = 'started'
-    )
-    SELECT done.id, done.outcome, done.job_id, done.detail FROM done, (SELECT count(*) FROM recorded) AS r;
+    LOOP
+        BEGIN
+            -- Several runs are locked one after the other, so none of them may be waited for.
+            PERFORM set_config('lock_timeout', '10ms', true);
+            -- The last job of each run, so that nobody retries it meanwhile.
+            PERFORM FROM taskd.job_history AS h
+            WHERE h.id = ANY (ARRAY(
+                SELECT last.id
+                FROM taskd.workflow AS w
+                CROSS JOIN LATERAL (
+                    SELECT j.id FROM taskd.jobs AS j
+                    WHERE j.workflow_id = w.id AND taskd.stage_place(w.stages, j.node) IS NOT NULL
+                    ORDER BY j.id DESC
+                    LIMIT 1
+                ) AS last
+                WHERE w.id = ANY (ids) AND w.stages IS NOT NULL
+            ))
+            ORDER BY h.id
+            FOR UPDATE;
+            PERFORM taskd.lock_runs(ids);
+            RETURN QUERY
+            WITH done AS MATERIALIZED (
+                SELECT run.id, each.outcome, each.job_id, each.detail
+                FROM (SELECT DISTINCT id FROM unnest(ids) AS id ORDER BY id) AS run
+                CROSS JOIN LATERAL taskd.restart_run(run.id, restart_runs.stage, restart_runs.args, restart_runs.reason, restart_runs.actor) AS each
+            ), recorded AS (
+                SELECT taskd.record_actions(
+                    'restart', ARRAY['workflow ' || id], restart_runs.actor, restart_runs.reason,
+                    jsonb_build_object('stage', restart_runs.stage, 'job', job_id)
+                )
+                FROM done
+                WHERE outcome = 'started'
+            )
+            SELECT done.id, done.outcome, done.job_id, done.detail FROM done, (SELECT count(*) FROM recorded) AS r;
+            PERFORM set_config('lock_timeout', patience, true);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
 END
 $$;
 
@@ -4250,13 +4265,14 @@ BEGIN
 END
 $$;
 
--- Lock these runs of pipelines, and their keys, for a caller that lets them go on; both in one order, so that two callers cannot
--- wait for each other. The caller has locked jobs before.
+-- Lock these runs of pipelines, and their keys, for a caller that lets them go on. Acks lock keys in the order of the jobs that end,
+-- so the function must not wait for long: after ten milliseconds it fails, and the caller releases its locks and tries again.
 -- Called by: restart_runs(), retry(), complete().
 CREATE FUNCTION taskd.lock_runs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
+SET lock_timeout = '10ms'
 AS $$
 BEGIN
     IF array_remove(ids, NULL) = '{}' THEN
@@ -6140,7 +6156,7 @@ AS $$
 $$;
 
 -- Return the jobs for which these finished jobs waited.
--- Called by: retry().
+-- Called by: retry(), complete().
 CREATE FUNCTION taskd.parents_of(ids bigint[]) RETURNS bigint[]
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -6768,6 +6784,9 @@ AS $$
 #variable_conflict use_column
 <<vars>>
 DECLARE
+    tries integer := 0;
+    began timestamptz := clock_timestamp();
+    wanted bigint[];
     what text := taskd.action_text('completed', actor, reason);
     past bigint[];
     ended bigint[];
@@ -6782,16 +6801,33 @@ BEGIN
     END IF;
     -- Upkeep no longer handles the dependants of a failed job that is completed; and no job begins to wait for it until the commit.
     PERFORM FROM taskd.unblocking AS u WHERE u.parent_id = ANY (ids) ORDER BY u.parent_id, u.id FOR UPDATE;
-    past := ARRAY(
-        SELECT h.id FROM taskd.job_history AS h
-        WHERE h.id = ANY (ids) AND h.state::text IN ('failed', 'cancelled')
-          -- If several jobs have the id (see taskd.mend_sequences()), the live one is meant, or else the newest.
-          AND NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = h.id)
-          AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
-        ORDER BY h.id
-        FOR UPDATE
-    );
-    PERFORM taskd.lock_jobs(ids);
+    LOOP
+        BEGIN
+            -- Also what the retry below locks: finished jobs come before live ones.
+            wanted := taskd.cancelled_with(ids);
+            PERFORM FROM taskd.job_history AS h WHERE h.id = ANY (wanted) ORDER BY h.id FOR UPDATE;
+            past := ARRAY(
+                SELECT h.id FROM taskd.job_history AS h
+                WHERE h.id = ANY (ids) AND h.state::text IN ('failed', 'cancelled')
+                  -- If several jobs have the id (see taskd.mend_sequences()), the live one is meant, or else the newest.
+                  AND NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = h.id)
+                  AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
+                ORDER BY h.id
+                FOR UPDATE
+            );
+            PERFORM taskd.lock_jobs(ids || taskd.parents_of(wanted));
+            PERFORM taskd.lock_runs(ARRAY(
+                SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (ids)
+                UNION ALL
+                SELECT h.workflow_id FROM taskd.job_history AS h WHERE h.id = ANY (past)
+            ));
+            EXIT WHEN taskd.cancelled_with(ids) IS NOT DISTINCT FROM wanted;
+            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
+        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
+            tries := tries + 1;
+            PERFORM taskd.back_off(tries, began);
+        END;
+    END LOOP;
     SELECT array_agg(f.id), array_agg(f.state) INTO vars.ended, states
     FROM (
         SELECT j.id, j.state::text AS state FROM taskd.job AS j WHERE j.id = ANY (ids)
@@ -6800,9 +6836,6 @@ BEGIN
     ) AS f;
     PERFORM taskd.record_actions('complete', taskd.job_targets(vars.ended), actor, reason);
     DELETE FROM taskd.unblocking AS u WHERE u.parent_id = ANY (past);
-    PERFORM taskd.lock_runs(ARRAY(
-        SELECT j.workflow_id FROM taskd.jobs AS j WHERE j.id = ANY (vars.ended)
-    ));
     UPDATE taskd.workflow AS w
     SET stopped_at = NULL
     WHERE w.stopped_at IS NOT NULL

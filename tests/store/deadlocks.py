@@ -5,8 +5,9 @@
 There are one or two writers of each kind, each with its own connections: claims and acks,
 declarations of dead workers, rescue, promotion, admission, deadlines, history and other upkeep;
 cancels, retries and changes; restarts, completions, deletions and copies by hand; batches with
-unique keys and versions, workflows, runs of a pipeline with keys, limits, pauses, schedules. In a round each writer acts once, and no writer waits for another. The server counts the
-deadlocks, so that a deadlock counts even if the statement succeeds when it is repeated.
+unique keys and versions, workflows, runs of a pipeline with keys, limits, pauses, schedules. In a
+round each writer acts once, and no writer waits for another. The server counts the deadlocks, so
+that a deadlock counts even if the statement succeeds when it is repeated.
 """
 
 from __future__ import annotations

@@ -325,3 +325,21 @@ async def test_a_deletion_locks_a_job_that_ends_meanwhile_before_live_jobs(
     await logging.execute("COMMIT")
     assert set((await deletion).values()) == {"deleted"}
     await lock
+
+
+async def test_a_completion_locks_the_jobs_that_it_retries_before_live_jobs(
+    sql, lane: Lane, connect: Connect, me: int
+) -> None:
+    """A retry holds finished jobs, and then wants live ones."""
+    fails, lives = await enqueue(lane, 2)
+    child = await sql.fetchval(AFTER, [fails], "cancel")
+    [run] = await jobs.claim(lane, me, "q", 1)
+    await settle(lane, run, FAILED, reason="no")
+    locking, completing = await connect(**IMPATIENT), await connect(**IMPATIENT)
+    await locking.execute("BEGIN")
+    await locking.execute("SELECT FROM taskd.job_history WHERE id = $1 FOR UPDATE", child)
+    completion = asyncio.create_task(jobs.complete(fetches(completing), [fails, lives], None, "x"))
+    await waits_for_lock(sql, completing)
+    await locking.execute("SELECT FROM taskd.job WHERE id = $1 FOR UPDATE", lives)
+    await locking.execute("COMMIT")
+    assert await completion == {fails: FAILED, lives: QUEUED}
