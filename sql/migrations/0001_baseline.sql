@@ -1885,7 +1885,7 @@ $$;
 -- Sleep after the caller has found a row locked, before it tries again: for a random time, whose bound grows with each try to
 -- 50 ms. The callers do not wait for locks, so PostgreSQL cannot detect a deadlock with a user's transaction. Therefore this
 -- function raises an error after `lock_timeout`, or after ten seconds if that is 0.
--- Called by: 9 functions, 0 statements.
+-- Called by: 7 functions, 0 statements.
 CREATE FUNCTION taskd.back_off(tries integer, began timestamptz) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -3197,9 +3197,12 @@ BEGIN
 END
 $$;
 
--- Lock jobs that the caller will cancel or change, and all jobs that their end can move or end.
+-- Lock jobs that the caller will cancel or change, and all jobs that their end can move or end. `finished`: before these, lock the
+-- finished jobs among them, those that were cancelled because of them, and the parents of both; and then the runs of pipelines that
+-- they belong to. All locks are taken in one block: a session that waits for a lock of an inner block, which has ended, waits for
+-- the whole transaction, even if the outer block releases the lock.
 -- Called by: cancel_live(), change(), complete(), delete().
-CREATE FUNCTION taskd.lock_jobs(ids bigint[]) RETURNS void
+CREATE FUNCTION taskd.lock_jobs(ids bigint[], finished boolean DEFAULT false) RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -3212,11 +3215,26 @@ DECLARE
     waiting bigint[];
     again bigint[];
     held bigint[];
+    past bigint[];
+    wanted bigint[];
+    wide bigint[] := ids;
 BEGIN
     LOOP
         SELECT CASE WHEN NOT d.many THEN d.jobs END INTO waiting FROM taskd.dependants(ids, states) AS d;
         BEGIN
-            held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (ids) AND waits_for IS NULL ORDER BY id FOR UPDATE);
+            IF finished THEN
+                wanted := taskd.cancelled_with(ids);
+                past := ARRAY(SELECT h.id FROM taskd.job_history AS h WHERE h.id = ANY (wanted) ORDER BY h.id FOR UPDATE);
+                wide := ids || taskd.parents_of(past);
+            END IF;
+            held := ARRAY(SELECT id FROM taskd.job WHERE id = ANY (wide) AND waits_for IS NULL ORDER BY id FOR UPDATE);
+            IF finished THEN
+                PERFORM taskd.lock_runs(ARRAY(SELECT j.workflow_id FROM taskd.jobs AS j WHERE j.id = ANY (ids)));
+                IF taskd.cancelled_with(ids) IS DISTINCT FROM wanted
+                   OR EXISTS (SELECT FROM taskd.job_history AS h WHERE h.id = ANY (wanted) AND h.id <> ALL (past)) THEN
+                    RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
+                END IF;
+            END IF;
             held := held || taskd.lock_blocked(ids || waiting);
             SELECT CASE WHEN NOT d.many THEN d.jobs END INTO again FROM taskd.dependants(ids, states) AS d;
             EXIT WHEN again IS NOT DISTINCT FROM waiting
@@ -4267,7 +4285,7 @@ $$;
 
 -- Lock these runs of pipelines, and their keys, for a caller that lets them go on. Acks lock keys in the order of the jobs that end,
 -- so the function must not wait for long: after ten milliseconds it fails, and the caller releases its locks and tries again.
--- Called by: restart_runs(), retry(), complete().
+-- Called by: lock_jobs(), restart_runs(), retry().
 CREATE FUNCTION taskd.lock_runs(ids bigint[]) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -6134,7 +6152,7 @@ END
 $$;
 
 -- Return these jobs, and the jobs that were cancelled because of them, in the order of their ids.
--- Called by: retry(), complete().
+-- Called by: lock_jobs(), retry(), complete().
 CREATE FUNCTION taskd.cancelled_with(ids bigint[]) RETURNS bigint[]
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -6156,7 +6174,7 @@ AS $$
 $$;
 
 -- Return the jobs for which these finished jobs waited.
--- Called by: retry(), complete().
+-- Called by: lock_jobs(), retry().
 CREATE FUNCTION taskd.parents_of(ids bigint[]) RETURNS bigint[]
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
@@ -6784,9 +6802,6 @@ AS $$
 #variable_conflict use_column
 <<vars>>
 DECLARE
-    tries integer := 0;
-    began timestamptz := clock_timestamp();
-    wanted bigint[];
     what text := taskd.action_text('completed', actor, reason);
     past bigint[];
     ended bigint[];
@@ -6801,33 +6816,16 @@ BEGIN
     END IF;
     -- Upkeep no longer handles the dependants of a failed job that is completed; and no job begins to wait for it until the commit.
     PERFORM FROM taskd.unblocking AS u WHERE u.parent_id = ANY (ids) ORDER BY u.parent_id, u.id FOR UPDATE;
-    LOOP
-        BEGIN
-            -- Also what the retry below locks: finished jobs come before live ones.
-            wanted := taskd.cancelled_with(ids);
-            PERFORM FROM taskd.job_history AS h WHERE h.id = ANY (wanted) ORDER BY h.id FOR UPDATE;
-            past := ARRAY(
-                SELECT h.id FROM taskd.job_history AS h
-                WHERE h.id = ANY (ids) AND h.state::text IN ('failed', 'cancelled')
-                  -- If several jobs have the id (see taskd.mend_sequences()), the live one is meant, or else the newest.
-                  AND NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = h.id)
-                  AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
-                ORDER BY h.id
-                FOR UPDATE
-            );
-            PERFORM taskd.lock_jobs(ids || taskd.parents_of(wanted));
-            PERFORM taskd.lock_runs(ARRAY(
-                SELECT j.workflow_id FROM taskd.job AS j WHERE j.id = ANY (ids)
-                UNION ALL
-                SELECT h.workflow_id FROM taskd.job_history AS h WHERE h.id = ANY (past)
-            ));
-            EXIT WHEN taskd.cancelled_with(ids) IS NOT DISTINCT FROM wanted;
-            RAISE EXCEPTION 'a job has moved' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' OR lock_not_available THEN
-            tries := tries + 1;
-            PERFORM taskd.back_off(tries, began);
-        END;
-    END LOOP;
+    -- Also the jobs that are retried below.
+    PERFORM taskd.lock_jobs(ids, true);
+    past := ARRAY(
+        SELECT h.id FROM taskd.job_history AS h
+        WHERE h.id = ANY (ids) AND h.state::text IN ('failed', 'cancelled')
+          -- If several jobs have the id (see taskd.mend_sequences()), the live one is meant, or else the newest.
+          AND NOT EXISTS (SELECT FROM taskd.job AS j WHERE j.id = h.id)
+          AND h.enqueued_at = (SELECT max(each.enqueued_at) FROM taskd.job_history AS each WHERE each.id = h.id)
+        ORDER BY h.id
+    );
     SELECT array_agg(f.id), array_agg(f.state) INTO vars.ended, states
     FROM (
         SELECT j.id, j.state::text AS state FROM taskd.job AS j WHERE j.id = ANY (ids)
@@ -7058,27 +7056,13 @@ AS $$
 #variable_conflict use_column
 <<vars>>
 DECLARE
-    tries integer := 0;
-    began timestamptz := clock_timestamp();
-    past bigint[];
     gone bigint[];
     bound bigint[];
     places text[];
     keys text[];
     notified bigint;
 BEGIN
-    LOOP
-        BEGIN
-            past := ARRAY(SELECT h.id FROM taskd.job_history AS h WHERE h.id = ANY (ids) ORDER BY h.id FOR UPDATE);
-            PERFORM taskd.lock_jobs(ids);
-            -- Finished jobs are locked before live ones, so a job that has ended meanwhile must not be locked now.
-            EXIT WHEN NOT EXISTS (SELECT FROM taskd.job_history AS h WHERE h.id = ANY (ids) AND h.id <> ALL (past));
-            RAISE EXCEPTION 'a job has ended' USING ERRCODE = 'TD001';
-        EXCEPTION WHEN SQLSTATE 'TD001' THEN
-            tries := tries + 1;
-            PERFORM taskd.back_off(tries, began);
-        END;
-    END LOOP;
+    PERFORM taskd.lock_jobs(ids, true);
     -- OFFSET 0 keeps the planner from reading all jobs.
     bound := ARRAY(
         SELECT m.id
