@@ -1,7 +1,7 @@
 """The busy mark: while a worker polls a queue continuously, producers skip the NOTIFY.
 
-A transaction that notifies holds a lock of the whole database cluster until its commit is flushed,
-so a NOTIFY for every job slows all producers down. A busy worker therefore marks its queue, and a
+A transaction that notifies holds a lock of the whole database cluster until its commit is flushed.
+So a NOTIFY for every job slows all producers down. A busy worker therefore marks its queue, and a
 producer that reads the mark does not notify. A consumer is in one of three states:
 
 - asleep: this worker has set no mark, and the consumer sleeps until a notification arrives.
@@ -12,26 +12,26 @@ producer that reads the mark does not notify. A consumer is in one of three stat
   before, and will not notify. The consumer polls until those transactions have ended, claims once
   more, and can then sleep.
 
-How the consumer knows that those transactions have ended: each transaction draws its transaction id
-(xid) when it inserts a job, and reads the mark afterwards. The mark is a sequence, so every
-transaction reads the present value of the mark, whatever its snapshot is. If the consumer draws an
-xid after the mark was cleared, this xid is higher than the xid of each transaction that has read
-the mark. When all transactions with lower xids have ended, a claim sees their jobs.
+Transaction ids (xids) show the consumer when those transactions have ended. Each transaction draws
+its xid when it inserts a job, and reads the mark afterwards. The mark is a sequence, so every
+transaction reads the present value of the mark, whatever its snapshot is. An xid that the consumer
+draws after the mark was cleared is higher than the xids of all transactions that have read the
+mark. When all transactions with lower xids have ended, a claim sees their jobs.
 
 Producers also do not notify a queue that no live worker serves. So a consumer must poll in the same
-way after the worker has begun to listen, and after it has registered under a new id because it was
-declared dead.
+way after the worker has begun to listen. The same applies after a worker that was declared dead has
+registered under a new id.
 
 The mark belongs to the worker that set it last. Other workers do not clear the mark before it
-expires, unless they declare its worker dead. One polling worker per queue is enough: while its
+expires, unless they declare its worker dead. One polling worker per queue is enough. While its
 claims are full (they return as many jobs as they asked for), it wakes the other workers. A worker
 whose claims are not full leaves the mark of another worker in place, and its own consumer sleeps.
 
-A worker that cannot claim (slow jobs use all slots, a signal has switched claiming off, or the
-worker stops) clears its mark, and wakes the other workers instead of polling. The mark of a worker
-that crashed expires after two seconds, or is cleared when the worker is declared dead. Jobs that
-were enqueued meanwhile are found by idle pollers, and by the worker that declares the crashed
-worker dead.
+A worker that cannot claim clears its mark, and wakes the other workers instead of polling. It
+cannot claim while slow jobs use all slots, after a signal has switched claiming off, or during a
+stop. The mark of a worker that crashed expires after two seconds, or is cleared when the worker is
+declared dead. Jobs that were enqueued meanwhile are found by idle pollers, and by the worker that
+declares the crashed worker dead.
 
 The mark is only an optimization: if PostgreSQL refuses the statement that sets it, producers
 notify.
@@ -72,7 +72,7 @@ GAP_S = 0.005
 # A consumer that makes no claim for this long clears its mark. This is longer than the time for
 # which a consumer usually claims jobs ahead (PREFETCH_S).
 CLAIM_AT_LEAST_EVERY_S = 0.06
-# A consumer whose claims find fewer than FEW_JOBS jobs on average for FEW_FOR_S clears its mark: at
+# A consumer whose claims find fewer than FEW_JOBS jobs on average for FEW_FOR_S clears its mark. At
 # this rate, notifications cost little, and are faster than polling.
 FEW_JOBS = 4.0
 FEW_FOR_S = 0.1

@@ -50,8 +50,8 @@ CLAIM_EVERY_S = 0.001
 PER_JOB_S = 0.0007
 # Every worker of a queue receives each notification, and only one worker finds the job. Any user
 # who can connect can also send notifications without end. So after EMPTY_CLAIMS_MAX claims in a row
-# that followed a notification and found nothing, the consumer pauses before the next claim, each
-# time twice as long.
+# that followed a notification and found nothing, the consumer pauses before the next claim. Each
+# further pause is twice as long.
 EMPTY_CLAIMS_MAX = 2
 EMPTY_PAUSE_S, EMPTY_PAUSE_S_MAX = 0.002, 0.04
 

@@ -18,9 +18,9 @@ from taskd.worker.services.service import Backoff, Wakeup, jittered_s
 
 # With the jitter and the timeout of the reply, a dead connection is detected within 15 s.
 PROBE_EVERY_S = 8.0
-# PostgreSQL wakes every listening session of a database for each NOTIFY, whatever its channel, and
-# each session then begins a transaction to read the notification. So a process that serves more
-# queues than this shares one connection.
+# PostgreSQL wakes every listening session of a database for each NOTIFY, whatever its channel. Each
+# session then begins a transaction to read the notification. So a process that serves more queues
+# than this shares one connection.
 QUEUES_EACH_MAX = 4
 
 

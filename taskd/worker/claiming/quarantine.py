@@ -3,11 +3,11 @@
 A suspect was running when its worker crashed, so the suspect may have killed the worker. Most jobs
 that kill their worker do so within `OUTLIVED_S` of their start. So a group is over when each of its
 jobs has ended or has run for `OUTLIVED_S`. The next group can be twice as large. If the worker
-crashes, the crash is charged to the suspects of the last group, and not to those of earlier groups
+crashes, the crash is charged to the suspects of the last group, not to those of earlier groups
 (rescue_jobs in sql/queries/lease.sql). The suspects of the last group are then isolated: each
 starts as a group of its own, after all other suspects. If the worker crashes while an isolated
-suspect is the last group, the crash is charged to no other suspect, and the isolated suspect fails
-if this is at least its third charged crash.
+suspect is the last group, the crash is charged to no other suspect. The isolated suspect fails if
+this is at least its third charged crash.
 
 The worker's row in taskd.worker names the last group. When the group is over and no suspect is left
 to claim, the row names no group any more. If a group has only one suspect, the row names it
@@ -34,8 +34,8 @@ from taskd.worker.running.runner import Runner
 from taskd.worker.running.shared_slots import SharedSlots
 from taskd.worker.services.service import Loop
 
-# The interval of ticks without a wake-up. The promoter wakes the quarantine when a suspect is due,
-# and a runner wakes the quarantine when it has recorded the outcome of a suspect.
+# The interval of ticks without a wake-up. The promoter wakes the quarantine when a suspect is due.
+# A runner wakes the quarantine when it has recorded the outcome of a suspect.
 LOOK_EVERY_S = 30.0
 # The interval while the worker must not claim, and after a failed claim.
 NOT_NOW_S = 0.2
@@ -46,7 +46,7 @@ NO_SLOT_S = 1.0
 OUTLIVED_S = 0.2
 GROUP_MAX = 32
 # An isolated suspect starts only when every running suspect that is not isolated has run for this
-# long, so that none of them is a likely cause of the next crash.
+# long. Then none of the others is a likely cause of the next crash.
 SETTLED_S = 2.0
 # A suspect that was charged with this many crashes is a likely cause of the next crash. Its start
 # delays isolated suspects by PROVEN_S, and other groups by DISPLACED_S.
@@ -151,8 +151,8 @@ class Quarantine(Loop):
             age_s: seconds since the start of the newest member of the last group.
         """
         now = time.monotonic()
-        # The row of the worker names a single suspect as the last group until another group starts,
-        # or the suspect has ended or has run for PROVEN_S.
+        # The worker's row names a single suspect as the last group until the suspect has ended or
+        # has run for PROVEN_S. A new group replaces it earlier.
         over = self._group_size > 1 or age_s >= PROVEN_S
         if slots and await self._start(slots, width, isolated=False, clear=over):
             self._settling += self._group

@@ -1,14 +1,14 @@
 """The read position: where in the index the next claim of a queue begins to read.
 
-Usually a claim reads the index of queued jobs from its start. While a transaction holds an old
-snapshot (a dump, a report, a forgotten session), PostgreSQL cannot remove the index entries of jobs
-that were claimed since then, and each claim reads through all of these entries again. So while
-claims are slow, a claim begins to read after the last job that this consumer has claimed.
+Usually a claim reads the index of queued jobs from its start. A transaction with an old snapshot (a
+dump, a report, a forgotten session) keeps PostgreSQL from removing index entries of jobs claimed
+since. Each claim then reads through all of these entries again. So while claims are slow, a claim
+begins to read after the last job that this consumer has claimed.
 
 A job can be inserted before this position: the job is more urgent, was released, or was enqueued by
 a transaction that began earlier. One of two kinds of scans finds it. An urgent scan reads the more
-urgent priorities from the start of the index; a full scan reads the whole index. The pause between
-two scans of a kind is 20 times the duration of a scan, but at least 50 ms and at most ten seconds.
+urgent priorities from the start of the index; a full scan reads the whole index. Between two scans
+of a kind, the pause is 20 times the scan's duration: at least 50 ms and at most ten seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from taskd.core.jobs.job import PRIORITY_MIN, Job
 from taskd.store.jobs.jobs import ALL, Read
 
 # A claim is slow if it takes SLOW_TIMES times as long as usual, and longer than SLOW_S. Only
-# several slow claims in a row show that dead index entries slow down every claim: a single slow
+# several slow claims in a row show that dead index entries slow down every claim. A single slow
 # claim may have waited for the disk.
 SLOW_TIMES = 3.0
 SLOW_S = 0.01

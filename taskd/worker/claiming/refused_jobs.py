@@ -2,8 +2,8 @@
 
 A statement that changes many jobs fails as a whole if PostgreSQL refuses to change one of them. The
 error does not name this job. So the range of ids is divided into halves, again and again, until a
-range contains only the refused job, which is then left out for a minute. The jobs of all other
-ranges are changed.
+range contains only the refused job. That job is left out for a minute. The jobs of all other ranges
+are changed.
 """
 
 from __future__ import annotations
