@@ -1,15 +1,15 @@
 """The asyncio tasks that handlers create: which job each belongs to, and how many can remain.
 
 An asyncio task that outlives its attempt is usually a mistake. But some are legitimate, such as the
-reader of a client that the first handler opened for all jobs, and cancelling that reader would harm
+reader of a client that the first handler opened for all jobs. Cancelling that reader would harm
 other jobs. So remaining asyncio tasks are logged, and up to LEFT_MAX of them continue. Beyond this
 number, the newest ones are cancelled, so that a leaking handler cannot fill the memory.
 
 Handlers that create no asyncio tasks pay nothing. For the others, recording the job costs about 1
-us per asyncio task, and once a second the recorded tasks are compared with the running attempts.
+us per asyncio task. Once a second, the recorded tasks are compared with the running attempts.
 
 The module also protects the worker from handlers that cancel asyncio tasks of the worker, or stop
-the event loop: these calls raise an error in the handler.
+the event loop. These calls raise an error in the handler.
 """
 
 from __future__ import annotations

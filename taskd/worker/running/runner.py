@@ -4,7 +4,8 @@ The runner creates asyncio tasks that take jobs from the buffer and call their h
 handler returns without waiting for anything, its asyncio task takes the next job. If the handler
 waits, the asyncio task waits with it, and the runner creates another one for the buffer. When that
 handler has ended, its asyncio task usually takes the next job. The asyncio task ends if the handler
-has changed it or left a reference to it (`reach` in attempt.py), and when the buffer is empty.
+has changed it or left a reference to it (`reach` in attempt.py). It also ends when the buffer is
+empty.
 
 An attempt uses one of `limit` slots; the jobs of a batch share one slot (batches.py).
 """
@@ -53,13 +54,13 @@ from taskd.worker.running.returned_awaitables import finished, is_unfinished
 from taskd.worker.services.own_tasks import OwnTask
 from taskd.worker.services.service import Wakeup
 
-# If no job was added to the buffer or taken from it for this long, all jobs of the buffer are
-# released for other workers: the consumer has claimed too many.
+# If no job was added to the buffer or taken from it for this long, the runner releases all jobs of
+# the buffer. The consumer has then claimed too many.
 BUFFERED_S_MAX = 0.5
 # An asyncio task whose handlers never wait yields to the event loop after this time.
 TURN_S = 0.002
 # The most asyncio tasks that take jobs from the buffer at the same time, while handlers wait. A
-# single one starts only one job per iteration of the event loop, which lowers the rate of handlers
+# single one starts only one job per iteration of the event loop. This lowers the rate of handlers
 # with short waits by 7 %.
 STARTING_MAX = 32
 
@@ -72,7 +73,7 @@ class Runner:
             that were not started.
         slot_s: total seconds from `Attempt.began` to the end of all ended attempts that had to wait
             for something. Abandoned attempts are not included.
-        freed: set when the consumer should compute again how many jobs to claim: a slot may be
+        freed: set when the consumer should compute again how many jobs to claim. A slot may be
             free, or few jobs are left in the buffer.
         low: the number of jobs that counts as few; the consumer sets it.
         attempts: the attempts that did not end in the first step of their coroutine.
@@ -189,7 +190,7 @@ class Runner:
                     try:
                         happened = await driven
                     except BaseException as error:  # noqa: BLE001 - see below
-                        # drive() returns the exceptions of the handler, except one: if a future
+                        # drive() returns the exceptions of the handler, except one. If a future
                         # that the handler awaits fails with GeneratorExit, drive() closes the
                         # handler and raises this exception.
                         happened = Raised(error)
@@ -241,7 +242,7 @@ class Runner:
     def _keeps_slot(self, attempt: Attempt) -> bool:
         """Keep the slot of an ended attempt for the next job; return whether that is possible.
 
-        With a kept slot, the next job starts one iteration of the event loop earlier, which raises
+        With a kept slot, the next job starts one iteration of the event loop earlier. This raises
         the rate of handlers with short waits by 9 %.
         """
         keeps = (
@@ -589,7 +590,7 @@ def _jobs_per_slot(queue: str, registry: Registry) -> int:
     """Return how many jobs to claim per free slot.
 
     If all tasks of the queue are batch tasks, the number is the size of the largest batch.
-    Otherwise the number is 1: a larger claim would also take hundreds of jobs of the other tasks,
+    Otherwise the number is 1. A larger claim would also take hundreds of jobs of the other tasks,
     although few of them have a slot.
     """
     tasks = [task for task in registry if task.queue == queue]

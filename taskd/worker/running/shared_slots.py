@@ -1,8 +1,8 @@
 """The slots that all queues of a worker share: the setting `max_running`.
 
 Each queue has slots of its own (its concurrency). A service that claims jobs also reserves shared
-slots before the claim. While no shared slot is free, services wait in line: the first one of the
-line gets the next free slots, so that a queue with a backlog does not starve the others.
+slots before the claim. While no shared slot is free, services wait in line, and the first one gets
+the next free slots. So a queue with a backlog does not starve the others.
 """
 
 from __future__ import annotations

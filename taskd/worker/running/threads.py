@@ -99,7 +99,7 @@ class ThreadCall(HandlerCall):
         """Run the function in a thread, and return its result.
 
         A thread cannot be cancelled. So this method waits for the end of the function even if the
-        attempt is cancelled: otherwise the job could run elsewhere while the function still runs
+        attempt is cancelled. Otherwise, the job could run elsewhere while the function still runs
         here. If that takes too long, the runner abandons the attempt.
         """
         inside = await self._in_thread()
@@ -142,7 +142,7 @@ class ThreadCall(HandlerCall):
 
     def _guarded(self) -> None:
         self._slots.running[self._job_id] = threading.get_ident()
-        # The outcome is not stored in the future: the future and its callbacks refer to each other,
+        # The outcome is not stored in the future. The future and its callbacks refer to each other,
         # so only the garbage collector would free the outcome.
         try:
             self._ended = Returned(self._call())

@@ -1,8 +1,8 @@
 """Traces of workers: each attempt is a span of the trace in which its job was enqueued.
 
-The parent of the span is the producer's span, so that all attempts of a job, and the jobs that
-their handlers enqueue, belong to one trace. The attempt's span also links to the producer's span,
-as OpenTelemetry's conventions for messages demand of consumers. Attempts have spans only if the app
+The parent of the span is the producer's span. So all attempts of a job, and the jobs that their
+handlers enqueue, belong to one trace. The attempt's span also links to the producer's span, as
+OpenTelemetry's conventions for messages demand of consumers. Attempts have spans only if the app
 has set a tracer provider before its worker starts.
 """
 
@@ -51,7 +51,7 @@ class Traces:
     async def close(self) -> None:
         """End the open spans without an outcome, and send all spans that wait for their export.
 
-        The app's SDK also sends these spans in an exit handler, but a process in which threads
+        The app's SDK also sends these spans in an exit handler. But a process in which threads
         still run handlers exits without calling exit handlers.
         """
         self._unsubscribe()

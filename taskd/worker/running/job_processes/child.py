@@ -2,8 +2,8 @@
 
 job_process.py starts the program with one end of a socket; each message is a line. The process
 first reads a Boot, and answers with `ready` or with a Failure. Then it reads Requests. For each
-Request, it writes `begun` when the handler starts, `progress` and a ProgressLine when the handler
-has reported progress, and an Answer when the attempt has ended.
+Request, it writes `begun` when the handler starts, and an Answer when the attempt has ended. When
+the handler has reported progress, it writes `progress` and a ProgressLine.
 
 The process ends when the worker closes the socket. If the worker dies without closing the socket,
 the kernel kills the process. Where the kernel cannot do this, as on macOS, a thread of the process

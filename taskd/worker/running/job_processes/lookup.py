@@ -30,8 +30,8 @@ def check_found(registry: Registry) -> None:
     """Check that other processes will find the handlers with process=True, and their hooks.
 
     Raises:
-        ConfigError: the module of such a handler does not have the task under the handler's name,
-            or the module of a hook does not have the hook.
+        ConfigError: the handler's module does not have the task under the handler's name, or a
+            hook's module does not have the hook.
     """
     for task in registry:
         if task.kind is not HandlerKind.PROCESS:

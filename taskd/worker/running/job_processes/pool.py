@@ -1,7 +1,7 @@
 """Handlers with process=True: processes that can be stopped, killed and replaced one by one.
 
 The process pool of concurrent.futures is not used: if one process dies, all running calls of that
-pool fail, and the pool cannot ask a process to end a call. In the pool of this module, a process
+pool fail. That pool also cannot ask a process to end a call. In the pool of this module, a process
 runs one attempt at a time.
 
 Processes are started when they are needed, and end with their worker.
