@@ -121,8 +121,8 @@ def _is_machinery(frame: traceback.FrameSummary) -> bool:
 def _module_level(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return the innermost frame that runs the statements of a module, in a list, if there is one.
 
-    For a call of sys.exit() in a library, such as a parser of arguments, this is the line of the
-    app that called the library.
+    If a library, such as a parser of arguments, calls sys.exit(), this is the line of the app that
+    called the library.
     """
     return [each for each in frames if each.name == "<module>"][-1:]
 
@@ -159,7 +159,7 @@ def _log_if_slow(name: str) -> Iterator[None]:
 
     importing.acquire()
     # Not threading.Thread: gevent and eventlet break the threads of `threading` when they replace
-    # that module, and the user would see their errors before that of load_app().
+    # that module. The user would see their errors before that of load_app().
     _thread.start_new_thread(watch, ())
     try:
         yield

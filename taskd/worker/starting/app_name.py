@@ -45,8 +45,9 @@ def default_name(module: str) -> str:
 def project_of(root: Path, package: str) -> str | None:
     """Return the name of the project whose sources are in a directory; None if it is unknown.
 
-    The name is that of the installed distribution, or else that in the pyproject.toml, or else that
-    of the nearest directory whose name is neither a common one such as `app` nor a release.
+    For an installed package, the name is that of the distribution. For sources elsewhere, it is the
+    name in the pyproject.toml. Without one, it is the name of the nearest directory whose name is
+    neither a common one, such as `app`, nor a release.
 
     Args:
         root: the directory that contains the top-level package or module.

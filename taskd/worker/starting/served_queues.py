@@ -18,9 +18,9 @@ def queue_limits(
 ) -> dict[str, int]:
     """Return the concurrency of each queue that the worker serves, by name.
 
-    The setting `queues` (`--queue email --queue 'tenant-*:4'`) names the queues, or has patterns of
-    their names; by default these are the queues of all tasks. A name counts before a pattern, and
-    the first of several patterns.
+    The setting `queues` (`--queue email --queue 'tenant-*:4'`) contains names of queues, and
+    patterns of names. By default, the worker serves the queues of all tasks. A name takes
+    precedence over a pattern, and an earlier pattern over a later one.
 
     Args:
         known: the names of queues in the database, which patterns can match as well as the queues
@@ -65,8 +65,8 @@ def regex_of(pattern: str) -> str:
 def _limit(settings: Settings, registry: Registry, queue: str, limit: int) -> int:
     """Return the concurrency of a queue: no more than its tasks can use.
 
-    If all tasks of the queue need a thread, a process or a connection, the worker must not claim
-    more jobs than it has of these: jobs that wait here could run in another worker.
+    If all tasks of the queue need threads, processes or connections, the worker claims no more jobs
+    than it has of these. Jobs that wait here could run in another worker.
     """
     slots = {
         HandlerKind.THREAD: settings.threads,

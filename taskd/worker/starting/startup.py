@@ -18,8 +18,8 @@ from taskd.worker.claiming.listener import queues_by_connection
 from taskd.worker.services.service import Backoff
 from taskd.worker.stopping.parent_watch import ProcessIndex
 
-# Beside its lanes and listeners, a busy worker has a connection for lease renewal, and at times one
-# for pruning and one for the queries of schedules.
+# Beside its lanes and listeners, a busy worker has a connection for lease renewal. At times, it
+# also has one for pruning and one for the queries of schedules.
 CONNECTIONS = 3
 
 
