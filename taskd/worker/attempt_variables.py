@@ -13,8 +13,8 @@ def copier() -> Callable[[], ContextVars]:
     """Return a function that copies the present context variables for one attempt.
 
     All attempts share the values of the variables, as the tasks of every asyncio program do. Only
-    decimal contexts are copied, because programs change them in place: an attempt that sets the
-    precision of decimals would otherwise set the precision of all other attempts.
+    decimal contexts are copied, because programs change them in place. Otherwise, an attempt that
+    sets the precision of decimals would set it for all other attempts.
     """
     base = ContextVars()
     changed = []

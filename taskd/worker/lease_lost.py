@@ -1,9 +1,9 @@
 """What a worker does when its lease expires, or another worker has declared it dead.
 
-- The lease is not renewed in time: the worker releases the jobs that it has not started, and
+- The lease is not renewed in time. The worker releases the jobs that it has not started, and
   cancels its handlers, before other workers can run these jobs. The timer checks this
   (upkeep/timer.py).
-- Another worker declared this one dead, and rescues its jobs: the worker drops its jobs in the same
+- Another worker declared this one dead, and rescues its jobs. The worker drops its jobs in the same
   way, and registers under a new id. The lease thread detects this (lease/renewal.py).
 """
 

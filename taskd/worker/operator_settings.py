@@ -51,7 +51,7 @@ class Controls:
             paused: the paused tasks.
             limits: the concurrencies that operators have set, by queue.
             elsewhere: by queue and task, the newest version of the arguments that any other live
-                worker reads; only tasks and versions that this worker cannot run.
+                worker reads. It contains only tasks and versions that this worker cannot run.
         """
         self._shared.elsewhere.update(elsewhere)
         if paused != self._shared.paused:
@@ -76,9 +76,10 @@ class Controls:
 class Calls:
     """Receives the notifications on the channel of all workers.
 
-    A notification without a payload tells all workers to read the settings: an operator has changed
-    one, or a worker with other tasks has started. A notification with a worker's id tells the
-    worker with this id that a user has requested the cancellation of one of its jobs.
+    A notification without a payload tells all workers to read the settings. It is sent after an
+    operator has changed one, or a worker with other tasks has started. A notification with a
+    worker's id tells the worker with this id that a user has requested the cancellation of one of
+    its jobs.
 
     Args:
         look: the wake-up of the rescuer, which reads the settings.

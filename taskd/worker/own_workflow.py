@@ -123,7 +123,7 @@ class OwnWorkflow:
     def _free(self, job: NewJob) -> str:
         """Return a free name; attempts that add jobs in the same order get the same names.
 
-        An equal job whose add has failed gets the same name again: the failed statement may have
+        An equal job whose add has failed gets the same name again. The failed statement may have
         added the job, which is then not added twice.
         """
         for name, failed in self._failed.items():

@@ -127,8 +127,8 @@ class Notify:
     ) -> Notify:
         """Return an object that sends to the supervisor that NOTIFY_SOCKET in `environ` names.
 
-        The variables of the protocol are removed from `environ`, so that a program which a handler
-        starts does not send messages in place of this process.
+        The variables of the protocol are removed from `environ`. Otherwise, a program that a
+        handler starts could send messages in place of this process.
 
         Args:
             pid: the id of this process; a watchdog for another process is ignored.
@@ -257,7 +257,7 @@ class Notifier(Loop):
 class NotifySocket:
     """The socket of a parent.
 
-    On Linux, its address is abstract: there is no file, and any process on the host can send to the
+    On Linux, its address is abstract: there is no file. Any process on the host can send to the
     socket, but the kernel adds the sender's pid. Elsewhere, the socket is a file in a directory
     that only this user can enter, and each message contains the sender's pid.
 

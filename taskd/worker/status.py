@@ -26,7 +26,7 @@ class WorkerStatus(msgspec.Struct):
         lost_threads: the number of threads that are lost to abandoned attempts, by task.
         unwritten: the number of outcomes that are not written yet.
         trusted_s: the seconds for which the process can start jobs without another renewal of its
-            lease; negative if the lease was not renewed in time.
+            lease. Negative if the lease was not renewed in time.
         lags, lag_s: the same as in loop_monitor.Pulse.
     """
 

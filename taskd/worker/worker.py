@@ -240,8 +240,8 @@ class Worker:
 
     async def _prepared(self) -> bool:
         """Run _prepare() until a stop is requested; return whether _prepare() has finished."""
-        # The asyncio tasks of _prepare() and of the resources have the same context variables, so
-        # that copier() finds the variables that the resources have set.
+        # The asyncio tasks of _prepare() and of the resources have the same context variables. So
+        # copier() finds the variables that the resources have set.
         variables = copy_context()
         preparing = own_task(self._prepare(variables), "prepare", variables)
         stopping = own_task(self._stops.requested.wait(), "stop-requested")
@@ -450,7 +450,7 @@ class Worker:
             self.report,
             lambda: self.settings,
         ).run()
-        # First the lease thread, then the row: the thread would take a closed row for a sign that
+        # The lease thread ends before the row is closed. It would take a closed row for a sign that
         # other workers have declared this one dead.
         await self._lease_thread.stop()
         await self._registration.retire(self.parts.upkeep)

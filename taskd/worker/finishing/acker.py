@@ -2,7 +2,7 @@
 
 Outcomes that arrive while a statement is in flight form the next batch. So an idle worker writes
 each outcome immediately, and a busy worker writes large batches. Until the worker stops, new
-outcomes are written at most once in 5 ms: without this pause, each outcome would have a commit of
+outcomes are written at most once in 5 ms. Without this pause, each outcome would have a commit of
 its own even at 700 jobs per second.
 
 The acker keeps each outcome until PostgreSQL has written it, or has shown that the job no longer
@@ -70,8 +70,8 @@ class Acker:
             rescued, claimed again, deleted, or completed or restarted by hand. If the outcome was
             added with a callback, only this callback is called.
         on_refused_result: functions to call with each success that PostgreSQL has stored as a
-            failure, because the next stage of the pipeline does not accept the result.
-        tried_at: when the acker last sent a statement (time.monotonic).
+            failure. PostgreSQL does so if the next stage of the pipeline does not accept the
+        result. tried_at: when the acker last sent a statement (time.monotonic).
     """
 
     name = "acker"
@@ -383,7 +383,7 @@ def _apart(group: list[Any]) -> list[list[Any]]:
     """Divide the group into parts that each have at most one outcome per job.
 
     The statements require this. A job has several outcomes if this worker has claimed the job
-    several times; only the outcome of the last claim passes the guard of the statement.
+    several times. Only the outcome of the last claim passes the guard of the statement.
     """
     if len({each.id for each in group}) == len(group):
         return [group]

@@ -43,9 +43,10 @@ class DrainReport:
     def exit_code(self) -> int:
         """The exit code of the process; the first of these that applies.
 
-        78: the schema needs newer code, so a restart would not help. 75: abandoned attempts still
-        ran, or outcomes were not written. 1: the worker gave up, or a job failed with
-        `--until-empty`. 0: the worker has drained.
+        - 78: the schema needs newer code, so a restart would not help.
+        - 75: abandoned attempts still ran, or outcomes were not written.
+        - 1: the worker gave up, or a job failed with `--until-empty`.
+        - 0: the worker has drained.
         """
         if self.outgrown:
             return 78

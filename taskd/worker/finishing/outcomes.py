@@ -57,9 +57,9 @@ class OutcomeRecorder:
         errors: receives a report of each failed attempt.
 
     Attributes:
-        counts: the number of attempts by how they ended, with the keys of COUNTED. `lost`: the
-            outcome would have ended the job, but was not written, because the job belongs to
-            another claim or does not exist any more.
+        counts: the number of attempts by how they ended, with the keys of COUNTED. `lost`: an
+            outcome that would have ended the job was not written. The job belongs to another claim
+            or does not exist any more.
         streaks: counts the failures of each task since its last success.
     """
 
@@ -81,7 +81,7 @@ class OutcomeRecorder:
     ) -> None:
         """Record that a handler returned. The hot path is a handler that returns None.
 
-        Jobs of workflows are not on the hot path: they can be stages of a pipeline, and the
+        Jobs of workflows are not on the hot path, because they can be stages of a pipeline. The
         statement of the hot path does not start the next stage.
         """
         if value is None and job.workflow_id is None and (context is None or not context.completed):

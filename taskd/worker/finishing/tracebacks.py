@@ -11,9 +11,9 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-# Before Python 3.13, clearing the frame of a suspended coroutine ends the coroutine. It can belong
-# to an asyncio task that has passed its exception to a handler and continues to run, such as the
-# reader of a client. So in those versions the frames of coroutines are left to the collector.
+# Before Python 3.13, clearing the frame of a suspended coroutine ends the coroutine. Its asyncio
+# task may still be needed. For example, the reader of a client passes its exception to a handler,
+# and continues to run. So in those versions the frames of coroutines are left to the collector.
 CLEARS_ONLY_ENDED = sys.version_info >= (3, 13)
 SUSPENDABLE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 

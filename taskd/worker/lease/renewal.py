@@ -1,6 +1,6 @@
 """The thread that renews the lease.
 
-The thread has an event loop and a connection of its own, so that the worker keeps its lease while a
+The thread has an event loop and a connection of its own. So the worker keeps its lease while a
 handler blocks the main loop. If the main loop has not ticked for `STALL_S` seconds, the thread
 stops renewing, so that a process that hangs loses its lease. The thread also runs the loop monitor,
 which names the job that blocks the main loop.
@@ -41,9 +41,9 @@ class LeaseThread:
         declared_dead: called on the main loop if this worker was declared dead, with the id under
             which it was registered.
         works_with: called on the main loop with the version of the oldest code that works with the
-            applied and announced migrations; called again only if this version has changed.
+            applied and announced migrations. Called again only if this version has changed.
         published: called on the lease thread before each renewal, with the recent blockages of the
-            main loop; returns the status to store in the worker's row, as JSON.
+            main loop. Returns the status to store in the worker's row, as JSON.
         died: called on the main loop if the thread has ended without stop(), for whatever reason.
     """
 
@@ -71,7 +71,7 @@ class LeaseThread:
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
         # After an outage, other workers wait for the length of a lease before they declare a worker
-        # dead, so this worker must retry several times within a lease.
+        # dead. So this worker must retry several times within a lease.
         self._backoff = Backoff(cap_s=min(RETRY_S_MAX, lease.lease_s / 6))
         pulse.on_wake.append(self._wake)
 

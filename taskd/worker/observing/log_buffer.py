@@ -1,10 +1,10 @@
 """The buffer of log lines: handlers append in any thread, and the log writer stores the lines.
 
 Each attempt that logs has an entry. The entry is open from the first line to the end of the
-attempt, and holds its lines even after a write, because each write replaces the stored row. When
-the attempt has ended, the log writer stores all lines, or, if `keep_logs` does not apply to the
-attempt, deletes those that are stored already. If there is nothing to store or delete, the entry is
-dropped immediately.
+attempt. It holds its lines even after a write, because each write replaces the stored row. When the
+attempt has ended, the log writer stores all lines. If `keep_logs` does not apply to the attempt,
+the log writer deletes the stored lines instead. If there is nothing to store or delete, the entry
+is dropped immediately.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class LogBuffer:
         self._registry, self._keep, self._ends_later = registry, keep, ends_later
         self.wake: Callable[[], Any] = lambda: None
         self.size = 0
-        # A thread that holds the lock can start a garbage collection, and a destructor can log: the
-        # thread must be able to take the lock a second time.
+        # A thread that holds the lock can start a garbage collection, and a destructor can log. So
+        # the thread must be able to take the lock a second time.
         self._lock = threading.RLock()
         # By job id. Entries are written in this order; a written entry moves to the end.
         self._open: dict[int, AttemptLog] = {}
@@ -168,8 +168,8 @@ class LogBuffer:
     def end(self, job_id: int, attempt: int, failed: bool) -> None:
         """Close the entry of an attempt that has ended.
 
-        The entry then waits for its last write if its lines are kept, or for the deletion of its
-        stored lines if some were written; otherwise the entry is dropped.
+        If its lines are kept, the entry waits for its last write. Otherwise, if lines were written,
+        it waits for their deletion. All other entries are dropped.
         """
         log = self._open.get(job_id)
         if log is None or log.job.attempt != attempt:

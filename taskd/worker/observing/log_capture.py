@@ -2,10 +2,10 @@
 
 The job is looked up when a line is logged; binding the job when an attempt starts would slow down
 handlers that never log. In the thread of the event loop, the loop monitor knows the job whose
-handler runs; a thread of a pool is given its job with each call. So lines of structlog and of the
+handler runs. A thread of a pool is given its job with each call. So lines of structlog and of the
 standard library have `job_id`, `task`, `queue` and `attempt`, however the app has configured
-logging. If taskd writes a log and the app has not configured structlog, taskd writes the lines of
-structlog in the format of its own log. The same applies to a root logger without handlers.
+logging. If taskd writes a log and the app has not configured structlog, taskd writes structlog's
+lines in the format of its own log. The same applies to a root logger without handlers.
 
 Lines from threads that a handler starts itself, and from callbacks such as those of
 loop.call_later(), have no job.

@@ -1,8 +1,8 @@
 """The log writer: stores the log lines of attempts, without delaying their outcomes.
 
 The log writer uses the connection of the upkeep services, so that no ack waits for it. If
-PostgreSQL refuses the lines, or the buffer is full, the log writer drops lines and logs this:
-losing lines is allowed, delaying an outcome is not.
+PostgreSQL refuses the lines, or the buffer is full, the log writer drops lines and logs this.
+Losing lines is allowed, delaying an outcome is not.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class LogWriter(Loop):
     Args:
         keep: the attempts whose lines are kept, for tasks without the option `keep_logs`.
         ends_later: returns whether the end of an attempt is still to be reported.
-        together: the jobs of each running batch, by the id of the first job, which is the job of
-            every line that the batch logs.
+        together: the jobs of each running batch, by the id of its first job. Every line that the
+            batch logs belongs to this first job.
         lease_until: returns until when the lease is trusted. Each renewal advances this time, so it
             stays the same during an outage.
     """

@@ -21,7 +21,7 @@ from taskd.core.jobs.job import Job
 from taskd.core.worker_status import LoopBlocked
 
 # While attempts run, the timer ticks every 40 to 60 ms and the lease thread checks ten times a
-# second, so a job that blocks the loop is named within 0.45 s. These 30 wake-ups per second would
+# second. So a job that blocks the loop is named within 0.45 s. These 30 wake-ups per second would
 # be most of the cost of an idle worker. While no attempt runs, only asyncio tasks that handlers
 # have left can block the loop, and naming their jobs within 1.05 s is enough.
 TICK_S, REST_TICK_S = 0.05, 0.25
@@ -72,8 +72,8 @@ class Pulse:
         on_wake: called on the main loop when the worker no longer rests.
         job: the job whose handler the loop runs at this moment; None also while the loop runs an
             asyncio task that a handler has made.
-        blocked: the latest blockage that the monitor has found: the value of `ticked` at its
-            start, and the blocking job, if the monitor knows it. The monitor writes this attribute.
+        blocked: the latest blockage that the monitor has found: the value of `ticked` at its start,
+            and the blocking job, if known. The monitor writes this attribute.
         owners: the job of each asyncio task that a handler has made.
         together: the jobs of each running batch, by the id of the first job.
     """

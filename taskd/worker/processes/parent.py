@@ -1,10 +1,10 @@
 """Several worker processes under one parent: `taskd run --processes 4`.
 
-The parent runs no job. It starts its children, replaces crashed ones, forwards signals to them,
-listens for all of them (claiming/shared_listening.py), and reports for all of them: the children
-send their states to the parent by the protocol of sd_notify, and the parent reports the sum to
-systemd (sd_notify.py). Each child has a session of its own: otherwise, the terminal would send it
-each Ctrl-C, which the parent forwards as well.
+The parent runs no job. It starts its children, replaces crashed ones, forwards signals to them, and
+listens for all of them (claiming/shared_listening.py). The children send their states to the parent
+by the protocol of sd_notify, and the parent reports the sum to systemd (sd_notify.py). Each child
+has a session of its own. Otherwise, the terminal would send it each Ctrl-C, which the parent
+forwards as well.
 
 The first child starts alone, and the others start when it is ready. So an error in the settings or
 the app is logged only once.
@@ -48,8 +48,8 @@ BESIDE_S = 2.0
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 FORWARDED = (*STOPPING, signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT, signal.SIGUSR2)
 
-# Exit codes for errors that a restart does not fix: a wrong command line (2), a login or statement
-# that PostgreSQL refuses (77), wrong settings or a wrong schema (78).
+# A restart does not fix these errors: a wrong command line (2), a refused login or statement (77),
+# wrong settings or schema (78).
 HOPELESS = (2, 77, 78)
 # Of the exit codes of its children, the parent exits with the one that comes last in this list. A
 # code that is not in the list counts as 1.
@@ -331,8 +331,8 @@ class Processes:
         """
         index = ProcessIndex(number, self._settings.processes, self._parent_pipe, stats, listens)
         environment = os.environ | {"NOTIFY_SOCKET": self._inbox.address} | index.environment()
-        # Even if the supervisor expects no watchdog messages from the parent, the parent's HTTP
-        # probes must know whether the event loop of the child runs.
+        # The parent's HTTP probes must know whether the event loop of the child runs, even if the
+        # supervisor expects no watchdog messages.
         watchdog_s = self._notify.watchdog_s or (STATUS_EVERY_S * 4 if self._stats else None)
         if watchdog_s is not None:
             environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))

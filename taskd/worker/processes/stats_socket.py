@@ -1,7 +1,7 @@
 """The pair of sockets over which a parent requests the status of a worker process.
 
 The worker process inherits one end, so no other process can request or answer. A request is a line
-with a number. An answer is a line of JSON with the number of its request, so a late answer is not
+with a number. An answer is a line of JSON with the number of its request. So a late answer is not
 taken for the answer to the next request.
 """
 

@@ -131,7 +131,7 @@ def jittered_s(delay_s: float) -> float:
     return delay_s * random.uniform(0.8, 1.2)
 
 
-# A worker must run jobs again within 5 s of the end of an outage, including the time for a new
+# A worker must run jobs again within 5 s of the end of an outage. This includes the time for a new
 # connection and one or two polls.
 RETRY_S_MAX = 4.5
 

@@ -12,8 +12,8 @@ from taskd.config import Settings
 
 VARIABLE = "TASKD_CHILD"
 EXIT_ABANDONED = 75
-# The time for everything after drain_s and cancel_s: 5 s for outcomes, 6 s for the app's resources,
-# and one or two seconds each for upkeep, lease, row, connections, threads and interpreter.
+# The time for everything after drain_s and cancel_s: 5 s for outcomes and 6 s for the app's
+# resources. Upkeep, lease, row, connections, threads and interpreter have one or two seconds each.
 STOP_MARGIN_S = 25.0
 
 

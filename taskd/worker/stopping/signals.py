@@ -3,14 +3,14 @@
 The first SIGTERM drains, the second cancels the handlers, the third abandons them (StopPhase).
 
 While a handler blocks the event loop, the loop receives no signals. So a thread receives the
-numbers of signals first. The thread passes them on to the loop and watches the stop: if the stop
+numbers of signals first. The thread passes them on to the loop and watches the stop. If the stop
 takes too long and the loop does not respond, the thread ends the process. If the worker was
 running, the exit code is 75.
 
-Python's signal handlers are not enough: they run between bytecode instructions of the main thread,
-and a database driver in C that waits for a reply executes no bytecode. But when a signal arrives,
-the interpreter also writes its number to the file descriptor of `signal.set_wakeup_fd`, whatever
-the main thread does, and the thread reads this descriptor. Blocked signals (pthread_sigmask and
+Python's signal handlers are not enough: they run between bytecode instructions of the main thread.
+A database driver in C that waits for a reply executes no bytecode. But when a signal arrives,
+whatever the main thread does, the interpreter also writes its number to the file descriptor of
+`signal.set_wakeup_fd`. The thread reads this descriptor. Blocked signals (pthread_sigmask and
 sigwait) are no alternative, because the processes that handlers start would inherit the mask.
 
 While C code holds the GIL, no thread runs, and only SIGKILL ends the process. systemd sends SIGKILL
@@ -105,8 +105,8 @@ class Signals:
         leave: called in a thread before the process is ended because its loop is blocked; returns
             the exit code. The process ends after LEAVE_S seconds even if `leave` has not returned.
             The loop can run again at any moment.
-        last: the process ends with this worker, so remove() makes the process ignore later signals:
-            otherwise one of them could kill the process in its last milliseconds, with another
+        last: the process ends with this worker, so remove() makes the process ignore later signals.
+            Otherwise, one of them could kill the process in its last milliseconds, with another
             exit code.
     """
 
@@ -150,8 +150,8 @@ class Signals:
     def _listen(self) -> None:
         """Make signals arrive in the pipe, and keep the loop's wake-up socket to pass them on.
 
-        This repeats itself every second: a loop that stops and runs again makes a new socket, and
-        then receives signals without the thread until the next repetition.
+        This repeats itself every second, because a loop that stops and runs again makes a new
+        socket. Until the next repetition, the loop receives signals without the thread.
         """
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if before not in (-1, self._write):
@@ -194,8 +194,8 @@ class Signals:
 
     def _watch(self) -> None:
         """Pass signals on, and end the process if a stop hangs; the function of the thread."""
-        # faulthandler must run in the main thread: elsewhere, it would read the stack of the main
-        # thread while that changes, which can crash the interpreter.
+        # faulthandler must run in the main thread. Elsewhere, it would read the stack of the main
+        # thread while that stack changes, which can crash the interpreter.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         poll = select.poll()
         poll.register(self._read, select.POLLIN)

@@ -35,8 +35,8 @@ class Promoter(Loop):
 
     Args:
         consumers: the consumers of the queues that this worker serves. While one of them polls its
-            queue continuously, producers do not notify for jobs that are due later, so the
-            promoter then reads the due times every TIMER_BUSY_S.
+            queue continuously, producers do not notify for jobs that are due later. So the promoter
+            then reads the due times every TIMER_BUSY_S.
         suspects: the wake-up of the quarantine.
     """
 

@@ -72,7 +72,7 @@ class Reconciler(Loop):
         self._checked_at = now
         if self._claim_lost_at is not None and now - self._claim_lost_at > 2 * self._grace_s:
             self._claim_lost_at = None
-        # The jobs that were here before the read or are here after it: a job that ended during the
+        # The jobs that were here before the read or are here after it. A job that ended during the
         # read can still be in `rows`.
         here |= self._job_ids()
         missing = [row for row in rows if row.id not in here and row.age_s > self._grace_s]
@@ -89,8 +89,8 @@ class Reconciler(Loop):
     async def _take_away(self, before: Sequence[tuple[Runner, Job]], running: set[int]) -> None:
         """Cancel attempts whose jobs a user has completed or restarted by hand.
 
-        A job that no longer runs for this worker can also have another cause: a failover has lost
-        its claim, or its handler has completed it. Then the attempt continues.
+        A job also no longer runs for this worker if a failover has lost its claim, or its handler
+        has completed it. Then the attempt continues.
         """
         worker_id, unwritten = self._lease.worker_id, set(self._acker.unwritten())
         gone = [

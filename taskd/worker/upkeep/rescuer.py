@@ -29,7 +29,7 @@ from taskd.worker.services.service import Loop
 from taskd.worker.upkeep.declarations import Declarations
 
 # An isolated suspect (quarantine.py) that was alone in its group when its worker crashed has caused
-# the crash, and fails if this is at least its third crash. Any other job that ran during crashes
+# the crash. It fails if this is at least its third crash. Any other job that ran during crashes
 # runs again, and fails only at its tenth crash, which ends endless loops.
 MAX_CRASHES = 3
 MAX_CRASHES_UNPROVED = 10
@@ -56,8 +56,8 @@ class Rescuer(Loop):
         counts: the numbers of attempts by how they ended; the rescuer adds jobs that it fails.
         on_due: called with the next due times of jobs.
         on_ticks: each is called with the next ticks of schedules.
-        consumers: poll their queues after a worker was declared dead, because a dead worker that
-            had marked a queue as polled has kept producers from notifying.
+        consumers: poll their queues after a worker was declared dead. If the dead worker had marked
+            a queue as polled, producers have not notified.
         controls: applies the settings of operators.
         errors: receives a report of each dead worker, and of its jobs.
         declarations: publishes and withdraws declarations after other workers of the app have

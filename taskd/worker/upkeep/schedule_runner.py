@@ -40,7 +40,7 @@ NOTHING_S = 3600.0
 class ScheduleRunner(Loop):
     """Service: fires the schedules without a query, or, with `queries`, the schedules with a query.
 
-    A query can be slow, so the schedules with queries have a runner and a connection of their own,
+    A query can be slow. So the schedules with queries have a runner and a connection of their own,
     and do not delay the others. The connection is opened when ticks are due, and closed afterwards.
 
     Args:
@@ -89,7 +89,7 @@ class ScheduleRunner(Loop):
             fired = await fire(lane, read)
         except TaskdError as error:
             # Continue with the other schedules if another session has locked a job that this tick
-            # would cancel, or if a trigger of the user refuses the tick.
+            # would cancel. Do the same if a trigger of the user refuses the tick.
             if not (isinstance(error, HeldUp) or may_concern_one_row(error)):
                 raise
             self._delayed(read, str(error))
