@@ -66,8 +66,8 @@ class RequestLimit:
     """Middleware: serve a limited number of requests at a time, and answer 503 to the others.
 
     Routes that wait for the database or for a slow reader have such a limit, so that probes are
-    always answered. A request takes a slot when its whole body has arrived, so that a client that
-    never sends the rest of a body takes no slot. If the client goes away before, nothing is done.
+    always answered. A request takes a slot when its whole body has arrived. So a client that never
+    sends the rest of a body takes no slot. If the client goes away before, nothing is done.
     """
 
     def __init__(self, app: ASGIApp, requests_max: int, what: str) -> None:

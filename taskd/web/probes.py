@@ -1,8 +1,8 @@
 """/livez and /readyz: probes for Kubernetes, load balancers and people.
 
 A process is alive if its event loop runs and its claims and acks make progress. /livez does not
-depend on the database: otherwise an outage of the database would make Kubernetes kill all workers,
-and the outcomes that they have not written yet would be lost. A process is ready if it claims jobs.
+depend on the database. Otherwise, an outage of the database would make Kubernetes kill all workers,
+and outcomes that are not written yet would be lost. A process is ready if it claims jobs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The server shares the loop with handlers, so everything that an unauthenticated client can send has
 a limit. A connection that does not send a whole request in time is closed. If there are too many
 connections, the one that has been idle for the longest time is closed. Slow routes answer fewer
-requests at a time than there can be connections (app.py), so a probe is answered even if many
+requests at a time than there can be connections (app.py). So a probe is answered even if many
 sockets are open and many requests wait.
 """
 
@@ -23,9 +23,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from taskd import events
 from taskd.errors import ConfigError
 
-# More than the sum of three numbers: the pages (routes.PAGES_MAX) and scrapes
-# (exposition.SCRAPES_MAX) that are answered at a time, and the connections that can arrive in one
-# iteration of the loop (BACKLOG). So a new connection is read before it can be closed as idle.
+# More than routes.PAGES_MAX + exposition.SCRAPES_MAX + BACKLOG: the pages and scrapes answered at a
+# time, and new connections in one iteration of the loop. So a new connection is read before it can
+# be closed as idle.
 CONNECTIONS_MAX = 256
 BACKLOG = 128
 # The most bytes of the request line and all headers together.

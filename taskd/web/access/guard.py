@@ -4,7 +4,7 @@ By DNS rebinding, a web site lets its name lead to this address, so that browser
 site. These requests have the name of the site as their host.
 
 Pages contain text from any producer, and templates escape this text. If a template missed a part,
-the policy below would make that part harmless: the policy allows no inline script or style, and
+the policy below would make that part harmless. The policy allows no inline script or style, and
 nothing from other sites.
 """
 

@@ -250,6 +250,6 @@ class Sessions:
 
 
 def _digest(token: str) -> bytes:
-    # Only hashes of tokens are kept, so that a memory dump contains no token, and the time of a
-    # look-up reveals nothing about the tokens of other users.
+    # Only hashes of tokens are kept, so that a memory dump contains no token. The time of a look-up
+    # also reveals nothing about the tokens of other users.
     return hashlib.sha256(token.encode()).digest()

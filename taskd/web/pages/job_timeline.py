@@ -34,8 +34,8 @@ class Moment:
 def timeline(job: dict[str, Any]) -> list[Moment]:
     """Return the events of a job from its enqueue to its end, or to its next attempt.
 
-    The row of a job with many attempts contains only the errors of the first and the last attempts;
-    an event names the missing attempts.
+    If a job has many attempts, its row contains only the errors of the first and the last ones. An
+    event names the missing attempts.
     """
     moments = [Moment(job["enqueued_at"], "plain", _birth(job))]
     kept: list[PastError] = job["errors"]

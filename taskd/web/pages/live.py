@@ -200,8 +200,8 @@ class Live:
 
         Args:
             job_id: a job to watch for changes.
-            stage: the state of that job as the page shows it, from stage_of(), to detect that the
-                job has changed since the page was made.
+            stage: the state of that job as the page shows it, from stage_of(). If the job's state
+                differs, the job has changed since the page was made.
         """
         viewer = _Viewer(job_id, stage)
         self._viewers.add(viewer)
