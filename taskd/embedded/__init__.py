@@ -1,9 +1,8 @@
 """The embedded PostgreSQL: without a DSN, taskd starts its own server, or joins a running one.
 
 The processes that start, use and stop the server coordinate by flock() on five empty files in the
-home of the server, and not by a pid file: the kernel releases a lock when the last process that
-holds it ends, even if that process was killed. The files, the mode of each lock, and the process
-that holds it:
+home of the server. Locks replace a pid file: the kernel releases a lock when its last holder ends,
+even if that process was killed. The files, the mode of each lock, and the process that holds it:
 
 ```
 start.lock   EX  a process that initialises, starts or stops the server; initdb inherits the lock

@@ -79,13 +79,13 @@ def _data_directory() -> Path:
 def make_home(home: Path) -> None:
     """Make the home and its missing parents with mode 0700; existing directories do not change.
 
-    Directories that root makes get the owner of the directory above them, so that a run with sudo
-    does not lock users out of their own home. If that owner is root, and root cannot make user
+    Directories that root makes get the owner of the directory above them. So a run with sudo does
+    not lock users out of their own home. If that owner is root, and root cannot make user
     namespaces, the new owner is the user that must run the server.
 
     Raises:
         EmbeddedError: the home belongs to another user, others can write to it or replace it, or no
-            user exists that could run the server for root.
+            user can run the server for root.
         OSError: a directory cannot be made.
     """
     missing = [p for p in (home, *home.parents) if not p.exists()]
@@ -172,7 +172,7 @@ def socket_directory(home: Path) -> Path:
     """Return the directory of the socket: the home, or a directory in /tmp.
 
     The home cannot be used if its path is too long for the address of a socket, or contains a
-    comma: clients read a host with a comma in a DSN as a list of hosts.
+    comma. Clients read a host with a comma in a DSN as a list of hosts.
 
     Raises:
         EmbeddedError: the path in /tmp is not a private directory of the owner of the home.

@@ -29,7 +29,7 @@ LOG_BYTES_MAX = 10 * 1024 * 1024
 
 # The first start writes these into postgresql.conf, so that ALTER SYSTEM can override them.
 SETTINGS = {
-    # The user has the name of the default schema, so with "$user" in the path, new tables of users
+    # The user has the name of the default schema. With "$user" in the path, new tables of users
     # would be created in taskd's schema.
     "search_path": "public",
     "shared_buffers": "64MB",
