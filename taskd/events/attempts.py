@@ -63,8 +63,8 @@ def job_released(job: Job) -> None:
 def job_interrupted(job: Job, ack: Ack, duration_s: float, why: str) -> None:
     """An attempt was cut short; `why`: `stop`, `fence` (lease lost), `by hand`, or `foreign`.
 
-    `by hand` means that a user has completed or restarted the job, and `foreign` that code outside
-    of taskd has cancelled the asyncio task of the attempt.
+    `by hand` means that a user has completed or restarted the job. `foreign` means that code
+    outside of taskd has cancelled the asyncio task of the attempt.
     """
     emit(
         "job.interrupted",

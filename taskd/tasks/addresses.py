@@ -50,8 +50,8 @@ _SPECIAL_4 = tuple(
     )
 )
 # IANA assigns public IPv6 addresses only from this network. Outside of it are the loopback,
-# private, link-local, site-local and multicast addresses, IPv4-compatible and IPv4-translated
-# addresses, NAT64 for local use (64:ff9b:1::/48), and segment routing.
+# private, link-local, site-local and multicast addresses. IPv4-compatible and IPv4-translated
+# addresses, NAT64 for local use (64:ff9b:1::/48), and segment routing are also outside.
 _GLOBAL_6 = ipaddress.IPv6Network("2000::/3")
 _SPECIAL_6 = tuple(
     map(

@@ -1,9 +1,10 @@
 """The built-in task `http_request`: one HTTP request, such as a webhook; it can be signed.
 
-The status of the response decides. 2xx completes the job. 408, 425, 429 and 5xx are retried, after
-the time in Retry-After or by the task's backoff. Any other status fails the job; this includes
-redirects, which are not followed. A request without a response is retried, and so is a request that
-the settings of this worker do not allow: the settings can be corrected before the last attempt.
+A response with status 2xx completes the job. After 408, 425, 429 or 5xx, the job is retried after
+the time in Retry-After, or by the task's backoff. Any other status fails the job; this includes
+redirects, which are not followed. A request without a response is retried. A request that the
+settings of this worker do not allow is also retried: the settings can be corrected before the last
+attempt.
 
 Signatures follow Standard Webhooks: HMAC-SHA256 over id, time and body. Delivery is at least once,
 so the id is the job's idempotency key, which is the same in all of its attempts.

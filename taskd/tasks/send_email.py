@@ -1,15 +1,15 @@
 """The built-in task `send_email`: one mail over SMTP.
 
-The server's reply about the mail decides: if it accepts the mail, the job is done; 5xx fails the
-job; 4xx, a broken connection or no reply is retried by the task's backoff. Replies about the
-connection (greeting, STARTTLS, login) are always retried: the settings can be corrected before the
-last attempt.
+If the server accepts the mail, the job is done. A 5xx reply about the mail fails the job. After a
+4xx reply, a broken connection or no reply, the job is retried by the task's backoff. Replies about
+the connection (greeting, STARTTLS, login) are always retried: the settings can be corrected before
+the last attempt.
 
 A mail for several recipients is sent to all of them at once. If the server refuses some of them
 (5xx), the others get the mail, and the result names the refused recipients. If the server defers
-one recipient (4xx), no recipient gets the mail: the attempt ends before the content is sent, and
-the whole mail is retried, so that no recipient gets the mail twice. In the job's last attempt, the
-mail is sent to the recipients that the server accepts, and the result names all others. To treat
+one recipient (4xx), no recipient gets the mail: the attempt ends before the content is sent. The
+whole mail is retried, so that no recipient gets the mail twice. In the job's last attempt, the mail
+is sent to the recipients that the server accepts, and the result names all others. To treat
 recipients separately, enqueue one job for each recipient.
 
 Delivery is at least once: if the connection breaks after the content was sent, it is unknown

@@ -31,8 +31,8 @@ class Delivery:
 
         Raises:
             Fail, MailDeferred: the server did not accept the mail.
-            aiosmtplib.SMTPException, OSError: it is unknown whether the server accepted the mail,
-                or the server cannot be reached or used.
+            aiosmtplib.SMTPException, OSError: the server cannot be reached or used, or it is
+                unknown whether it accepted the mail.
         """
         async with self._pool.connection() as connection:
             refused = await _deliver(connection, mail, last=last)
@@ -51,7 +51,7 @@ async def _deliver(connection: Connection, mail: Mail, *, last: bool) -> dict[st
 
     Returns:
         The recipients that the server did not accept, with its replies. None if the first command
-        failed on a reused connection, which is often broken: the content was not sent, so the
+        failed on a reused connection, which is often broken. The content was then not sent, so the
         caller tries again over a new connection, within the same attempt.
 
     Raises:

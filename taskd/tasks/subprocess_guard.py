@@ -5,12 +5,12 @@
 WORKER_PIPE is the reading end of a pipe. The worker keeps the other end open while the command is
 allowed to run. When the worker closes this end or is killed, the guard sends SIGTERM to the process
 group of the command and, GRACE_S later, SIGKILL. When the command has ended, the guard kills all
-processes that the command has left, even if they are in other process groups: the guard is a
-subreaper, so these processes are its children now. The guard then ends like the command, with the
-same exit code or signal. This file imports nothing of taskd.
+processes that the command has left, even in other process groups. The guard is a subreaper, so
+these processes are its children now. The guard then ends like the command, with the same exit code
+or signal. This file imports nothing of taskd.
 
 Only Linux has subreapers and parent-death signals. On other systems, processes that have left the
-process group of the command are not killed; and if the guard itself is killed, the command
+process group of the command are not killed. If the guard itself is killed there, the command
 continues to run.
 """
 
