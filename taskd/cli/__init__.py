@@ -342,7 +342,7 @@ def _let_go_of_closed_streams() -> None:
             stream.flush()
         except AttributeError:
             # The stream is None (it was closed before the start), or the app has replaced it by an
-            # object without flush(), which Python could not flush at the exit.
+            # object without flush(). Python could not flush this object at the exit.
             setattr(sys, name, getattr(sys, f"__{name}__"))
         except (OSError, ValueError):
             with suppress(AttributeError, OSError, ValueError):

@@ -1,7 +1,7 @@
 """`taskd completion`: the script with which a shell completes taskd's commands and options.
 
-The script completes no names of queues and tasks: these are in the database, and a press of the Tab
-key must neither wait for a database nor start the embedded PostgreSQL.
+The script completes no names of queues and tasks, because these are in the database. A press of the
+Tab key must neither wait for a database nor start the embedded PostgreSQL.
 """
 
 from __future__ import annotations

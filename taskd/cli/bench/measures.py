@@ -69,8 +69,8 @@ class Measures:
 
     Args:
         name: the name of the queue and of the task.
-        regain: called when the worker has ended, to install the signal handlers of the benchmark
-            again: the worker replaces them, and does not restore them.
+        regain: called when the worker has ended, to install the benchmark's signal handlers again.
+            The worker replaces these handlers and does not restore them.
     """
 
     def __init__(

@@ -221,8 +221,8 @@ async def _clocks(lane: Lane, facts: Facts, refused: dict[str, str]) -> float:
     """Compare this machine's clock with that of the database.
 
     Returns:
-        The smallest difference of the clocks, in seconds, that the reading proves: above zero if
-        this machine's clock is ahead, below zero if it is behind, 0.0 if no difference is proved.
+        The smallest difference of the clocks that the reading proves, in seconds. It is positive if
+        this machine's clock is ahead, negative if it is behind, 0.0 if no difference is proved.
     """
     from taskd.store.reading import doctor as store
 

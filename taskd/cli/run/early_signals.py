@@ -92,7 +92,7 @@ class EarlySignals:
 
     def _watch(self) -> None:
         """Run the watch thread: end the process if it has not ended GRACE_S after a stop signal."""
-        # faulthandler must run in the main thread: elsewhere, it would read the stack of the main
+        # faulthandler must run in the main thread. Elsewhere, it would read the stack of the main
         # thread while that stack changes, which can crash the interpreter.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
         poll = select.poll()

@@ -2,11 +2,12 @@
 
 The parent process only watches files, and never imports the app. Each worker is a fork of the
 parent. When a file changes, the parent drains the worker with SIGTERM, and then starts the next
-worker. If a worker cannot start, for example because of a syntax error, the worker prints the
-error, and the parent starts another worker after the next change.
+worker. If a worker cannot start, for example because of a syntax error, it prints the error. The
+parent starts another worker after the next change.
 
-The parent polls the files twice a second. Polling needs no further library, takes some milliseconds
-for a thousand files, and also notices changes on a network share or in a mount of a container.
+The parent polls the files twice a second. Polling needs no further library, and takes some
+milliseconds for a thousand files. It also notices changes on a network share or in a mount of a
+container.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _wait_for_signal(within_s: float) -> tuple[int | None, bool]:
     """Wait for a blocked signal of AWAITED.
 
     Returns:
-        The number of the signal, or None after `within_s`; and whether the kernel has sent the
+        The number of the signal, or None after `within_s`. Also whether the kernel has sent the
         signal to the worker as well, as at Ctrl-C in a terminal.
     """
     wait = getattr(signal, "sigtimedwait", None)

@@ -242,7 +242,7 @@ def _widths(section: Section, rows: Sequence[Any], width: int) -> tuple[list[Col
         columns.remove(min(going, key=lambda each: each.keep))
     sizes = [least(each) for each in columns]
     left = width - sum(sizes) - len(columns) + 1
-    # Each column that needs more cells gets one cell in turn, so that a long name does not take all
+    # Columns that need more cells get one cell each in turn. Otherwise, a long name could take all
     # the cells that an error needs.
     wanted_sizes = [natural(each) for each in columns]
     while left > 0 and (growing := [n for n, size in enumerate(sizes) if size < wanted_sizes[n]]):
