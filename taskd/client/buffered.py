@@ -1,11 +1,11 @@
 """A buffer for busy producers: it accepts jobs immediately, and writes them in batches later.
 
 A batch is one transaction of up to a thousand jobs. If PostgreSQL cannot be reached, the buffer
-retries the batch until it is written, but for at most `flush_s` after the end of the `async with`
-block. The end of the block reports jobs that were refused or could not be written.
+retries the batch until it is written. After the end of the `async with` block, it retries for at
+most `flush_s`. The end of the block reports jobs that were refused or could not be written.
 
-If the connection breaks at a COMMIT, the buffer asks the server whether the transaction committed,
-so no batch is written twice. The server knows the answer even after a crash. If a failover to a
+If the connection breaks at a COMMIT, the buffer asks the server whether the transaction committed.
+So no batch is written twice. The server knows the answer even after a crash. If a failover to a
 standby has lost the transaction, the buffer writes the batch again. But the promoted standby can
 give the id of the lost transaction to another transaction. If this other transaction has committed,
 the buffer counts the batch as written, and the jobs of the batch are lost.
@@ -314,6 +314,6 @@ def _size(job: NewJob) -> int:
 
 def _refuse(receipt: Receipt, error: Exception) -> None:
     receipt.set_exception(error)
-    # Mark the exception as retrieved: asyncio must not warn if no caller awaits the future, because
-    # the end of the block reports the error, too.
+    # Mark the exception as retrieved: the end of the block reports the error, so asyncio need not
+    # warn about a future that no caller awaits.
     receipt.exception()

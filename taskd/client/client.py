@@ -29,11 +29,11 @@ class Client(ClientControl):
     closed.
 
     Without `conn`, a method uses one of these connections and commits its own transaction. If
-    several coroutines enqueue single jobs without a unique key into one queue at the same time, up
-    to a thousand of these jobs share a statement.
+    several coroutines enqueue single jobs at the same time, up to a thousand of these jobs share a
+    statement. Only jobs of one queue share it, and no job with a unique key.
 
     `conn` is a connection of the caller. A job that is enqueued with `conn` is part of the caller's
-    transaction: before the caller commits, no other session sees the job, and no worker is
+    transaction. Before the caller commits, no other session sees the job, and no worker is
     notified. `conn` is an asyncpg connection, a psycopg.AsyncConnection, or SQLAlchemy's
     AsyncConnection or AsyncSession. The sync methods take a connection of psycopg, psycopg2 or
     Django, or SQLAlchemy's Connection or Session.
@@ -79,9 +79,9 @@ class Client(ClientControl):
         A batch is one statement with at most a thousand jobs, whose arguments take at most 8 Mi
         characters together. The jobs can come from a generator, which is read batch by batch.
         Without `conn`, each batch is a transaction: if a batch fails, the batches before it stay
-        enqueued. With `conn`, all jobs are part of the caller's transaction. Two transactions of
-        callers can deadlock if each of them enqueues several batches of jobs with unique keys,
-        because keys are locked in a fixed order only within a batch.
+        enqueued. With `conn`, all jobs are part of the caller's transaction. Keys are locked in a
+        fixed order only within a batch. So two transactions can deadlock if each of them enqueues
+        several batches of jobs with unique keys.
 
         Raises:
             As enqueue().
@@ -99,10 +99,10 @@ class Client(ClientControl):
         """Enqueue a job of a task that is not imported here; return its id.
 
         The arguments are checked against the published task. Without the option `queue`, the job
-        goes to the queue of that task. If no worker has published the task, then with `queue` the
-        arguments are not checked, the job has no unique key unless `unique` is given, and the
-        attribute `published` of the returned id is False. Without `queue`, the task must then be a
-        built-in task of this client.
+        goes to the queue of that task. If no worker has published the task, the option `queue` is
+        necessary, except for built-in tasks of this client. With `queue`, the arguments of such a
+        job are not checked. The job has no unique key unless `unique` is given. The attribute
+        `published` of its id is False.
 
         Args:
             task: the task's name.
@@ -132,8 +132,8 @@ class Client(ClientControl):
             conn: the caller's connection, as enqueue() takes it.
 
         Raises:
-            InvalidJob: no worker has published the pipeline, it has no such stage (the message
-                lists the stages), or the arguments do not fit the stage.
+            InvalidJob: no worker has published the pipeline; it has no such stage (the message
+                lists its stages); or the arguments do not fit the stage.
             InvalidArgs: the arguments have no JSON form.
             As enqueue().
         """
@@ -231,8 +231,8 @@ class Client(ClientControl):
             job_id: id of the job. The id that enqueue() returned for a new job identifies this job
                 even if the sequence of ids goes back. Any other id can then belong to several jobs:
                 the live job is read, or the newest job if none is live. If a method of the task
-                returned the id, the result is decoded to the type that the handler is annotated to
-                return; otherwise it has the types of JSON.
+                returned the id, the result is decoded to the annotated return type of the handler.
+                Otherwise it has the types of JSON.
             timeout_s: seconds to wait, outages of the database included; None: wait without a
                 limit.
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from taskd.config import Settings
 
 # The dict is empty until the first use, so that declaring tasks imports no driver. setdefault()
-# gives all threads the same client without a lock: if a lock is held at the moment of a fork, it
-# stays locked in the child.
+# gives all threads the same client without a lock. If a thread held a lock at the moment of a fork,
+# the lock would stay locked in the child.
 _current: dict[str, Client] = {}
 
 

@@ -150,8 +150,8 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     tasks.update(published)
     complete = []
     for job in jobs:
-        # If the job has a queue, a built-in task of this name does not count: the job can be of an
-        # app's task with the same name.
+        # If the job has a queue, a built-in task of this name does not count. The job can belong to
+        # an app's task with the same name.
         if job.queue is not None and (job.checked or job.task not in published):
             complete.append(_with_key(job))
         elif job.task in tasks:

@@ -31,12 +31,12 @@ class Schedules:
     async def set(self, schedule: Schedule, *, conn: object = None) -> str:
         """Make or change a schedule; return `created`, `changed` or `unchanged`.
 
-        The time of the next tick changes only if the period, its start, the cron expression or the
-        time zone changes, or if the schedule was withdrawn. A paused schedule stays paused.
+        The time of the next tick changes only with the period, its start, the cron expression or
+        the time zone, or if the schedule was withdrawn. A paused schedule stays paused.
 
         Raises:
-            InvalidJob: PostgreSQL refuses a value, the schedule names no queue and its task is not
-                published, or the arguments do not fit the published task.
+            InvalidJob: PostgreSQL refuses a value; the schedule names no queue and its task is not
+                published; or the arguments do not fit the published task.
             PermissionDenied: this user has no right to set schedules. Or the schedule has a query,
                 and this user does not have the right to fire schedules, which workers have.
             StoreUnavailable: PostgreSQL cannot be reached.
@@ -83,9 +83,10 @@ class Schedules:
         """Enqueue the jobs of a schedule now; return their ids.
 
         If a job of the schedule is live and the overlap is `wait` or `cancel`, the new jobs wait
-        for its end. The result is None, and nothing is enqueued, if a job is live and the overlap
-        is `skip`, or if the new jobs cannot wait: they are runs of a pipeline, they have unique
-        keys, or they would wait for very many jobs. Then run the schedule again later.
+        for its end. The result is None, and nothing is enqueued, in two cases. A job is live and
+        the overlap is `skip`. Or the new jobs would have to wait and cannot: they are runs of a
+        pipeline, have unique keys, or would wait for very many jobs. Then run the schedule again
+        later.
 
         Raises:
             ScheduleNotFound: no schedule has this name.

@@ -420,9 +420,10 @@ def task(
             named `ctx`, or annotated as Context, receives the attempt's context and is no argument
             of the job. Type checkers recognize the context only as the first parameter.
         registry: where the task is registered.
-        options: name, queue, priority, max_attempts, max_crashes, timeout_s, backoff, on_error,
-            unique, limit, args_version, upgrade, aliases, redact, metadata, keep_logs, and one of
-            process, batch (with max_wait_s) and transaction: see taskd.core.tasks.task.Task.
+        options: see taskd.core.tasks.task.Task. They are name, queue, priority, max_attempts,
+            max_crashes, timeout_s, backoff, on_error, unique, limit, args_version, upgrade,
+            aliases, redact, metadata, keep_logs, and one of process, batch (with max_wait_s) and
+            transaction.
 
     Raises:
         TypeError: the signature cannot be checked, or an option does not exist, has a wrong type or

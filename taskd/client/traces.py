@@ -1,9 +1,9 @@
 """Traces of producers: a job carries the context of the trace in which it was enqueued.
 
-taskd uses OpenTelemetry only if the app does. Before the app has imported OpenTelemetry, this
-module does not import it, and before the app has set a tracer provider, this module makes no span.
-The context is stored in the metadata of the job in the W3C form (`traceparent`, `tracestate`). SQL
-clients can also set it there.
+taskd uses OpenTelemetry only if the app does. This module does not import OpenTelemetry before the
+app has imported it. It makes no span before the app has set a tracer provider. The context is
+stored in the metadata of the job in the W3C form (`traceparent`, `tracestate`). SQL clients can
+also set it there.
 """
 
 from __future__ import annotations

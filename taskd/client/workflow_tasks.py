@@ -43,11 +43,11 @@ def workflow(
 ) -> Any:
     """Make a function that returns a Workflow a task: `@workflow` or `@workflow(queue="shop")`.
 
-    A job of the task calls the function with its arguments, and adds all jobs of the returned
-    Workflow to its own workflow in one statement. So every producer starts the workflow as it
-    enqueues a job: by the name of the task, from SQL, a shell or a schedule. The jobs wait for
-    nothing but each other; the unique key and the limit of the task are those of its own job. If an
-    attempt fails after it has added the jobs, a later attempt adds only names that do not exist.
+    A job of the task calls the function with its arguments. The job then adds all jobs of the
+    returned Workflow to its own workflow in one statement. So every producer starts the workflow as
+    it enqueues a job: by the name of the task, from SQL, a shell or a schedule. The added jobs wait
+    only for each other. The unique key and the limit of the task do not apply to them. If an attempt
+    fails after it has added the jobs, a later attempt adds only names that do not exist.
 
     Args:
         builder: a function, `def` or `async def`, whose arguments are those of the task.

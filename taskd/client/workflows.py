@@ -45,8 +45,9 @@ class Started:
     Attributes:
         id: the id of the workflow.
         jobs: maps the name of each node to the id of its job, which `client.result()` accepts.
-        outcome: `enqueued`. For a run of a pipeline with a unique key also `skipped`, `replaced`,
-            `follows` or `ignored`, as for jobs; then `id` and `jobs` can be those of another run.
+        outcome: `enqueued`. For a run of a pipeline with a unique key, it can also be `skipped`,
+            `replaced`, `follows` or `ignored`, as for jobs. Then `id` and `jobs` can be those of
+            another run.
     """
 
     id: int
@@ -461,15 +462,15 @@ def pipeline(
     Args:
         name: name of each run; no task of the app has this name.
         stages: made by stage(), in their order.
-        unique: the unique key of a run, which the arguments of the first stage make; by default the
-            key that the task of the first stage declares. At most one run of a key is live. With a
-            version, the newest run wins: no further stage of an older run begins.
+        unique: the unique key of a run, made of the arguments of the first stage; by default the
+            key of the task of the first stage. At most one run of a key is live. With a version,
+            the newest run wins: no further stage of an older run begins.
         registry: where the pipeline is declared. With None, workers do not publish it, and only
             code that has the returned object starts runs.
 
     Raises:
-        InvalidWorkflow: there is no stage, two stages have the same name, a stage returns a type
-            that the next stage cannot take, or a unique key would have no effect.
+        InvalidWorkflow: there is no stage; two stages have the same name; the next stage cannot
+            take the type that a stage returns; or a unique key would have no effect.
         TypeError: the unique key uses an argument that the first stage does not have.
         ValueError: a task or another pipeline of the registry has the name.
     """

@@ -1,7 +1,7 @@
 """An event loop in its own thread, for producers that have no event loop.
 
 gevent and eventlet can replace Python's threads or sockets (monkey patching). The threads of such a
-process are greenlets, which share one real thread: a greenlet runs only while all others wait in
+process are greenlets, which share one real thread. A greenlet runs only while all others wait in
 functions of gevent or eventlet. An event loop never waits in these functions, so no other greenlet
 would run. And because asyncio finds the running loop by the thread, all greenlets would seem to run
 in the loop.

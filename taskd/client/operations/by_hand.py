@@ -145,7 +145,7 @@ class ClientByHand(ClientConnections):
     async def declare_dead(self, worker_id: int, reason: str = "") -> None:
         """Declare a worker dead before its lease expires, so that its jobs run elsewhere at once.
 
-        Call this only if the process of the worker has ended or stands still: a worker that is cut
+        Call this only if the process of the worker has ended or stands still. A worker that is cut
         off from the database runs its handlers for some seconds longer.
 
         Raises:

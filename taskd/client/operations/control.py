@@ -45,7 +45,7 @@ class ClientControl(ClientByHand):
                 batches of a thousand, each in its own transaction.
             reason: a text of at most 500 bytes.
             conn: the caller's connection, as for enqueue(): the jobs are cancelled in the caller's
-                transaction, and stay locked until it ends.
+                transaction. They stay locked until it ends.
 
         Raises:
             InvalidJob: the filter is empty, or selects only finished jobs.
@@ -73,16 +73,17 @@ class ClientControl(ClientByHand):
         Args:
             ids: ids of the runs, as `Started.id` and `taskd workflows list` have them.
             stage: the name of the stage with which the runs go on. With None, each run goes on with
-                the stage at which it has ended; a failed or cancelled job of this stage is retried.
+                the stage at which it has ended, and a failed or cancelled job of this stage is
+                retried. A run that was stopped after a stage was done goes on with the next stage.
             args: the arguments of the stage. With None, they are those of the last job of the stage
-                in the run, or, if there is none, the result of the stage before.
+                in the run. If there is none, they are the result of the stage before.
             reason: is kept with the action, which `taskd actions` lists.
             conn: the caller's connection, as for cancel().
 
         Returns:
-            For each run, its new or retried job, or why it was refused: it is live, it is no run of
-            a pipeline, it has no such stage (the refusal lists the stages), or it has no arguments
-            for the stage.
+            For each run, its new or retried job, or why it was refused. For example, the run is
+            live, is no run of a pipeline, has no such stage, or has no arguments for the stage. If
+            there is no such stage, the refusal lists the stages.
 
         Raises:
             InvalidArgs: the arguments have no JSON form.
