@@ -1,8 +1,8 @@
 """Settings: declared once (settings.py), parsed (parsing.py), read from all sources (sources.py).
 
-The package also reads DSNs: their form (dsn.py), the parameters of libpq in them
-(libpq_parameters.py), and the parameters that service files and variables add
-(connection_parameters.py). It hides the environment from other processes (environment_block.py).
+The package also reads DSNs (dsn.py) and the parameters of libpq in them (libpq_parameters.py).
+Service files and variables add further parameters (connection_parameters.py). The package hides the
+environment from other processes (environment_block.py).
 
 Of taskd, this package imports only taskd.errors. Any package can import it.
 """

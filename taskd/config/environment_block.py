@@ -18,7 +18,7 @@ _ENV_START, _ENV_END = 47, 48
 def hide_environment() -> None:
     """Empty /proc/PID/environ of this process; its variables do not change.
 
-    A process of the same user can read the variables before this call, and can still debug this
+    A process of the same user can read the variables before this call. It can still debug this
     process if the kernel allows that. Call this before threads start, because setenv(3) is not safe
     beside getenv(3). Outside Linux, nothing happens.
     """

@@ -16,8 +16,8 @@ TLS_VERSIONS = ("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3")
 OF_OTHER_CLIENTS = frozenset(
     {"connection_limit", "pgbouncer", "pool_timeout", "schema", "supa", "uselibpqcompat"}
 )
-# taskd ignores these, because it names its connections itself, always uses UTF-8, and always uses
-# version 3.0 of the protocol without compression.
+# taskd ignores these: it names its connections itself, and always uses UTF-8 and version 3.0 of the
+# protocol without compression.
 WITHOUT_EFFECT = frozenset(
     {
         "application_name",

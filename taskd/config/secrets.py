@@ -55,9 +55,9 @@ def _command(command: Any) -> Any:
 def open_to_others(path: Path) -> bool:
     """Return whether the file belongs to this user, and other users have access to it.
 
-    A file of another owner does not count, because this user cannot change its mode: secrets that
-    systemd, Docker and Kubernetes mount belong to root, and have modes such as 0440 and 0444. For
-    root, the group does not count.
+    A file of another owner does not count, because this user cannot change its mode. Secrets that
+    systemd, Docker and Kubernetes mount belong to root, with modes such as 0440 and 0444. For root,
+    the group does not count.
     """
     if not hasattr(os, "geteuid"):
         return False

@@ -1,7 +1,7 @@
 """Settings: each is declared once, with its default, unit and help.
 
-A declaration defines a key of taskd.toml and of `[tool.taskd]` in pyproject.toml, the variable
-`TASKD_<NAME>`, a row of `taskd config` and a row of the reference. Flags override the environment,
+A declaration defines a key of taskd.toml and of `[tool.taskd]` in pyproject.toml, and the variable
+`TASKD_<NAME>`. `taskd config` and the reference have a row for it. Flags override the environment,
 the environment overrides taskd.toml, taskd.toml overrides pyproject.toml, and all of them override
 the default.
 """

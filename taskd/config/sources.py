@@ -17,8 +17,9 @@ from taskd.config.secrets import open_to_others
 from taskd.config.settings import Settings
 from taskd.errors import ConfigError
 
-# Variables that begin with TASKD_ and are not settings. They are set by a parent process for its
-# children, by run_command for its commands, by Kubernetes for a service named taskd, and for tests.
+# Variables that begin with TASKD_ and are not settings. A parent process sets them for its
+# children, run_command for its commands, Kubernetes for a service named taskd, and developers for
+# tests.
 NO_SETTINGS = re.compile(
     r"TASKD_(CHILD|TEST_DSN|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\w+)?"
     r"|JOB_ID|ATTEMPT|MAX_ATTEMPTS|IDEMPOTENCY_KEY)"
