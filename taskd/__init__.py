@@ -1,6 +1,6 @@
 """taskd: a job queue in the PostgreSQL that you already have.
 
-`@task` declares a task, `taskd run` starts a worker. A name is imported at its first use, so that
+`@task` declares a task, `taskd run` starts a worker. A name is imported at its first use. So
 `import taskd` is quick, and each command imports only the modules that it needs.
 """
 

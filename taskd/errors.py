@@ -168,7 +168,7 @@ class KeyHeld(EnqueueError):
     """Another job holds the unique key, and on_conflict is `raise`; nothing was written.
 
     On a connection of the caller, the error aborts the caller's transaction, like every error of
-    PostgreSQL: roll back to a savepoint, or use on_conflict `skip`, whose outcome is `skipped`.
+    PostgreSQL. Roll back to a savepoint, or use on_conflict `skip`, whose outcome is `skipped`.
     """
 
 
@@ -176,7 +176,7 @@ class QueueFull(EnqueueError):
     """The queue has as many waiting jobs as its max_depth allows; nothing was written.
 
     On a connection of the caller, the error aborts the caller's transaction, like every error of
-    PostgreSQL: roll back to a savepoint.
+    PostgreSQL. Roll back to a savepoint.
     """
 
     exit_code = 1

@@ -24,8 +24,8 @@ def middleware(
     `await call_next()` runs the next middleware, or the handler, and returns the result. The
     return value of `around` is the result of the attempt. An exception from `around` ends the
     attempt in the same way as an exception from the handler. The middleware that was registered
-    first is the outermost. Middleware runs on the event loop, with the context variables and the
-    timeout of the attempt, even if the handler is a plain function in a thread.
+    first is the outermost. Middleware runs with the context variables and the timeout of the
+    attempt. It runs on the event loop, even if the handler is a plain function in a thread.
 
     Args:
         around: the middleware.

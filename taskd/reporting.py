@@ -42,8 +42,8 @@ def report_errors(
 ) -> Any:
     """Register a function that receives an ErrorReport for each error.
 
-    There are three kinds of errors: a job has failed (by an exception, a timeout, or the death of
-    its process or its worker); this worker has declared another worker dead; or a service of this
+    There are three kinds of errors. A job has failed, by an exception, a timeout, or the death of
+    its process or its worker. This worker has declared another worker dead. Or a service of this
     worker has crashed. Cancelled jobs, expired jobs and verdicts are not reported. But a Retry
     after the last attempt is reported.
 

@@ -53,8 +53,8 @@ def every(period: float | str | timedelta, starts_at: datetime | None = None) ->
     Args:
         period: seconds, or a text such as `30s`, `5m`, `2h`; from 1 s to ten years.
         starts_at: the first tick, with a time zone; by default one period after the schedule is
-            made. If it is in the past, the schedule begins with the next tick, or, with the
-            catch-up `all`, with the missed ones.
+            made. If it is in the past, the schedule begins with the next tick; with the catch-up
+            `all`, it begins with the missed ticks.
 
     Raises:
         InvalidSchedule: the period is not valid, or `starts_at` has no time zone.
@@ -108,22 +108,22 @@ def schedule(
             `pipeline.job(...)`. With a query, give the task or the pipeline itself; the columns of
             the query are the arguments.
         when: every(...) or cron(...).
-        query: a SELECT; a tick enqueues one job per row. The columns `job.timezone`, `job.run_at`,
-            `job.deadline` and `job.ends_by` are not arguments of the job: they hold the row's time
-            zone, and the due time, the deadline and the end of its job.
+        query: a SELECT; a tick enqueues one job per row. Four columns are not arguments of the job:
+            `job.timezone`, the time zone of the row; and `job.run_at`, `job.deadline` and
+            `job.ends_by`, the due time, the deadline and the end of the job.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, and with the overlap `wait`, fire only the newest missed ticks, at
             most this many.
-        overlap: what a tick does while a job of the schedule is live, or a later stage of its run:
-            `allow` (enqueue another job), `skip` (enqueue no job), `wait` (enqueue another job when
-            the live one has ended) or `cancel` (cancel the live job, and enqueue another job when
-            it has ended).
+        overlap: what a tick does while a job of the schedule is live, or a later stage of its run.
+            With `allow`, it enqueues another job; with `skip`, none. With `wait`, it enqueues
+            another job when the live job has ended. With `cancel`, it cancels the live job and then
+            waits in the same way.
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after its tick. If no attempt has started by
             then, the job expires.
-        ends_by: the time of day, such as `08:00`, by which the job should have ended, in the time
-            zone of the schedule or of the row: the first such time after the tick. A job that has
-            not ended by then runs on, but is reported as late.
+        ends_by: the time of day, such as `08:00`, by which the job should have ended. The first
+            such time after the tick counts, in the time zone of the schedule or of the row. A job
+            that has not ended by then runs on, but is reported as late.
         ends_by_s: the same, in seconds after the tick.
         registry: where the schedule is declared.
 

@@ -1,7 +1,7 @@
 """Helpers for the tests of apps: a database for each test, and a worker that runs due jobs.
 
 The pytest plugin is taskd/testing/plugin.py; pytest loads it wherever taskd is installed. A public
-name is imported at its first use, so that the plugin does not import the client and the worker each
+name is imported at its first use. Otherwise, the plugin would import the client and the worker each
 time pytest starts.
 """
 

@@ -120,9 +120,9 @@ class TaskdDB:
     ) -> list[JobRow]:
         """Run all jobs that are due now, and the jobs that they enqueue, with a real worker.
 
-        Jobs that are due later do not run; see travel(). Jobs of paused queues and tasks, jobs that
-        a rate delays by over a second, and jobs of tasks that no imported module defines do not
-        run, either.
+        Jobs that are due later do not run; see travel(). Some due jobs do not run, either: jobs of
+        paused queues and tasks, jobs that a rate delays by over a second, and jobs of tasks that no
+        imported module defines.
 
         Args:
             check: raise AttemptFailed if a handler raised an error, or if the arguments of a job do
@@ -188,11 +188,11 @@ class TaskdDB:
     def travel(self, seconds: float) -> None:
         """Move all future times in the database `seconds` closer to now.
 
-        Afterwards, jobs and ticks of schedules within that time are due, and pauses and unique keys
+        Afterwards, jobs and ticks of schedules within that time are due. Pauses and unique keys
         that end within that time have ended. The clocks of the database and of this process do not
         change, so handlers see the real time.
 
-        First, the schedules of the imported modules are declared, as by a worker that starts: the
+        First, the schedules of the imported modules are declared, as by a worker that starts. The
         first tick of a new schedule is computed from now. The `catch_up` of a schedule decides
         which ticks within the skipped time are fired; by default the last one enqueues a job.
 
