@@ -14,8 +14,8 @@ UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def printable(text: str) -> str:
     """Return the text with control characters escaped, except line ends and tabs.
 
-    Escaped are all characters that steer a terminal (ESC, BEL, U+009B), change the direction of a
-    text (U+202E), or that some programs read as the end of a line (U+2028).
+    Some of these characters steer a terminal (ESC, BEL, U+009B) or change the direction of a text
+    (U+202E). Some programs read others as the end of a line (U+2028).
     """
     if text.isprintable():
         return text

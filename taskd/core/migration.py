@@ -1,8 +1,8 @@
 """Migrations as values, and the check that this code works with a schema.
 
-A migration has a number. The version of a schema is the number of its newest applied migration, and
-the version of the code is the number of the newest migration that it contains. A migration
-describes itself in comment lines:
+A migration has a number. The version of a schema is the number of its newest applied migration. The
+version of the code is the number of the newest migration that it contains. A migration describes
+itself in comment lines:
 
 ```
 step: expand        the migration adds objects that the new code needs; apply it before that code

@@ -65,8 +65,8 @@ class CatchUp(StrEnum):
 class Overlap(StrEnum):
     """What a tick does while a job of the schedule is live.
 
-    The tick enqueues another job (`allow`), enqueues none (`skip`), waits until the live job has
-    ended (`wait`), or cancels the live job and waits until it has ended (`cancel`).
+    With `allow`, the tick enqueues another job; with `skip`, none. With `wait`, it waits until the
+    live job has ended. With `cancel`, it cancels the live job and then waits for its end.
     """
 
     ALLOW = "allow"
@@ -118,8 +118,8 @@ class Cron:
 
     Attributes:
         expression: minute, hour, day of the month, month, day of the week.
-        timezone: a name of the time zone database, such as Europe/Berlin; or PER_ROW: the zone that
-            each row of the schedule's query names.
+        timezone: a name of the time zone database, such as Europe/Berlin; or PER_ROW: each row of
+            the schedule's query names its zone.
 
     Raises:
         InvalidSchedule: the expression cannot be parsed or never has a tick, or the time zone does
@@ -226,9 +226,9 @@ class Schedule:
         when: every(...) or cron(...).
         query: a SELECT of at most 100,000 rows. A tick enqueues a job for each row, with the
             columns as additional arguments. The query must name tables with their schema, and can
-            use `$1` for the time of the tick. Columns named `job.timezone`, `job.run_at`,
-            `job.deadline` and `job.ends_by` are not arguments: they hold the time zone of the row,
-            and the due time, the deadline and the end of its job.
+            use `$1` for the time of the tick. Four columns are not arguments: `job.timezone`, the
+            time zone of the row; and `job.run_at`, `job.deadline` and `job.ends_by`, the due time,
+            the deadline and the end of the job.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, and with the overlap `wait`, only the newest missed ticks are
             fired, at most this many; 1 to 1000.
@@ -237,8 +237,8 @@ class Schedule:
             `all`.
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after the tick.
-        ends_by: the time of day, such as `08:00`, by which the job should have ended, in the time
-            zone of the schedule or of the row. A job that has not ended by then is late.
+        ends_by: the time of day, such as `08:00`, by which the job should have ended. The time zone
+            is that of the schedule or of the row. A job that has not ended by then is late.
         ends_by_s: the same, in seconds after the tick.
 
     Raises:

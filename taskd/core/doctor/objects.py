@@ -1,7 +1,7 @@
 """Compare the objects of the schema in the database with those that this version installs.
 
 `sql/objects.tsv` lists the expected objects. The file contains the rows that the statement
-`doctor_objects` returns for a freshly migrated database, so each definition is written as
+`doctor_objects` returns for a freshly migrated database. So each definition is written as
 PostgreSQL prints it. The SQL that creates a missing object is taken from the migrations, or made
 from the definition.
 """

@@ -1,7 +1,7 @@
 """Checks of the server, and of the connection to the server.
 
-They cover: whether the server is a primary, its version, the encoding, free connections, the age of
-transaction ids, the notification queue, the clocks, and poolers.
+They cover the server's role (primary or standby), version and encoding, free connections and the
+clocks. They also cover the age of transaction ids, the notification queue, and poolers.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _ms(setting: str) -> float:
     return float(text)
 
 
-# taskd sets these in its own sessions, so a value for a login or the database matters only to
+# taskd sets these in its own sessions. So a value for a login or the database matters only to
 # sessions that handlers and producers open themselves.
 OF_SESSIONS = ("default_transaction_isolation", "statement_timeout", "lock_timeout")
 # Each entry: the setting, a function that tells whether a value is harmful, the level, the harm.

@@ -27,7 +27,7 @@ from taskd.core.worker_status import BLOCKED_S_MIN, Abandoned, FailureStreak, de
 
 # At this many blocked seconds in a minute, half of the event loop's time is left for other jobs.
 BLOCKED_ERROR_S = 30.0
-# A worker that drains is reported if it has been up for this long: its row does not tell when the
+# A worker that drains is reported if it has been up for this long. Its row does not tell when the
 # drain began.
 DRAINING_S = 600.0
 

@@ -44,17 +44,17 @@ _ID = re.compile(
     r"(?![0-9a-z])",
     re.IGNORECASE,
 )
-# Words that are ids if they differ from text to text: a word after a `#`, a word of letters and
-# digits, and a word of letters that can be a hexadecimal or base32 number. A word after a `#` can
-# be the `#ms` into which `30ms` was turned before.
+# Words that are ids if they differ from text to text. They follow a `#`, have letters and digits,
+# or are letters that can be a hexadecimal or base32 number. A word after a `#` can be the `#ms`
+# into which `30ms` was turned before.
 _MAYBE_ID = re.compile(
     r"#+[0-9A-Za-z]*"
     r"|(?<!\w)(?:(?=[A-Za-z]*\d)[0-9A-Za-z]+|[a-f]{4,}|[A-F]{4,}|[A-Z]{6,})(?!\w)"
 )
 # Words of _MAYBE_ID count as ids if at least this many texts differ only in such words.
 ALIKE_MIN = 3
-# If a group has this many ids, all of the same length, then a word that has only letters, the same
-# place and the same length counts as an id as well.
+# A group can have this many different ids, all of the same length. Then a word of letters in the
+# same place and of the same length counts as an id as well.
 SAME_LENGTH_MIN = 10
 # To find such words of letters, only the largest groups are compared with others, this many.
 COMPARED_MAX = 20

@@ -30,7 +30,7 @@ def _check_jitter(policy: str, jitter: float) -> None:
 class Exponential:
     """A delay of `base_s`, times `factor` after each further attempt, at most `cap_s`.
 
-    Each delay is multiplied by a random number between 1 - `jitter` and 1, so that jobs that failed
+    Each delay is multiplied by a random number between 1 - `jitter` and 1. So jobs that failed
     together are not retried together.
 
     Raises:
@@ -90,8 +90,9 @@ class Fixed:
 class Custom:
     """A delay in seconds that `function(attempt)` returns; the first attempt has number 1.
 
-    If the function raises an error, or returns no delay between 0 and 30 days, the worker logs
-    `task.delay_invalid` once for the task, and takes the default delay or the nearest bound.
+    If the function raises an error, the worker takes the default delay. If the delay is not between
+    0 and 30 days, the worker takes the nearest bound, or one hour for NaN. In both cases, it logs
+    `task.delay_invalid` once for the task.
     """
 
     function: Callable[[int], float]

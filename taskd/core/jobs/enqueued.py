@@ -39,15 +39,15 @@ class Enqueued(int, Generic[R_co]):
     task.
 
     Attributes:
-        outcome: `enqueued`, or what happened instead: `skipped`, `replaced` or `debounced`. With
-            a version or `latest`, the outcome can also be `follows` (the new job runs when the
-            running attempt has ended) or `ignored` (the version is not newer).
+        outcome: `enqueued`, or what happened instead: `skipped`, `replaced` or `debounced`. With a
+            version or `latest`, it can also be `follows`: the new job runs when the running attempt
+            has ended. With a version, it can be `ignored`: the version is not newer.
         enqueued_us: when the transaction that enqueued the job began, in microseconds since 1970,
             by the database's clock; None for a job that holds the key. The id and `enqueued_us`
-            together name one job; the id alone is not enough if a switch-over by logical
-            replication has set the sequence of ids back.
-        published: False if no worker has published the task of a job that was enqueued by name: the
-            arguments were not checked, and the job has no unique key and no limit of its task.
+            together name one job. The id alone is not enough after a switch-over by logical
+            replication that has set the sequence of ids back.
+        published: False if the job was enqueued by name and no worker has published its task. Then
+            the arguments were not checked, and the job has no unique key and no limit of its task.
         client: the client that enqueued the job and can wait for its result; None in a copy.
         decode: decodes the JSON text of the result to R_co; None: the result keeps JSON's types.
     """
@@ -61,8 +61,8 @@ class Enqueued(int, Generic[R_co]):
     async def result(self, timeout_s: float | None = RESULT_TIMEOUT_S) -> R_co:
         """Wait until the job has ended; return the result of its handler.
 
-        The result of a job that a method of its task has enqueued is decoded to the type that the
-        handler is annotated to return, if taskd can decode this type.
+        If a method of the task has enqueued the job, the result is decoded to the annotated return
+        type of the handler. If taskd cannot decode this type, the result has the types of JSON.
 
         Args:
             timeout_s: seconds to wait; with None, the wait has no limit.

@@ -1,7 +1,7 @@
 """The stored error of a failed attempt: type, message and traceback, cleaned and shortened.
 
 An error must never prevent the acks of other jobs in the same batch. But PostgreSQL refuses U+0000
-and lone surrogates, `str(error)` itself can raise, and a chain of 2,000 causes has 393 KB of text.
+and lone surrogates. `str(error)` itself can raise. A chain of 2,000 causes has 393 KB of text.
 """
 
 from __future__ import annotations

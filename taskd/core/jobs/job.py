@@ -185,8 +185,8 @@ def check_moment(name: str, moment: object, seconds: object, instead: str) -> No
         instead: the name of that other option.
 
     Raises:
-        InvalidJob: both options are given, the value is no datetime or has no time zone, or the
-            year of the time is not between 2 and 8999.
+        InvalidJob: both options are given; the value is no datetime or has no time zone; or its
+            year is not between 2 and 8999.
     """
     if seconds is not None:
         raise InvalidJob(f"give {name} or {instead}, not both")
@@ -285,12 +285,13 @@ class NewJob:
         delay_s: seconds from the start of the enqueueing transaction until the job is due.
         max_attempts: the most attempts, 1 to 1000; with None, the option of the task applies.
         timeout_s: timeout of one attempt in seconds; with None, the option of the task applies.
-        checked: whether the arguments were checked against the task's signature, as `Task.job()`
-            does; if not, they are checked against the published task when the job is enqueued.
-        unique: the unique key of the job. With None, a job that is `checked` has no key; any other
-            job gets a key by the rule of the published task, if the task has such a rule. A key of
-            arguments is made at once if the job is `checked`. Otherwise it is made when the job is
-            enqueued, because the task can redact these arguments.
+        checked: whether the arguments were checked against the task's signature, as by
+            `Task.job()`. If not, they are checked against the published task when the job is
+            enqueued.
+        unique: the unique key of the job. With None, a job that is `checked` has no key. Any other
+            job gets a key by the rule of the published task, if there is one. A key of arguments is
+            made at once if the job is `checked`. Otherwise it is made when the job is enqueued,
+            because the task can redact these arguments.
         no_key: with True, the job gets no unique key, even if the published task has a rule.
         deadline: no attempt starts after this time (with a time zone). If the job still waits at
             this time, it fails as `expired`. Excludes `deadline_s`.

@@ -40,21 +40,21 @@ class JobFilter:
         states: the states of which the job has one, as JobStates or their names.
         error: a part of the job's last error or reason, in upper or lower case. `*`, `#` and `…`
             match any text: `taskd stats errors` prints `#` and `…` for parts that differ.
-        since_s: a live job matches if it was enqueued within the last `since_s` seconds, and a
-            finished job if it ended within these seconds. Excludes `since`.
+        since_s: a live job matches if it was enqueued within the last `since_s` seconds. A finished
+            job matches if it ended within these seconds. Excludes `since`.
         since: the same, from this time on (a datetime with a time zone).
-        older_than_s: a live job matches if it was enqueued more than this many seconds ago, and a
-            finished job if it ended more than this many seconds ago.
+        older_than_s: a live job matches if it was enqueued more than this many seconds ago. A
+            finished job matches if it ended more than this many seconds ago.
         running_for_s: a running job matches if its worker claimed it more than this many seconds
-            ago, and a finished job if its last attempt took longer than this. A waiting job does
-            not match.
+            ago. A finished job matches if its last attempt took longer than this. A waiting job
+            does not match.
         retrying: with True, only jobs that wait for another attempt after a failed one match; with
             False, all other jobs match.
         args: the values that the arguments of the job have, by name.
         args_text: a part of the JSON text of the arguments, with wildcards like `error`. Redacted
             arguments are not searched.
-        worker: the worker that runs the job, or has run its last attempt: its id, or the name of
-            the setting `name`, which several workers can have.
+        worker: the worker that runs the job, or has run its last attempt. It is given by its id, or
+            by the setting `name`; several workers can have the same name.
         workflow: the id or the name of the workflow or pipeline of the job.
         schedule: the name of the schedule that has enqueued the job.
         late: whether the job, of a schedule, has not ended by its `ends_by`, or has expired.

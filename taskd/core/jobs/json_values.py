@@ -36,7 +36,7 @@ class NoJsonForm(TypeError):
 def to_json_type(value: Any) -> Any:
     """Return an equivalent value that msgspec can encode: the `enc_hook` for values of the app.
 
-    msgspec calls this only for types that it does not know, which include all subclasses of `str`,
+    msgspec calls this only for types that it does not know. They include all subclasses of `str`,
     `int`, `float` and the types of `datetime`.
 
     Raises:

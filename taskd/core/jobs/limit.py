@@ -50,8 +50,8 @@ class Limit:
         concurrency_in_all: the most running jobs of all keys together, 1 to 10,000.
         rate: how many jobs per key can start within `per_s` seconds, on average.
         per_s: the period of the rate in seconds, up to 30 days.
-        burst: the most jobs per key that can be admitted together after a pause, 1 to 10,000; by
-            default the rate in jobs per second, rounded up.
+        burst: the most jobs per key that can be admitted together after a pause, 1 to 10,000. The
+            default is the rate in jobs per second, rounded up.
         name: by default the task's name; tasks whose limits have the same name share one limit.
 
     Raises:
@@ -115,8 +115,8 @@ def check_burst(rate: float | None, burst: int | None) -> None:
     """Check that a rate, in jobs per second, can be reached with this burst.
 
     Raises:
-        InvalidJob: a burst is given without a rate; or between two hand-outs of the promoter, the
-            rate adds more tokens than the burst allows.
+        InvalidJob: a burst is given without a rate; or the rate adds more tokens between two
+            hand-outs of the promoter than the burst allows.
     """
     if burst is None:
         return

@@ -57,7 +57,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """A log line as it is stored.
 
     Attributes:
-        at: when the line was logged, by the clock of the worker's host, as ISO 8601 in UTC; empty
+        at: when the line was logged, by the clock of the worker's host, as ISO 8601 in UTC. Empty
             if the line could not be formatted.
         level: `debug`, `info`, `warning` or `error`.
         logger: the logger's name, or an empty text.

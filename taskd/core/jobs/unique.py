@@ -54,9 +54,9 @@ class OnConflict(StrEnum):
 
     # The new job is not enqueued; the holder stays as it is.
     SKIP = "skip"
-    # A waiting holder gets the queue, arguments, options and due time of the new job, or, if it was
-    # claimed before, ends as cancelled. A new job is not due before the retry of the holder. A
-    # running holder does not change.
+    # A waiting holder gets the queue, arguments, options and due time of the new job. If the holder
+    # was claimed before, it ends as cancelled instead. A new job is not due before the retry of the
+    # holder. A running holder does not change.
     REPLACE = "replace"
     # A waiting holder gets the arguments of the new job, and the limit that they make. It keeps its
     # queue, due time, priority and options. A running holder does not change.
@@ -65,8 +65,8 @@ class OnConflict(StrEnum):
     # which the holder was enqueued.
     DEBOUNCE = "debounce"
     # The newest arguments win, as with versions: the new job replaces a waiting holder. If the
-    # holder runs, the new job starts when the running attempt has ended, and takes over if that
-    # attempt has not succeeded.
+    # holder runs, the new job starts when the running attempt has ended. If that attempt has not
+    # succeeded, the new job takes over.
     LATEST = "latest"
     # Enqueueing fails with KeyHeld.
     RAISE = "raise"
@@ -111,10 +111,10 @@ class Unique:
             make_key() writes it.
         by: names of arguments, instead of `key`; the key is the JSON list of their values. 1 and
             1.0 make the same key. A list that takes over 200 bytes or has control characters is
-            hashed, and so is the value of each argument that the task redacts.
-        scope: how long the job holds the key, a value of KeyScope: while it waits, also for a
-            retry (`waiting`), until its end (`live`), for as long as taskd stores the finished job
-            (`history`), or for ever (`forever`).
+            hashed. The value of each argument that the task redacts is hashed as well.
+        scope: how long the job holds the key, a value of KeyScope. `waiting`: while the job waits,
+            also for a retry; `live`: until its end; `history`: for as long as taskd stores the
+            finished job; `forever`: without an end.
         for_s: the job holds the key for at least this many seconds, even if it ends earlier; at
             most a year. It cannot be combined with the scopes `history` and `forever`.
         on_conflict: what happens if another job holds the key; a value of OnConflict.
@@ -126,8 +126,8 @@ class Unique:
             between -2**62 and 2**62, or an aware datetime; all versions of a key have one type.
         version_by: the name of the argument that contains the version, an int or a datetime. It
             can be given only together with `by`.
-        newer_starts: with a version or `latest`: when the newer job starts, if an attempt of the
-            older one has not succeeded; a value of NewerStarts. The older one is never retried.
+        newer_starts: with a version or `latest`: when the newer job starts if an attempt of the
+            older one has not succeeded. A value of NewerStarts. The older job is never retried.
 
     Raises:
         InvalidJob: a value is outside its limits, values exclude each other, or not exactly one of
@@ -322,8 +322,8 @@ def key_values(
 ) -> list[Any]:
     """Return the values that make a key: for each name in `by` its value, or null.
 
-    In place of each redacted value there is its hash, so that the key shows which values are equal
-    and does not show them. taskd.hashed_value() computes the same hash in the database.
+    The hash of a redacted value stands in its place. So the key shows which values are equal, but
+    not the values. taskd.hashed_value() computes the same hash in the database.
     """
     return [hashed(values.get(name)) if name in redact else values.get(name) for name in by]
 

@@ -205,8 +205,8 @@ def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
     """Return how the attempt of each job of a batch of `count` jobs ended.
 
     If the handler returned None, all jobs succeeded. If the handler returned a list of `count`
-    entries, each entry belongs to one job: an exception or a verdict counts as raised by the job,
-    and any other value is the job's result. If the handler returned anything else, all jobs get a
+    entries, each entry belongs to one job. An exception or a verdict counts as raised by the job.
+    Any other value is the job's result. If the handler returned anything else, all jobs get a
     TypeError.
 
     Args:

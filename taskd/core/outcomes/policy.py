@@ -183,9 +183,9 @@ def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
 def begins_once(job: Job, task: Task[..., Any]) -> bool:
     """Return whether the handler of a job must not begin again, whatever ends this attempt.
 
-    This is so with `max_attempts=1`. If such a job is retried by hand, it gets another attempt, and
-    the number of this attempt as its own option: it must not begin again either. rescue_jobs has
-    the same rule for the jobs of dead workers.
+    This is so with `max_attempts=1`. A retry by hand allows such a job one more attempt: it sets
+    the job's own `max_attempts` to the number of that attempt. The handler must not begin again
+    after this attempt, either. rescue_jobs has the same rule for the jobs of dead workers.
     """
     again_by_hand = task.max_attempts == 1 and job.attempt == job.max_attempts
     return max_attempts_of(job, task) == 1 or again_by_hand
@@ -254,8 +254,8 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
 class Redaction:
     """Removes the values of redacted arguments from texts.
 
-    The jobs of a batch share one. It reads their arguments when it gets the first text, and the
-    texts of an exception that all of them have raised are redacted once.
+    The jobs of a batch share one Redaction. It reads their arguments when it gets the first text.
+    If all of them raised the same exception, its texts are redacted once.
 
     Args:
         argses: the arguments of the jobs, as JSON text.

@@ -1,8 +1,8 @@
 """The result of a job as JSON, or why it cannot be stored.
 
 When a handler has returned, its work is done, whatever value it returned. So a result that cannot
-be stored does not make the job run again: the job is done without a result, and the `reason` of the
-job says why.
+be stored does not make the job run again. The job is done without a result, and its `reason` says
+why.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the job's arguments. If another live worker of the queue can run these jobs, the
 this worker no longer claims them. Otherwise they are parked with a growing delay, so that they do
 not slow down other jobs. The first worker of the queue that can run the parked jobs makes them due.
 
-A job whose arguments do not fit the code is delayed in the same way, but not parked: only an
+A job whose arguments do not fit the code is delayed in the same way, but not parked. Only an
 attempt shows whether the arguments fit the code of another worker.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 # The delay of a job is about as long as the time since the worker first released a job of the same
 # task. With a fixed delay of 10 s, the first of 100,000 such jobs would be due again before the
-# worker had released the last of them, and the worker would never claim other jobs.
+# release of the last. So the worker would never claim other jobs.
 DELAY_S, DELAY_S_MAX = 10.0, 300.0
 # A claim and a release of such a job cost the worker and the server about 100 us. So the jobs of a
 # task become due in groups of at most TOGETHER jobs, one group every TOGETHER_EVERY_S. This takes
@@ -90,7 +90,7 @@ class Elsewhere:
 
         Args:
             can_run: by queue and task, the newest version of the arguments that any other live
-                worker reads; only tasks and versions that this worker cannot run.
+                worker reads. It contains only tasks and versions that this worker cannot run.
         """
         self._can_run = can_run
         self._left = {

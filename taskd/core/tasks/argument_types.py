@@ -1,7 +1,7 @@
 """Types of arguments that msgspec does not know: models of Pydantic, and types that taskd refuses.
 
 taskd recognizes a model by its methods, and does not import Pydantic. The JSON Schema of a model
-becomes part of the published schema; the worker and every typed enqueue validate the argument with
+becomes part of the published schema. The worker and every typed enqueue validate the argument with
 the model.
 """
 

@@ -36,8 +36,8 @@ class ArgsVersions:
         stored: the version as it is stored in the row of a new job; None stands for version 1.
 
     Raises:
-        ValueError: the version is not a number from 1 to 32767, or the steps do not lead from one
-            version to the next, up to the current version.
+        ValueError: the version is not a number from 1 to 32767; or the steps do not lead, version
+            by version, to the current one.
         TypeError: a step is not a function.
     """
 
@@ -68,7 +68,7 @@ class ArgsVersions:
         """Upgrade older arguments to the current version, and return their JSON text.
 
         Raises:
-            InvalidArgs: the arguments are not a JSON object, their version has no step, or a step
+            InvalidArgs: the arguments are not a JSON object; their version has no step; or a step
                 raised an exception or returned no JSON object.
         """
         try:

@@ -102,11 +102,11 @@ class RunningWorkflow(Protocol):
     """The workflow of a running job: `ctx.workflow`. The job can add further jobs to it.
 
     The jobs that wait for the running job now wait for the added jobs as well, with the same
-    `on_failed`, and `ctx.results()` gives them their results. If the running job is not part of a
-    workflow, the first job that it adds makes one.
+    `on_failed`. In these jobs, `ctx.results()` also returns the results of the added jobs. If the
+    running job is not part of a workflow, the first job that it adds makes one.
 
-    A name is added once by a job: if a later attempt of the same job adds it again, the method
-    returns the id of the job that exists.
+    A job adds a name once. If a later attempt adds the name again, the method returns the id of the
+    job that exists.
 
     Attributes:
         id: the id of the workflow; None if the job is not part of one yet.
@@ -127,20 +127,21 @@ class RunningWorkflow(Protocol):
 
         Args:
             job: made by `task.job(...)`, without a unique key.
-            name: the name of its node; by default the name of its task, with a number if the
+            name: the name of its node. The default is the name of its task, with a number if the
                 handler has added that name before. A job that is added again after an error, with
                 equal options, keeps its name. Give a name if attempts of the handler add jobs in
-                different orders, or if the handler repeats a transaction that was rolled back.
+                different orders. Give one, too, if the handler repeats a transaction that was
+                rolled back.
             after: the jobs that it waits for: names that this attempt has added, or ids of jobs.
                 Without it, the job starts at once, beside the running job.
             on_failed: what happens to the job if one of these fails; a value of OnFailed.
             conn: a connection of the handler, whose transaction adds the job when it commits. After
-                a rollback, the attempt still counts the name as used: add the job again under this
-                name before another job can wait for it.
+                a rollback, the attempt still counts the name as used. Before another job can wait
+                for the name, add the job again under this name.
 
         Raises:
-            InvalidWorkflow: the name is taken, the added job would wait for itself, the workflow
-                was cancelled, or the job is a stage of a pipeline; nothing was added.
+            InvalidWorkflow: nothing was added. The name is taken, the added job would wait for
+                itself, the workflow was cancelled, or the job is a stage of a pipeline.
             LeaseLost: the attempt no longer owns its job; nothing was added.
             PermissionDenied: the worker is not allowed to enqueue jobs of this task.
             As Client.enqueue().
@@ -183,8 +184,9 @@ class Context(ProcessContext, Protocol):
     def stopping(self) -> bool:
         """Whether this attempt should end: the worker is stopping or has cancelled the attempt.
 
-        The worker cancels an attempt when its timeout has passed, when a cancellation was
-        requested, when a stop has lasted for `drain_s`, and when the worker has lost its lease.
+        The worker cancels an attempt when its timeout has passed, and when a cancellation was
+        requested. It cancels all attempts when a stop has lasted for `drain_s`, and when it has
+        lost its lease.
         """
 
     @property
@@ -198,8 +200,8 @@ class Context(ProcessContext, Protocol):
     async def results(self) -> dict[str, Any]:
         """Return the results of the jobs that this job waited for, by the names of their nodes.
 
-        Only done jobs are included. They have the order in which they were added to the workflow;
-        for a group, this is the order of its members.
+        Only done jobs are included. They have the order in which they were added to the workflow.
+        For a group, this is the order of its members.
 
         Raises:
             ResultNotStored: the result of one of the jobs could not be stored; the job fails.

@@ -237,9 +237,9 @@ class _Place(NamedTuple):
     def replaces(self, other: _Place) -> bool:
         """Return whether this is the handler at the other place, defined again.
 
-        A reload of a module defines its handlers again. A user can define a handler again at a
-        prompt, where the name of the file is `<stdin>`, or in a notebook, where each cell is a
-        file.
+        A reload of a module defines its handlers again. A user can also define a handler again, at
+        a prompt or in a notebook. At a prompt, the name of the file is `<stdin>`; in a notebook,
+        each cell is a file.
         """
         if self.name != other.name:
             return False

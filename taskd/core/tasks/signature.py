@@ -126,9 +126,10 @@ def args_fields(
 def result_decoder(handler: Callable[..., Any], *, batch: bool) -> msgspec.json.Decoder[Any]:
     """Return a decoder of results to the annotated type, or else to JSON's types.
 
-    JSON's types are used in three cases. taskd cannot decode the annotated type; or the handler is
-    a batch handler, whose annotation describes the results of all jobs together; or the handler is
-    annotated to return None, and can still store a result by `ctx.complete(conn, result)`.
+    JSON's types are used in these cases. There is no annotation, or taskd cannot decode the
+    annotated type. The handler is a batch handler, whose annotation describes the results of all
+    jobs together. Or the annotation is None: the handler can still store a result by
+    `ctx.complete(conn, result)`.
     """
     try:
         hint = typing.get_type_hints(inspect.unwrap(handler), include_extras=True).get("return")

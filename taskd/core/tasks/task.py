@@ -1,7 +1,7 @@
 """Tasks: handlers with a stable name and options, and the check of the arguments of their jobs.
 
 A Task makes a msgspec Struct of the handler's signature. When a job is enqueued, its arguments are
-encoded, and the JSON text is decoded once for a check: the worker will decode the same text.
+encoded. The JSON text is decoded once for a check, because the worker will decode the same text.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Task(Generic[P, R]):
 
     Args:
         handler: `async def`, or plain `def` (run in the worker's thread pool). A parameter receives
-            the attempt's context, and is no argument of the job, if it is named `ctx`, if it is
-            annotated as a Context, or if it is named `context` without an annotation.
+            the attempt's context if it is named `ctx`, is annotated as a Context, or is named
+            `context` without an annotation. This parameter is no argument of the job.
         name: the task's name in the job's row; by default the function's name.
         queue: the default queue of the task's jobs.
         priority: the priority of jobs that are enqueued without one, an integer of 32 bits; smaller
@@ -120,8 +120,8 @@ class Task(Generic[P, R]):
 
     Raises:
         TypeError: the signature cannot be checked (variadic or positional-only parameters, types
-            without a JSON form, a parameter named `conn`); the handler is not a function, or does
-            not fit `process`, `batch` or `transaction`; or an option has a wrong type or names an
+            without a JSON form, a parameter named `conn`). The handler is not a function, or does
+            not fit `process`, `batch` or `transaction`. Or an option has a wrong type, or names an
             argument that the task does not have.
         InvalidJob: `name`, `queue`, `priority`, a former name or `metadata` is not valid.
         ValueError: another option is outside its limits.

@@ -2,7 +2,7 @@
 
 A poll returns the ids of the live jobs and of the running jobs. If a job was live at the last poll
 and is not live now, it has ended. If a job was enqueued and ended between two polls, no poll saw it
-live, so it is looked up by its id.
+live. So it is looked up by its id.
 
 A transaction can draw an id long before it commits the job. So an id without a job is looked up at
 each poll. This ends when every transaction has ended that was open when the id was first seen.
@@ -28,7 +28,7 @@ MISSING_MAX = 1000
 # A transaction can draw an id a moment before the server lists the transaction as open.
 MISSING_FOR = timedelta(seconds=10)
 
-# A set of ids: maps the number of each block of 64 ids to a mask with a bit for each id in the set.
+# A set of ids. Maps the number of each block of 64 ids to a mask with a bit for each id.
 Ids = Mapping[int, int]
 
 

@@ -49,8 +49,8 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
         returns: the annotated return type of each stage's handler, or None if it is unknown.
 
     Raises:
-        InvalidWorkflow: there is no stage, or there are too many; two stages have the same name; or
-            a stage returns a single value, and the next stage has no parameter that can receive it.
+        InvalidWorkflow: there is no stage, or too many; two stages have the same name; or a stage's
+            single value fits no parameter of the next.
     """
     if not 1 <= len(stages) <= STAGES_MAX:
         raise InvalidWorkflow(
@@ -80,8 +80,9 @@ def key_of_run(
         own: the unique key of the pipeline, or None.
 
     Raises:
-        InvalidWorkflow: a key that a task declares would have no effect, or a rule does not fit a
-            run: only `live` as scope, and `skip`, `raise`, `latest` or a version.
+        InvalidWorkflow: a key that a task declares would have no effect; or the rule does not fit a
+            run. A rule that fits has the scope `live`, no `for_s`, and `skip`, `raise`, `latest` or
+            a version.
     """
     for place, (each, unique) in enumerate(zip(stages, declared, strict=True)):
         if unique is not None and not each.no_key and (place > 0 or own is not None):

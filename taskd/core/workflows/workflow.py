@@ -81,8 +81,8 @@ def plan(name: str, nodes: Sequence[Node]) -> Plan:
     """Check the nodes of a workflow, and return its plan.
 
     Raises:
-        InvalidWorkflow: the name is not valid; the workflow is empty or too large; a job waits for
-            an unknown name; jobs wait for each other in a circle; or a job has a unique key.
+        InvalidWorkflow: the name is not valid, or the workflow is empty or too large. A job waits
+            for an unknown name, jobs wait for each other in a circle, or a job has a unique key.
     """
     check_name(name)
     _check_size(name, nodes)
