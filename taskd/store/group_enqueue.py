@@ -1,13 +1,13 @@
 """Group enqueue: jobs that coroutines of one loop enqueue at the same time share a transaction.
 
 PostgreSQL's group commit works in the same way: concurrent commits share a flush. Without group
-enqueue, ten coroutines that enqueue single jobs reach about 0.6 of the rate of plain inserts; with
+enqueue, ten coroutines that enqueue single jobs reach about 0.6 of the rate of plain inserts. With
 group enqueue, they reach nearly the same rate (`python -m tests.bench enqueue --peers plain`).
 
 A job is sent immediately if fewer than two statements are running; where statements are slow, this
 limit is higher. Otherwise the job waits until a statement has ended, but at most 2 ms if a
 connection is free. Then all waiting jobs of a queue are sent in one statement, or in several if
-there are many. Each job is written or refused as if it had been sent alone: if the server refuses a
+there are many. Each job is written or refused as if it had been sent alone. If the server refuses a
 statement, it writes nothing, and taskd sends each half of the statement's jobs again.
 """
 
@@ -28,7 +28,7 @@ from taskd.errors import EnqueueError
 # each job would wait for a flush in progress; with ten, jobs would hardly share statements.
 ABREAST = 2
 # The CPU time of a statement. While a statement waits for a slow flush or a distant server, the CPU
-# can work for other statements, so `duration / WORK_S` statements can run at a time.
+# can work for other statements. So `duration / WORK_S` statements can run at a time.
 WORK_S = 0.0002
 # The shortest recent duration of a statement for one job counts as its duration without waiting.
 # Each such statement multiplies the stored duration by this factor, so that an old minimum expires.
@@ -121,8 +121,9 @@ class Group:
         try:
             return await taken.receipt
         except asyncio.CancelledError:
-            # After the caller continues, its job must not be written any more, so wait for the end
-            # of the statement, which also writes the jobs of other callers.
+            # The job should not be written after the caller continues. So wait for the end of the
+            # statement, but at most CANCEL_S. It is not cancelled, because it also writes the jobs
+            # of other callers.
             if taken.statement is not None:
                 await asyncio.wait({taken.statement}, timeout=CANCEL_S)
             raise

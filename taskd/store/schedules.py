@@ -67,8 +67,8 @@ class Fired(NamedTuple):
     Attributes:
         outcome: `fired`: the ticks were fired; `skipped`: an earlier job is live; `waits`: an
             earlier job is live, and the tick stays due; `failed`: see `error`; `moved`: there were
-            no ticks to fire; None: nothing was done, because another worker fires or has fired the
-            ticks, or because the schedule was changed or paused.
+            no ticks to fire; None: nothing was done. Another worker fires or has fired the ticks,
+            or the schedule was changed or paused.
         jobs: number of enqueued jobs.
         error: why the ticks failed; or, although they were fired, why rows of the query got no
             jobs.
@@ -109,7 +109,7 @@ async def set_(
         name was declared by another app, or made by hand).
 
     Raises:
-        ValueRefused: PostgreSQL refuses a value; or the arguments do not fit the published task; or
+        ValueRefused: PostgreSQL refuses a value, or the arguments do not fit the published task. Or
             the task is not published, and the schedule names no queue.
     """
     if not schedules:

@@ -1,9 +1,9 @@
 """Put the name of the installation's schema into SQL.
 
 The files of sql/ name the schema `taskd`, so that psql can run them as they are. An installation
-with another schema (the setting `schema`) runs the same text with another name in the places that
-the pattern below finds: objects of the schema, the schema itself, channels of NOTIFY, roles, and
-the application names of connections.
+with another schema (the setting `schema`) runs the same text with another name. The pattern below
+finds the places: objects of the schema, the schema itself, channels of NOTIFY, roles, and the
+application names of connections.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CHANNEL_PREFIX_MAX = 14
 _PLACE = re.compile(
     r"""
     (?P<schema>
-        # An object of the schema, but not the parameter 'taskd.notify', which transactions set, and
-        # no file or module that a text for people names.
+        # An object of the schema. It is not the parameter 'taskd.notify', which transactions set,
+        # nor the name of a file or module in a text for people.
         (?<![\w.])taskd(?=\.(?!notify'|notify[ ]=|(?:toml|testing|service|sql)\b)[a-z_%'":])
       | (?<=SCHEMA[ ])taskd\b
       | (?<=schema[ ])taskd\b

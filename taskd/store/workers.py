@@ -76,13 +76,13 @@ class Surroundings(NamedTuple):
         paused: names of paused tasks.
         resumed: names of tasks that are not paused and have parked jobs that this worker can run.
             A job is parked if its task was paused, or if no worker could run it.
-        elsewhere: by queue, the tasks that this worker cannot run, or cannot run with the newest
-            arguments, while another live worker of the queue can. Maps each task to the newest
-            version of its arguments that one of the other workers reads.
+        elsewhere: by queue, the tasks that another live worker of the queue can run and this worker
+            cannot, or not with the newest arguments. Maps each task to the newest version of its
+            arguments that one of the other workers reads.
         limits: maps each queue whose concurrency an operator has set to this concurrency.
         astray: whether a schedule of this app must be withdrawn or resumed (schedules.settle).
-        unpublished: whether a task of this worker is not published, or was published last by a
-            version of the app that no live worker has.
+        unpublished: whether a task of this worker is not published, or was last published by a
+            version of the app without a live worker.
         unblocking: whether an ended job has dependants that upkeep must unblock or cancel.
         now: the database's time.
     """
@@ -237,9 +237,9 @@ async def renew_lease(
 async def retire(on: Fetches, worker_id: int) -> None:
     """Record that this worker has ended.
 
-    If this was the last live worker and no queue has a depth limit, record also that enqueues need
-    not check for workers and depth limits. If another transaction has locked the tables, this is
-    not recorded, and enqueues continue to check.
+    If no worker is live and no queue has a depth limit, enqueues need not check for them. This is
+    recorded as well, unless another transaction has locked the tables. Then enqueues continue to
+    check.
     """
     await on.fetch("retire_worker", worker_id)
     await on.fetch("turn_enqueue_checks_off")

@@ -136,8 +136,8 @@ async def list_workflows(on: Fetches, name: str | None, limit: int) -> list[Row]
 async def find(on: Fetches, workflow_id: int) -> Row | None:
     """Return one workflow; None if it does not exist.
 
-    `stages` is the plan of a pipeline as JSON text, and `plan` is a list of the names and tasks of
-    its first STAGES_MAX stages. Both are None if the workflow is not a pipeline.
+    `stages` is the plan of a pipeline as JSON text. `plan` is a list of the names and tasks of its
+    first STAGES_MAX stages. Both are None if the workflow is not a pipeline.
     """
     for row in await on.fetch("find_workflow", workflow_id, STAGES_MAX):
         return dict(row) | {"plan": row["plan"] and msgspec.json.decode(row["plan"])}

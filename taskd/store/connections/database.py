@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: where the database is, how to connect, and what an outage is.
 
 For each of its own statements, taskd limits the wait for the reply, by asyncpg's `command_timeout`
-or by a check of its own: without a limit, a statement on a half-open socket would never end.
+or by its own check. Without a limit, a statement on a half-open socket would never end.
 """
 
 from __future__ import annotations
@@ -368,8 +368,8 @@ class Database:
                 known_error = translate(error)
                 if not isinstance(known_error, StoreUnavailable):
                     raise
-                # Raise the error of a host that is down only if all hosts are down: otherwise, the
-                # database may still be up on a host that did not answer.
+                # Raise the error of a host that is down only if all hosts are down. Otherwise, the
+                # database may be up on a host that did not answer.
                 unsure = unsure or (None if isinstance(known_error, Down) else error)
                 if number == len(addresses):
                     raise await self._read_only(address, unsure or error) from None

@@ -1,7 +1,7 @@
 """Translate connection parameters of libpq into arguments of asyncpg.connect, sockets and TLS.
 
 If there are several hosts, taskd passes them to the driver one at a time. The driver has one time
-limit for all of its hosts together, so a first host that does not answer (a dead machine, a cut
+limit for all of its hosts together. So a first host that does not answer (a dead machine, a cut
 network) would leave no time for the second one.
 """
 

@@ -1,7 +1,8 @@
 """Translate errors of PostgreSQL and asyncpg into errors of taskd.
 
-taskd passes on the first line of an error's message, the SQLSTATE of an unknown error, and the HINT
-of an error about a value. It never passes on the DETAIL, because that can quote a whole row.
+The errors of taskd contain the first line of PostgreSQL's message. They add the SQLSTATE of an
+unknown error, and the HINT of an error about a value. They never contain the DETAIL, because it can
+quote a whole row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from taskd.errors import (
 )
 from taskd.store.schema_text import is_schema, names_schema
 
-# Errors through a pooler that assigns a session to each transaction: the statement was prepared in
+# Errors through a pooler that assigns a session to each transaction. The statement was prepared in
 # another session, or another client has prepared a statement of the same name in this session.
 STRAYED = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 # The connection or the server has ended, or is ending; the statement may have run.
@@ -184,9 +185,9 @@ def is_outage(error: TaskdError) -> bool:
 def outage(error: TaskdError) -> StoreUnavailable | None:
     """Convert a permanent error to an outage.
 
-    For a program that could use this database before, it can help to wait: the cause can end, for
-    example because the database is restored, or because the new password is stored in the DSN file.
-    A missing database and missing tables affect all workers, so these errors are kinds of Down. The
+    A program that could use this database before can wait until the cause ends. It ends, for
+    example, when the database is restored, or when the new password is stored in the DSN file. A
+    missing database and missing tables affect all workers, so these errors are kinds of Down. The
     other errors may affect only this worker.
 
     Returns:
@@ -309,7 +310,7 @@ def _permanent(error: BaseException, message: str, roles: Sequence[str]) -> Task
 
 
 def _missing(message: str) -> SchemaError:
-    # The missing table can belong to another application: a trigger or a rule on a table of taskd
+    # The missing table can belong to another application. A trigger or a rule on a table of taskd
     # can use it.
     schema = names_schema(message)
     return SchemaMissing(no_schema(schema)) if schema else SchemaError(f"PostgreSQL: {message}")

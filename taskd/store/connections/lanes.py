@@ -2,7 +2,7 @@
 
 A lane that shares connections and has none takes the connection of a lane that runs no statement.
 If there is no such lane, it opens a new connection. So an idle worker holds one connection for all
-its lanes, and a busy worker holds at most one for each lane. Connections that no lane has used for
+its lanes. A busy worker holds at most one for each lane. Connections that no lane has used for
 IDLE_S are closed, except for one.
 
 While the server accepts no further connection, the lanes take turns on the open connections.
@@ -40,7 +40,7 @@ STRIDE_MAX = 2**30
 class Lane:
     """One connection for one purpose, opened at first use and reopened after it broke.
 
-    A statement that was sent is awaited to its end even if the caller is cancelled: otherwise a
+    A statement that was sent is awaited to its end, even if the caller is cancelled. Otherwise a
     claim or an ack could change rows, and the worker would not know the result. One statement runs
     at a time; the other callers wait.
 
@@ -49,10 +49,10 @@ class Lane:
             connection of its own.
 
     Attributes:
-        stride: the step by which a claim over this lane increases fences: the value of the
-            argument `stride` of each statement. The step is 1 at first. After a connection broke,
-            or when the lane uses another server, the step is a random number, because a standby
-            that has not received the last claims may have taken over.
+        stride: the step by which a claim over this lane increases fences, as the argument `stride`
+            of each statement. The step is 1 at first. It is a random number after a connection
+            broke, or when the lane uses another server. Then a standby that has not received the
+            last claims may have taken over.
         used_at: when the last statement ended (time.monotonic).
     """
 

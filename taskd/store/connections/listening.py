@@ -1,6 +1,6 @@
 """LISTEN: one connection receives the notifications of one or many channels.
 
-The connection is used for nothing else and never stays in a transaction: during a transaction it
+The connection is used for nothing else and never stays in a transaction. During a transaction, it
 would receive nothing, and the server could not remove notifications from its queue.
 
 A half-open connection raises no error. Therefore probe() runs a query on it, with a timeout for the

@@ -1,7 +1,7 @@
 """A producer's connections: opened when needed, shared by the coroutines of one event loop.
 
 With asyncpg's own pool, an enqueue would take several times the CPU time. That pool does more than
-is needed here: no caller holds a connection over several statements, and taskd's statements leave
+is needed here. No caller holds a connection over several statements, and taskd's statements leave
 no session state to reset. This pool checks twice a second for statements that got no reply, while
 asyncpg sets a timer for each statement.
 """

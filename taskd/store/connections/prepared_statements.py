@@ -51,7 +51,7 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]
         self._check_open()
         state = ready._state  # noqa: SLF001
         # The arguments after `args`: the unnamed portal, no limit of rows, no status beside the
-        # rows, and the default timeout of the connection.
+        # rows, the connection's default timeout.
         rows: Awaitable[list[asyncpg.Record]] = self._protocol.bind_execute(
             state, args, "", 0, False, None
         )

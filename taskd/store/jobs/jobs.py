@@ -1,7 +1,7 @@
 """Jobs in the database: enqueue, claim, ack, promote, rescue, cancel, retry.
 
-The first argument of every function that runs a statement is the object that runs it: a `Lane`, a
-`Pool`, or the caller's own connection.
+The first argument of functions with a statement is the object that runs it: a `Lane`, a `Pool`, or
+the caller's own connection.
 """
 
 from __future__ import annotations

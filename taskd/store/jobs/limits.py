@@ -56,7 +56,7 @@ async def publish(on: Fetches, app: str, registry: Registry) -> dict[str, str]:
 
     Raises:
         AppError: two tasks declare a limit of the same name with different bounds, or only one of
-            them redacts the arguments that make its key.
+            them redacts the arguments of its key.
     """
     limits = _limits(app, registry)
     bounds = [limit.bounds for limit in limits.values()]

@@ -74,8 +74,8 @@ async def clear(on: Fetches, name: str) -> None:
     """Delete the rows of a benchmark: its jobs, their history, its worker, its queue and task."""
     while (await on.fetch("bench_clear_jobs", name, CLEAR_BATCH))[0][0]:
         pass
-    # Minus one, because the first job of the benchmark can have the id in the name: an unused
-    # sequence has the same last value, 1, as one from which 1 was drawn.
+    # Minus one, because the first job of the benchmark can have the id in the name. An unused
+    # sequence has the last value 1, like a sequence from which 1 was drawn.
     after_id: int | None = int(name.split("-")[2]) - 1
     while after_id is not None:
         after_id = (await on.fetch("bench_clear_history", name, after_id, CLEAR_BATCH))[0][0]

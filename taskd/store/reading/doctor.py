@@ -28,8 +28,8 @@ PLANS = {
     "enable_seqscan": "off",
     "max_parallel_workers_per_gather": "0",
 }
-# PostgreSQL prints definitions according to these settings, for which a database or a login can
-# have other values. sql/objects.tsv was written with these values.
+# PostgreSQL prints definitions according to these settings. A database or a login can have other
+# values for them. sql/objects.tsv was written with these values.
 DEFINITIONS = {
     "TimeZone": "UTC",
     "DateStyle": "ISO, MDY",

@@ -3,8 +3,8 @@
 Each migration runs in one transaction, which also inserts its row into taskd.migration. Only steps
 that PostgreSQL refuses in a transaction, such as concurrent index builds, run without a
 transaction. One process migrates at a time. Statements of other sessions queue behind a lock
-request that waits. So a migration waits for a lock only briefly, and then tries again.
-has_outgrown_nobody() describes what happens if live workers are too old for a migration.
+request that waits. So a migration waits for a lock only briefly, and then tries again. If live
+workers are too old for a migration, see has_outgrown_nobody().
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Runner:
             the migration.
 
         Raises:
-            MigrationFailed: workers are too old, and either this code needs the migration and
-                `drain` is False, or the workers have not ended within `wait_s`.
+            MigrationFailed: workers are too old. With `drain`, they have not ended within `wait_s`.
+                Without it, this code needs the migration.
         """
         if migration.number == 1:
             return True
