@@ -314,6 +314,6 @@ def _size(job: NewJob) -> int:
 
 def _refuse(receipt: Receipt, error: Exception) -> None:
     receipt.set_exception(error)
-    # Mark the exception as retrieved: the end of the block reports the error, so asyncio need not
-    # warn about a future that no caller awaits.
+    # Mark the exception as retrieved: asyncio must not warn if no caller awaits the future. The end
+    # of the block reports the error.
     receipt.exception()

@@ -132,8 +132,8 @@ class Client(ClientControl):
             conn: the caller's connection, as enqueue() takes it.
 
         Raises:
-            InvalidJob: no worker has published the pipeline; it has no such stage (the message
-                lists its stages); or the arguments do not fit the stage.
+            InvalidJob: no worker has published the pipeline, it has no such stage, or the arguments
+                do not fit the stage. If there is no such stage, the message lists the stages.
             InvalidArgs: the arguments have no JSON form.
             As enqueue().
         """

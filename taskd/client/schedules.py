@@ -31,8 +31,8 @@ class Schedules:
     async def set(self, schedule: Schedule, *, conn: object = None) -> str:
         """Make or change a schedule; return `created`, `changed` or `unchanged`.
 
-        The time of the next tick changes only with the period, its start, the cron expression or
-        the time zone, or if the schedule was withdrawn. A paused schedule stays paused.
+        The next tick changes only with the period, its start, the cron expression or the time zone,
+        or if the schedule was withdrawn. A paused schedule stays paused.
 
         Raises:
             InvalidJob: PostgreSQL refuses a value; the schedule names no queue and its task is not
@@ -84,9 +84,8 @@ class Schedules:
 
         If a job of the schedule is live and the overlap is `wait` or `cancel`, the new jobs wait
         for its end. The result is None, and nothing is enqueued, in two cases. A job is live and
-        the overlap is `skip`. Or the new jobs would have to wait and cannot: they are runs of a
-        pipeline, have unique keys, or would wait for very many jobs. Then run the schedule again
-        later.
+        the overlap is `skip`. Or the new jobs must wait and cannot: they are runs of a pipeline,
+        have unique keys, or would wait for very many jobs. Then run the schedule again later.
 
         Raises:
             ScheduleNotFound: no schedule has this name.

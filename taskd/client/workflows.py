@@ -462,15 +462,15 @@ def pipeline(
     Args:
         name: name of each run; no task of the app has this name.
         stages: made by stage(), in their order.
-        unique: the unique key of a run, made of the arguments of the first stage; by default the
-            key of the task of the first stage. At most one run of a key is live. With a version,
-            the newest run wins: no further stage of an older run begins.
+        unique: the unique key of a run, made of the arguments of the first stage. The default is
+            the key of the task of the first stage. At most one run of a key is live. With a
+            version, the newest run wins: no further stage of an older run begins.
         registry: where the pipeline is declared. With None, workers do not publish it, and only
             code that has the returned object starts runs.
 
     Raises:
-        InvalidWorkflow: there is no stage; two stages have the same name; the next stage cannot
-            take the type that a stage returns; or a unique key would have no effect.
+        InvalidWorkflow: there is no stage, or two stages have the same name. The next stage cannot
+            take the type that a stage returns. Or a unique key would have no effect.
         TypeError: the unique key uses an argument that the first stage does not have.
         ValueError: a task or another pipeline of the registry has the name.
     """

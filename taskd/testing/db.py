@@ -120,9 +120,9 @@ class TaskdDB:
     ) -> list[JobRow]:
         """Run all jobs that are due now, and the jobs that they enqueue, with a real worker.
 
-        Jobs that are due later do not run; see travel(). Some due jobs do not run, either: jobs of
-        paused queues and tasks, jobs that a rate delays by over a second, and jobs of tasks that no
-        imported module defines.
+        Jobs that are due later do not run; see travel(). Jobs of paused queues and tasks do not
+        run, either, nor do jobs that a rate delays by over a second. Jobs run only if an imported
+        module defines their task.
 
         Args:
             check: raise AttemptFailed if a handler raised an error, or if the arguments of a job do

@@ -135,8 +135,8 @@ class ClientConnections:
         """Run `work` like using(), in code without an event loop; `conn` is a blocking connection.
 
         Raises:
-            RuntimeError: there is no `conn`, and an event loop runs in this thread, which the call
-                would block; or gevent or eventlet has replaced Python's threads.
+            RuntimeError: there is no `conn`, and the call would block the event loop of this
+                thread, or gevent or eventlet has replaced Python's threads.
         """
         if conn is not None:
             return finished(work(fetches_sync(conn, self._schema()), self._built_ins))

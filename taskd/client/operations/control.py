@@ -73,8 +73,8 @@ class ClientControl(ClientByHand):
         Args:
             ids: ids of the runs, as `Started.id` and `taskd workflows list` have them.
             stage: the name of the stage with which the runs go on. With None, each run goes on with
-                the stage at which it has ended, and a failed or cancelled job of this stage is
-                retried. A run that was stopped after a stage was done goes on with the next stage.
+                the stage at which it has ended. A failed or cancelled job of this stage is retried.
+                A run that was stopped after a stage was done goes on with the next stage.
             args: the arguments of the stage. With None, they are those of the last job of the stage
                 in the run. If there is none, they are the result of the stage before.
             reason: is kept with the action, which `taskd actions` lists.
