@@ -1,7 +1,8 @@
 """Apply settings of operators: paused tasks and the concurrency of queues.
 
 The database stores these settings. The rescuer (upkeep/rescuer.py) reads them before the first
-claim, at least every six seconds, and after a notification on the channel of all workers.
+claim, and then at least every six seconds. It also reads them after a notification on the channel
+of all workers.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ class Calls:
     """Receives the notifications on the channel of all workers.
 
     A notification without a payload tells all workers to read the settings. It is sent after an
-    operator has changed one, or a worker with other tasks has started. A notification with a
-    worker's id tells the worker with this id that a user has requested the cancellation of one of
-    its jobs.
+    operator has changed one, a worker with other tasks has started, or a worker serves other
+    queues. A notification with a worker's id tells this worker that a user has requested the
+    cancellation of one of its jobs.
 
     Args:
         look: the wake-up of the rescuer, which reads the settings.

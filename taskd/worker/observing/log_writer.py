@@ -47,8 +47,8 @@ class LogWriter(Loop):
     Args:
         keep: the attempts whose lines are kept, for tasks without the option `keep_logs`.
         ends_later: returns whether the end of an attempt is still to be reported.
-        together: the jobs of each running batch, by the id of its first job. Every line that the
-            batch logs belongs to this first job.
+        together: the jobs of each running batch, by the id of its first job. Lines of a batch
+            arrive for this job, and are stored for each job.
         lease_until: returns until when the lease is trusted. Each renewal advances this time, so it
             stays the same during an outage.
     """

@@ -30,7 +30,8 @@ from taskd.worker.upkeep.declarations import Declarations
 
 # An isolated suspect (quarantine.py) that was alone in its group when its worker crashed has caused
 # the crash. It fails if this is at least its third crash. Any other job that ran during crashes
-# runs again, and fails only at its tenth crash, which ends endless loops.
+# runs again. It fails only at its tenth crash, which ends endless loops. A task's options
+# `max_crashes` and `max_attempts=1` replace both limits.
 MAX_CRASHES = 3
 MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
@@ -38,7 +39,7 @@ EXPIRE_BATCH = UNPARK_BATCH = UNBLOCK_BATCH = 1000
 # Batches of dependants per check, so that a rescue never waits for long.
 UNBLOCK_BATCHES = 20
 SWEEP_EVERY_S_MAX = 5.0
-# The seconds until the check after a death: by then, a supervisor has probably started a new
+# The seconds until the check after a death. By then, a supervisor has probably started a new
 # worker, whose process can be watched, too.
 AFTER_DEATH_S = 2.0
 # Time synchronisation sets a clock back by less than this.
