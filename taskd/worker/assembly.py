@@ -276,8 +276,8 @@ class Assembly:
     def _ends_later(self, job: Job) -> bool:
         """Return whether the end of this attempt is still to be reported.
 
-        Either the handler runs, or it completed the job in a transaction, and the acker does not
-        know yet whether this transaction has committed.
+        True while the handler runs. Also true if the handler completed the job in a transaction,
+        and the acker does not know yet whether this transaction has committed.
         """
         return self._runs(job) or self.acker.awaits_reply(job.id)
 

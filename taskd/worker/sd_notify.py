@@ -108,7 +108,7 @@ class Notify:
     ) -> None:
         self.watchdog_s = watchdog_s
         self.to_parent = to_parent
-        # A quarter of the timeout for the child and a quarter for its parent: together they send
+        # A quarter of the timeout for the child and a quarter for its parent. Together they send
         # the message within half of the timeout.
         self.every_s = min(STATUS_EVERY_S, STATUS_EVERY_S if watchdog_s is None else watchdog_s / 4)
         self._address: str | bytes = address

@@ -51,7 +51,7 @@ from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease.state import Lease
 
 # A consumer that has not slept for this long, and whose claims have all found jobs, sets the mark.
-# A claim that found none is no sign of load: any user who can connect can send enough notifications
+# A claim that found none is no sign of load. Any user who can connect can send enough notifications
 # to keep the consumer awake.
 MARK_AFTER_S = 0.1
 # A consumer that still finds time to sleep also sets the mark if producers wait for the lock of

@@ -209,7 +209,7 @@ class Consumer:
         """Wait until the consumer is woken, or must claim without being woken.
 
         Returns:
-            True if a notification or a service other than the idle poller woke the consumer; the
+            True if a notification or a service other than the idle poller woke the consumer. The
             caller then resets the interval between polls. False if the idle poller woke the
             consumer, or the wait timed out; the interval then continues to grow.
         """

@@ -338,8 +338,8 @@ class Acker:
         """Run a statement, and repeat it while PostgreSQL is unavailable.
 
         Raises:
-            HeldUp: PostgreSQL ended the statement because it took too long or waited too long for
-                a lock; or there was no reply SILENCES_MAX times. Never for statements in READS.
+            HeldUp: PostgreSQL ended the statement because it took too long or waited too long for a
+                lock. Also if there was no reply SILENCES_MAX times. Never for statements in READS.
             TaskdError: PostgreSQL refused the statement.
         """
         silences = 0

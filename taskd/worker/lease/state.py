@@ -6,8 +6,8 @@ import time
 from time import clock_gettime
 
 # Linux has CLOCK_BOOTTIME. On macOS, CLOCK_MONOTONIC also counts the time for which the host was
-# suspended. Without such a clock, a worker on a suspended host trusts its lease for too long, by up
-# to two thirds of the lease; PostgreSQL still refuses its late outcomes.
+# suspended. Without such a clock, a worker on a suspended host trusts its lease too long, by up to
+# two thirds of the lease. PostgreSQL still refuses its late outcomes.
 BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

@@ -25,8 +25,8 @@ from taskd.store.jobs.logs import AttemptLines
 
 BATCH_MAX = 500
 BATCH_BYTES_MAX = 4 * 1024 * 1024
-# The oldest ended attempts are dropped while the lines of all attempts take more bytes than this:
-# the database can be unreachable for long.
+# While the lines of all attempts take more bytes than this, the oldest ended attempts are dropped.
+# The database can be unreachable for long.
 HELD_BYTES_MAX = 32 * 1024 * 1024
 
 

@@ -1,6 +1,6 @@
 """Capture the log lines of handlers: add the job to each line, and pass lines to the log writer.
 
-The job is looked up when a line is logged; binding the job when an attempt starts would slow down
+The job is looked up when a line is logged. Binding the job when an attempt starts would slow down
 handlers that never log. In the thread of the event loop, the loop monitor knows the job whose
 handler runs. A thread of a pool is given its job with each call. So lines of structlog and of the
 standard library have `job_id`, `task`, `queue` and `attempt`, however the app has configured

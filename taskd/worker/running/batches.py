@@ -169,8 +169,8 @@ class Batches:
 
     Args:
         new_variables: makes the context variables of a call of a handler.
-        dispatch: called when the first job of a batch that is not full has waited for `max_wait_s`,
-            so that the batch starts.
+        dispatch: called when the first job of a batch that is not full has waited for `max_wait_s`.
+            Then the batch starts.
         leave_slot: called when a job joins a batch and no longer needs a slot of its own.
 
     Attributes:

@@ -97,8 +97,8 @@ class Preparation:
         """Look up the task of a job, and check whether the job can start.
 
         Returns:
-            The task, or None if this worker does not know it; and the end to record, or None if the
-            job can start. At least one of the two is not None.
+            The task, or None if this worker does not know it. Then the end to record, or None if
+            the job can start. At least one of the two is not None.
         """
         task = self._shared.registry.get(job.task)
         if job.late:

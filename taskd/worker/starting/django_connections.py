@@ -57,7 +57,7 @@ async def close_broken(ctx: Any, call_next: CallNext) -> Any:
     try:
         return await call_next()
     except Exception:
-        # The close is not awaited: the thread runs its calls in order, so it closes the connection
+        # The close is not awaited. The thread runs its calls in order, so it closes the connection
         # before it runs calls of later attempts.
         asgiref = importlib.import_module("asgiref.sync")
         closing = own_task(asgiref.sync_to_async(_close_broken)(), "django-connections")
