@@ -148,8 +148,8 @@ def check_address(text: str, allowed: Iterable[Network]) -> None:
     """Check that a connection to this address is allowed.
 
     Raises:
-        AddressDenied: the address is not public, and in no allowed network; or it is that of a
-            metadata service, and is not allowed itself.
+        AddressDenied: the address is not public, and in no allowed network. The address of a
+            metadata service must be allowed itself.
     """
     address = _meant(ipaddress.ip_address(text.partition("%")[0]))
     # In every form in which IPv6 contains an IPv4 address, this is in the last 32 bits.

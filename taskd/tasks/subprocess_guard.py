@@ -3,8 +3,8 @@
     python -I -S subprocess_guard.py WORKER_PIPE GRACE_S ARGV...
 
 WORKER_PIPE is the reading end of a pipe. The worker keeps the other end open while the command is
-allowed to run. When the worker closes this end or is killed, the guard sends SIGTERM to the process
-group of the command and, GRACE_S later, SIGKILL. When the command has ended, the guard kills all
+allowed to run. When the worker closes its end or is killed, the guard sends SIGTERM to the
+command's process group and, GRACE_S later, SIGKILL. When the command has ended, the guard kills all
 processes that the command has left, even in other process groups. The guard is a subreaper, so
 these processes are its children now. The guard then ends like the command, with the same exit code
 or signal. This file imports nothing of taskd.

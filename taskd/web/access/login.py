@@ -34,8 +34,8 @@ SOMEBODY = "admin"
 SESSIONS_MAX = 100
 SESSION_S = 24 * 3600.0
 IDLE_S = 8 * 3600.0
-# The most failures of one address within FAILURES_S. A login clears those with the same name only:
-# otherwise a user could guess the passwords of others between two logins of their own.
+# The most failures of one address within FAILURES_S. A login clears only the failures with the same
+# name. Otherwise, a user could guess the passwords of others between two logins of their own.
 FAILURES_MAX = 5
 FAILURES_S = 60.0
 # The most failures of all addresses together. With more, only passwords from addresses with an

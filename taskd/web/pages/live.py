@@ -1,7 +1,7 @@
 """Live data of the pages: read once for all viewers, at most every two seconds.
 
-Without viewers, no statement runs. After a slow statement, the next one runs later, so that live
-data takes at most a twentieth of the time of one connection.
+Without viewers, no statement runs. After a slow statement, the next one runs later. So live data
+takes at most a twentieth of the time of one connection.
 """
 
 from __future__ import annotations
