@@ -128,7 +128,7 @@ async def _lane(target: Target) -> AsyncIterator[Lane]:
 def _refuse_to_divert(left: Sequence[LeftJob], settings: Settings, target: Target) -> None:
     """Check that the queue contains no mails of an app, because the demo would deliver them.
 
-    The check accepts mails in the embedded PostgreSQL while `smtp_host` is not set: it assumes that
+    The check accepts mails in the embedded PostgreSQL while `smtp_host` is not set. It assumes that
     a user who tries the demo enqueued them.
 
     Raises:

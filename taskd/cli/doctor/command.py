@@ -84,8 +84,8 @@ async def _examine(session: Session, checks: tuple[Check, ...]) -> tuple[list[Fi
     """Collect the facts, and run the checks.
 
     Returns:
-        The findings, and the exit code of the error that made the settings or the database
-        unreadable; 0 if there was no such error.
+        The findings, and an exit code: that of the error that made the settings or the database
+        unreadable, or 0 without such an error.
     """
     refused: dict[str, str] = {}
     facts: Facts = {}

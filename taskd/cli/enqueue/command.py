@@ -230,7 +230,7 @@ async def _blame(
 ) -> tuple[int, EnqueueError]:
     """Return the number of the first refused line of a chunk, and the error.
 
-    A binary search finds the shortest prefix of the chunk that is refused; the last line of this
+    A binary search finds the shortest prefix of the chunk that is refused. The last line of this
     prefix is the refused one. Each try is rolled back.
     """
     good, bad = 0, len(chunk.jobs)

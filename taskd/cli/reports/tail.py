@@ -230,7 +230,7 @@ class Tail:
         poll = await store.poll(self._lane, self._watch.after_id, list(self._watch.missing))
         changes, going = self._watch.compare(poll)
         rows = await store.jobs(self._lane, changes.all())
-        # Set `_watch` only after both statements have succeeded: if the second one fails, the next
+        # Set `_watch` only after both statements have succeeded. If the second one fails, the next
         # poll repeats both, so that no event is missed.
         self._watch = going
         return self._reporter.report(rows, changes, poll.now)

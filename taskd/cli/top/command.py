@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # The time between the first two polls, from which the first rates are computed.
 FIRST_S = 1.0
 # Each poll also reads the jobs that ended within this time before the last poll. An ack writes the
-# time at which the job ended, but the ack becomes visible only when it commits: perhaps after the
+# time at which the job ended. But the ack becomes visible only when it commits, perhaps after the
 # last poll.
 OVERLAP_S = 5.0
 TICK_S = 1.0
