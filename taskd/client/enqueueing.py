@@ -132,10 +132,10 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     """Return the jobs, each completed by its published or built-in task.
 
     If the arguments of a job were not checked yet, they are checked now. The job also gets the
-    limit, the argument version, the default metadata and, if it has none, the priority of the task.
-    It gets the task's unique key, unless the job has a key or `no_key`. A job without a queue gets
-    the queue of the task. If a job has a queue and its task is not published, the job stays as it
-    is, and is not `checked`.
+    limit, the argument version and the default metadata of the task. It gets the task's unique key,
+    unless the job has a key or `no_key`. A job without a queue or priority gets that of the task.
+    If a job has a queue and its task is not published, the job is not `checked`, and gets nothing
+    of the task. Its own rule can still make a key.
 
     Raises:
         UnknownTask, InvalidArgs: as insert_jobs().
@@ -186,7 +186,7 @@ def _merged(
 
 
 def _with_key(job: NewJob, redact: Collection[str] = ()) -> NewJob:
-    """Return the job with the unique key that its own rule makes of its arguments, if any."""
+    """Return the job with the unique key that its own rule, if any, makes of the arguments."""
     if job.unique is None or not job.unique.by:
         return job
     return replace(job, unique=job.unique.of(job.args, redact=redact))

@@ -132,9 +132,9 @@ class Workflow(Startable):
             job: made by `task.job(...)`.
             name: the name of the job's node; by default the name of its task, with a number if that
                 name is taken.
-            after: the parents of this job, which are the jobs that it waits for: names of nodes, or
-                ids of existing jobs. A node can be named here before it is added. In the handler,
-                `ctx.results()` returns the results of the parents.
+            after: the parents of this job, which it waits for: names of nodes, or ids of existing
+                jobs. A node can be named here before it is added. In the handler, `ctx.results()`
+                returns the results of the parents.
             on_failed: what happens to this job if a parent fails or is cancelled; a value of
                 OnFailed.
 

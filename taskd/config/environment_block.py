@@ -1,7 +1,7 @@
 """The environment of this process, as other processes of the same user read it.
 
 Linux shows in /proc/PID/environ the memory that held the variables when the program started. So a
-program that gets no variable of its parent can still read all of them there.
+program can read its parent's variables there, even if it did not inherit them.
 """
 
 from __future__ import annotations

@@ -44,6 +44,6 @@ def acting_as(name: str) -> Iterator[None]:
 
 
 def act_as(name: str) -> None:
-    """Record `name` with what the rest of this context does; other characters become `?`."""
+    """Record `name` with later actions of this context; unprintable characters become `?`."""
     shown = "".join(c if c.isprintable() else "?" for c in name)
     _ACTOR.set(shown.encode(errors="replace")[:ACTOR_BYTES_MAX].decode(errors="ignore") or None)

@@ -20,8 +20,8 @@ CHANNEL_PREFIX_MAX = 14
 _PLACE = re.compile(
     r"""
     (?P<schema>
-        # An object of the schema. It is not the parameter 'taskd.notify', which transactions set,
-        # nor the name of a file or module in a text for people.
+        # An object of the schema, but not the parameter 'taskd.notify', which transactions set, and
+        # no file or module that a text for people names.
         (?<![\w.])taskd(?=\.(?!notify'|notify[ ]=|(?:toml|testing|service|sql)\b)[a-z_%'":])
       | (?<=SCHEMA[ ])taskd\b
       | (?<=schema[ ])taskd\b

@@ -303,7 +303,7 @@ async def follow_clock_back(on: Fetches, noticed_s: float | None) -> ClockSetBac
 async def store_failures(
     on: Fetches, worker_id: int, failures: Sequence[tuple[str, str, float]], now: float
 ) -> None:
-    """Store which services of this worker fail repeatedly, in place of what was stored before.
+    """Store which services of this worker fail repeatedly, and delete the earlier list.
 
     Args:
         failures: for each service, its name, its error, and the time.monotonic() since which it

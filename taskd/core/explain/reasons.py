@@ -81,7 +81,7 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the database says about a job; all times are by the database's clock.
+    """The facts about a job in the database; all times are by the database's clock.
 
     In this list, `it` and `its` always stand for the job.
 
@@ -112,7 +112,8 @@ class Facts(msgspec.Struct, frozen=True):
         limit_known: whether a worker has published the limit, or an operator has set the limit.
         gate: what it waits for while its limit blocks it: `parked` (a slot or token of its key) or
             `next` (a slot among all keys). None if the limit was not checked yet.
-        parked: whether it is parked: its task was paused, or no worker of its queue could run it.
+        parked: whether it is parked, because its task was paused or no worker of its queue could
+            run it.
         limit_holders: while it is blocked, some of the jobs that have the slots of its key.
         limit_queued: number of admitted jobs of its key that have not started, if the key has a
             rate.
@@ -260,7 +261,8 @@ class Why(StrEnum):
     SLOTS_TAKEN = "slots_taken"
     # Its handler needs a thread, and all threads of a worker of its queue are taken.
     THREADS_TAKEN = "threads_taken"
-    # An abandoned attempt of it still runs in a worker of its queue, which does not start it again.
+    # An abandoned attempt of it still runs in a worker of its queue. This worker does not start it
+    # again.
     STILL_RUNS = "still_runs"
     # The event loop of a worker of its queue is blocked for long.
     LOOP_BLOCKED = "loop_blocked"

@@ -61,8 +61,7 @@ class OnConflict(StrEnum):
     # A waiting holder gets the arguments of the new job, and the limit that they make. It keeps its
     # queue, due time, priority and options. A running holder does not change.
     REPLACE_ARGS = "replace_args"
-    # Like REPLACE, but new jobs postpone the holder at most until debounce_max_s after the time at
-    # which the holder was enqueued.
+    # Like REPLACE, but new jobs postpone the holder at most until debounce_max_s after its enqueue.
     DEBOUNCE = "debounce"
     # The newest arguments win, as with versions: the new job replaces a waiting holder. If the
     # holder runs, the new job starts when the running attempt has ended. If that attempt has not

@@ -39,7 +39,7 @@ class TimedOut:
         abandoned: the handler ignored the cancellation and possibly still runs.
         killed: the handler ignored the cancellation, and the worker killed its process.
         error: the exception with which the cancelled handler ended, or None.
-        cleanup: what the handler raised instead of the cancellation, for example in a `finally`.
+        cleanup: the error that the handler raised instead of the cancellation, if any.
     """
 
     timeout_s: float

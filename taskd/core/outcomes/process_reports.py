@@ -1,4 +1,4 @@
-"""What the process of a handler with process=True reports to its worker, and how it can fail."""
+"""The reports of a process (process=True) to its worker, and how the process can fail."""
 
 from __future__ import annotations
 

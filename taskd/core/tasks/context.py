@@ -59,8 +59,8 @@ class ProcessContext(Protocol):
     def fence(self) -> int:
         """The fencing token of this attempt, which is larger than the tokens of earlier attempts.
 
-        A system to which the handler writes can refuse a token that is smaller than the largest
-        token that it has seen.
+        The handler can pass the token to a system that it writes to. That system can refuse tokens
+        smaller than the largest that it has seen.
         """
 
     @property

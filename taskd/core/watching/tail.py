@@ -82,8 +82,8 @@ class Changes(NamedTuple):
     """Ids of jobs with events since the last poll.
 
     Attributes:
-        born: jobs that are live now and were not at the last poll, and jobs that have finished and
-            were never seen live.
+        born: jobs that are live now and were not at the last poll. Also finished jobs that were
+            never seen live.
         claimed: jobs that are running now and were not at the last poll.
         stopped: jobs that were running at the last poll, and are live now but not running.
         ended: jobs that are no longer live.

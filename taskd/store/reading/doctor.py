@@ -121,7 +121,8 @@ async def read(on: Fetches, names: Sequence[str], *, has_schema: bool = True) ->
         except StoreUnavailable as error:
             over = seen.refused[name] = str(error)
         except SchemaError as error:
-            # The original message names what is missing, which can belong to another application.
+            # The original message names the missing object, which can belong to another
+            # application.
             seen.refused[name] = f"PostgreSQL: {first_line(error.__cause__ or error)}"
         except TaskdError as error:
             seen.refused[name] = str(error)

@@ -39,7 +39,7 @@ class Found(NamedTuple):
     Attributes:
         next: where the next page begins; None on the last page.
         more: whether the next page certainly has jobs. If not, and there is a next page, the read
-            ended at its limit of rows, and it is unknown whether more jobs match.
+            ended at its limit of rows. Then it is unknown whether more jobs match.
     """
 
     jobs: list[Row]

@@ -9,7 +9,7 @@ from taskd.store.connections.statements import Fetches
 
 
 class Adopted(NamedTuple):
-    """What the adoption of a database changed.
+    """The changes that the adoption of a database has made.
 
     Attributes:
         former: the environment that the database belonged to before; None if it belonged to none.
