@@ -1,4 +1,8 @@
-"""Workflows that take arguments: tasks whose jobs make a Workflow and add it to their own one."""
+"""Workflows that take arguments.
+
+Each is a task: its handler makes a Workflow from the arguments, and adds the jobs of this Workflow
+to the workflow of its own job.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,10 @@ def workflow(
 
     A job of the task calls the function with its arguments. The job then adds all jobs of the
     returned Workflow to its own workflow in one statement. So every producer starts the workflow as
-    it enqueues a job: by the name of the task, from SQL, a shell or a schedule. The added jobs wait
-    only for each other. The unique key and the limit of the task do not apply to them. If an
-    attempt fails after it has added the jobs, a later attempt adds only names that do not exist.
+    it enqueues a job: by the name of the task, from SQL, a shell or a schedule. The added jobs do
+    not wait for the job that adds them. The unique key and the limit of the task do not apply to
+    them. If an attempt fails after it has added the jobs, a later attempt adds only names that do
+    not exist.
 
     Args:
         builder: a function, `def` or `async def`, whose arguments are those of the task.

@@ -34,7 +34,7 @@ def printable_json(written: str) -> str:
 
 
 def cut_text(text: str, chars_max: int) -> str:
-    """Return the text, or its beginning and how many characters follow."""
+    """Return the text, cut to `chars_max`; a last line then counts the characters that were cut."""
     more = len(text) - chars_max
     return text if more <= 0 else f"{text[:chars_max]}\n… and {count(more, 'more character')}"
 
@@ -50,7 +50,10 @@ def clock(value: datetime) -> str:
 
 
 def zone(value: datetime) -> str:
-    """Return the local UTC offset at that time, such as `+02:00`; clock() does not contain it."""
+    """Return the local UTC offset at that time, such as `+02:00`.
+
+    Print it beside clock(), which leaves it out.
+    """
     return value.astimezone().isoformat(timespec="seconds")[-6:]
 
 
@@ -68,7 +71,11 @@ def worker_label(host: str, pid: int | None, name: str | None) -> str:
 def given_up(
     renewed_ago_s: float | None, lease_s: float | None, lease_until: datetime | None
 ) -> str:
-    """Return the end of a sentence about a late worker: when it renewed its lease, and the end."""
+    """Say when a late worker has renewed its lease, and when the lease expires.
+
+    Returns:
+        The predicate of a sentence about the worker.
+    """
     return (
         f"renewed its lease {span(renewed_ago_s)} ago; the lease of {span(lease_s)} "
         f"expires at about {moment(lease_until)}"
@@ -96,7 +103,7 @@ def span(seconds: float | None) -> str:
 def restart_hung(task: str, running_s: float) -> str:
     """Return the command that restarts the attempts of a task that have run for this long.
 
-    The bound is rounded down to its largest unit, and at least a second: `45s`, `3m`, `2h`.
+    The bound is rounded down to its largest unit, and is never below a second: `45s`, `3m`, `2h`.
     """
     whole = max(1, int(running_s))
     size, unit = next(((size, unit) for unit, size, *_ in UNITS if whole >= size), (1, "s"))

@@ -39,8 +39,8 @@ def clean_environment() -> dict[str, str]:
     """Return the environment for PostgreSQL programs: this process's PATH, locale C, and UTC.
 
     PG*, LC_*, LANG, LD_* and TZ of the shell that starts the server must not apply to the later
-    users of the server. With NOTIFY_SOCKET, a postgres built for systemd would report the systemd
-    unit of taskd as ready.
+    users of the server. NOTIFY_SOCKET is removed: otherwise, a postgres that was built for systemd
+    would report the systemd unit of taskd as ready.
     """
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
@@ -50,8 +50,9 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
 
     Args:
         settings: only `pg_bin` and `pg_major` are read.
-        major: the major version to find. With None, it is `pg_major`. If that is not set either, it
-            is the newest version in the first of these places that contains version 15 or later.
+        major: the major version to find; with None, the version of `pg_major`. If `pg_major` is not
+            set, the function takes the first place that contains version 15 or later, and the
+            newest version there.
 
     Raises:
         EmbeddedError: no installation of that version can be executed; the message says what to do.

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# The most events per minute that are logged individually; one line counts the others.
+# At most this number of events per minute have a line each; one line counts the others.
 LINES_MAX = 10
 LINES_S = 60.0
 
 
 class LimitedLines:
-    """Logs events of one kind, with a limited number of lines.
+    """Logs events of one kind, but at most some lines per minute.
 
     Args:
         write: logs an event; it is called with the event's fields and the number of events.
@@ -42,7 +42,10 @@ class LimitedLines:
             self._timer = asyncio.get_running_loop().call_later(left_s, self.log_rest)
 
     def log_rest(self) -> None:
-        """Log one line that counts the other events, with the fields of the last one."""
+        """Log one line for all events without a line of their own.
+
+        The line has their number, and the fields of the last of them.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -248,7 +248,8 @@ class Notifier(Loop):
         if not self._lease.outage and silent_s < self._lease.lease_s / 3:
             silent_s = 0.0
         running = sum(runner.running for runner in self._runners)
-        # Only a parent uses the condition; systemd only checks that the watchdog's messages arrive.
+        # Only a parent uses the condition in the message; systemd only checks that the messages
+        # arrive.
         how = self._health.check() if self._notify.to_parent else Condition()
         jobs, missing = dict(self._jobs), self._health.missing
         return Status(queues, running, jobs, int(silent_s), how.stuck, how.unready, missing)

@@ -70,8 +70,8 @@ def pattern(text: str) -> str:
     """
     lines = text.strip().splitlines() or [""]
     line = " ".join(lines[0].split())
-    # A replacement can make another replacement possible. For example, a quoted text can sometimes
-    # be replaced only after a number next to the quotes.
+    # A replacement can make another one possible: a quote is recognised beside a `#`, but not
+    # beside the number that the `#` replaces.
     for _ in range(PASSES_MAX):
         before, line = line, _replaced(line)
         if line == before:
@@ -134,9 +134,9 @@ class ErrorGroup(msgspec.Struct):
 
 
 def group(failures: Iterable[Failures]) -> list[ErrorGroup]:
-    """Return the groups by task and pattern, sorted by the number of jobs, then by the last error.
+    """Return one group for each task and pattern, the group with the most jobs first.
 
-    The group with the most jobs is the first.
+    Of groups with equally many jobs, the one with the newest error comes first.
     """
     by_task: dict[str, dict[str, list[Failures]]] = {}
     for each in failures:

@@ -74,7 +74,7 @@ def of_service(service: str, error: BaseException | str) -> ErrorReport:
 
 
 def of_lost_worker(worker: str, proof: str) -> ErrorReport:
-    """Return the report of a worker that was declared dead because of `proof`."""
+    """Return the report for the jobs of a worker that was declared dead. `proof` says why."""
     text = f"worker {worker} was declared dead: {proof}; its jobs run again"
     return ErrorReport(WorkerLost(text), WorkerLost.__name__, text)
 

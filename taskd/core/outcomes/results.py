@@ -31,7 +31,7 @@ class Unstored:
 
 
 # The JSON of a result, or None; and the `reason` of the job if the result was not stored, or None.
-# It is a tuple, because a tuple is the cheapest type to make, and most attempts make a Result.
+# It is a tuple, because most attempts make a Result, and a tuple is the cheapest type to make.
 Result = tuple[str | None, str | None]
 
 
@@ -40,7 +40,10 @@ class _Refused(Exception):
 
 
 def result_of(value: Any) -> Result:
-    """Return the result of a handler that returned `value`. This function never raises an error."""
+    """Return the result of an attempt whose handler returned `value`.
+
+    This function never raises an error.
+    """
     if value is None:
         return None, None
     try:
@@ -49,7 +52,8 @@ def result_of(value: Any) -> Result:
             return None, not_stored(_why(payload))
         text = payload.decode()
         if "\\u0000" in text:
-            # PostgreSQL cannot store U+0000. After an odd number of backslashes, `\u0000` is text.
+            # PostgreSQL cannot store U+0000. A `\u0000` after an odd number of backslashes is no
+            # escape, but text.
             text = _ESCAPED_NUL.sub(r"\1\\u2400", text)
     except (NoJsonForm, _Refused) as error:
         return None, not_stored(str(error))

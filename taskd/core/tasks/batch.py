@@ -31,7 +31,7 @@ class Item(Generic[A]):
 
 
 def args_class(task: str, hint: Any) -> type:
-    """Return the class `A` of the annotation `list[Item[A]]`, which a handler's parameter has.
+    """Return the class `A` of a parameter's annotation `list[Item[A]]`.
 
     Raises:
         TypeError: the annotation has another form, or A is neither a dataclass nor a

@@ -1,4 +1,4 @@
-"""The messages that the worker sends to a process, and the words of its replies."""
+"""The messages that the worker sends to a process, and the kinds of replies of the process."""
 
 from __future__ import annotations
 
