@@ -81,7 +81,9 @@ SELECT job.id, job.queue, job.task, job.state, job.priority, job.run_at, job.att
        taskd.actions_of('job ' || job.id)::text AS actions,
        (SELECT json_object_agg(past.id, json_build_object('name', past.name, 'host', past.host, 'pid', past.pid))::text
         FROM taskd.workers AS past
-        WHERE past.id IN (SELECT (id #>> '{}')::bigint FROM jsonb_path_query(job.errors, '$[*].worker') AS id)) AS past_workers
+        WHERE past.id IN (
+            SELECT (id #>> '{}')::bigint FROM jsonb_path_query(job.errors, '$[*].worker ? (@ like_regex "^[0-9]{1,18}$")') AS id
+        )) AS past_workers
 FROM taskd.jobs AS job
 LEFT JOIN taskd.workers AS worker ON worker.id = job.worker_id
 LEFT JOIN taskd.task AS published ON published.name = job.task

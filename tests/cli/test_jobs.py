@@ -168,7 +168,7 @@ def test_show_shows_everything(some):
     assert job["state"] == "failed"
     text = some("jobs", "show", 4).stdout
     began = moment(datetime(2026, 1, 1, tzinfo=UTC))
-    assert f"attempt 5 on worker 12, claimed {began}, running for 1s\n" in text
+    assert f"attempt 5 on host1 (pid 4242), claimed {began}, running for 1s\n" in text
     assert 'File "app.py", line 3' in text
     assert "\x1b" not in text
     assert some.json("jobs", "show", 6)[0]["host"] == "host1"

@@ -297,7 +297,9 @@ async def test_a_lane_that_was_only_opened_lets_waiting_ones_have_its_connection
     group: Group,
 ) -> None:
     opening = asyncio.create_task(group.a.open())
-    await until(lambda: group.a.connecting)
+    while not group.a.connecting:  # until() could look too late
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the task that connects has begun
     group.shared._full_until = math.inf  # as if the server had refused a further connection
     assert await asyncio.wait_for(poll(group.b), 30) == set()
     await opening

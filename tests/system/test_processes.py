@@ -144,12 +144,13 @@ async def test_children_share_the_listen_connection_of_their_parent(family: Fami
         while await names() != each:
             await asyncio.sleep(0.05)
     # Only notifications find these jobs soon: the polls are a minute apart.
-    for _ in range(2):
+    for cut in range(2):
         before = await family.sql.fetchval("SELECT count(*) FROM taskd.job_history")
         began = time.monotonic()
         await family.enqueue("sleeps", 3, s=0)
         await family.settled(before + 3)
         assert time.monotonic() - began < WITHIN_S
+        await family.wait_for("listener.connected", cut + 1)
         # The next ones are found although the connection was cut.
         await family.sql.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

@@ -81,7 +81,8 @@ async def test_a_kill_in_one_installation_changes_nothing_in_the_other(shell: Sh
     await enqueue(shell, "taskd", 0.02)
     await enqueue(shell, BLUE, 0.5)
     # The pause of one installation's queue is not one of the other's.
-    await shell.wait_for("job.done", 20, queue="default")
+    # The second batch of jobs has begun, and runs for half a second.
+    await shell.wait_for("job.started", 60, queue="default")
     assert not await shell.sql.fetchval("SELECT count(*) FROM taskd.job_history")
     victim.send_signal(signal.SIGKILL)
     await victim.wait()

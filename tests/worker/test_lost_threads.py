@@ -144,7 +144,8 @@ async def test_why_and_the_doctor_name_the_worker_that_hangs(desk: Desk, stuck: 
     await abandoned(desk, job)
     finding = await found(desk, "abandoned_attempts", Level.WARNING)
     assert "1 attempt of the task stuck ignored the timeout" in finding.found[0]
-    assert f"(job {job}); it has lost 1 of 2 threads" in finding.found[0]
+    assert f"still runs as job {job} in the worker" in finding.found[0]
+    assert "it has lost 1 of 2 threads" in finding.found[0]
     assert finding.repairs[0].text.startswith("kill -TERM ")
 
     text, commands = (await why(desk, job))["still_runs"]

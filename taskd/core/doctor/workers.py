@@ -78,11 +78,11 @@ def _worker(row: Row) -> str:
 
 
 def _abandoned(row: Row, each: Abandoned) -> Observation:
-    run = "runs" if each.attempts == 1 else "run"
+    run = "runs as job" if each.attempts == 1 else "run as jobs"
     text = (
         f"{count(each.attempts, 'attempt')} of the task {each.task} ignored the timeout or the "
-        f"cancellation for up to {span(each.since_s)}, and still {run} in the worker "
-        f"{_worker(row)}: {names(each.jobs)}"
+        f"cancellation for up to {span(each.since_s)}, and still {run} {names(each.jobs)} "
+        f"in the worker {_worker(row)}"
     )
     restart = command(f"kill -TERM {row['pid']}")
     if not each.threads:

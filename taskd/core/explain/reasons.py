@@ -36,7 +36,6 @@ class Server(msgspec.Struct, frozen=True):
     """
 
     id: str
-    name: str | None
     host: str
     pid: int
     app: str
@@ -45,6 +44,7 @@ class Server(msgspec.Struct, frozen=True):
     running: int
     died_ago_s: float | None = None
     status: WorkerStatus = WorkerStatus()
+    name: str | None = None
 
 
 class SlotHolder(msgspec.Struct, frozen=True):

@@ -159,10 +159,10 @@ class JobRow(msgspec.Struct):
     started_at: datetime | None
     finished_at: datetime | None
     reason: str | None
-    worker_name: str | None
     host: str | None
     pid: int | None
     errors: list[PastError]
+    worker_name: str | None = None
 
 
 class Event(msgspec.Struct, omit_defaults=True):

@@ -59,7 +59,6 @@ class Worker(msgspec.Struct):
     """
 
     id: str
-    name: str | None
     host: str
     pid: int
     app: str
@@ -70,6 +69,7 @@ class Worker(msgspec.Struct):
     renewed_ago_s: float
     up_s: float
     ended_per_s: float | None = None
+    name: str | None = None
 
 
 class Running(msgspec.Struct):
