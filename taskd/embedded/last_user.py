@@ -1,8 +1,8 @@
 """The watcher, which stops the server after its last user; and the holder, which keeps it running.
 
-taskd runs this file as `python -I -S last_user.py <what> ...`. The file must not import taskd: with
-only the standard library, the process needs about 9 MB. The output of the process goes to the log
-of the server.
+taskd runs this file as `python -I -S last_user.py <what> ...`. The file imports only the standard
+library, and must not import taskd, so that the process needs only about 9 MB. The output of the
+process goes to the log of the server.
 
     watch <home> <linger_s> <socket> <watch_fd> <server_fd> <uid> <gid> <command>...
                                                      start a server and watch its users
@@ -25,7 +25,7 @@ QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
-    """Ask the kernel for the pid of the server that listens on a socket; a pid file can be stale.
+    """Ask the kernel which process listens on a socket, because a pid file can be stale.
 
     Args:
         path: the unix socket.
@@ -46,14 +46,15 @@ def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
         elif sys.platform == "darwin":
             pid = peer.getsockopt(0, 2)  # SOL_LOCAL, LOCAL_PEERPID
         else:
-            # A server accepts connections, so PostgreSQL has written this file for it.
+            # A server accepts connections, so PostgreSQL has already written the pid of this server
+            # into the file.
             with open(f"{path}.lock", encoding="ascii") as file:  # noqa: PTH123
                 pid = int(file.readline())
         return pid
 
 
 def leave_the_parent() -> None:
-    """Fork, and let the parent exit: the process that started this program then has no child."""
+    """Fork, and let the parent exit, so that the process that ran this program has no child."""
     if os.fork():
         os._exit(0)
 
@@ -75,7 +76,7 @@ def run_postgres(server_fd: int, uid: int, gid: int, argv: list[str]) -> None:
             os.setgroups([])
             os.setgid(gid)
             os.setuid(uid)
-        # LD_* was passed only for this interpreter: postgres finds its libraries by its rpath.
+        # Only this interpreter needs LD_*. postgres finds its libraries by its rpath.
         env = {k: v for k, v in os.environ.items() if not k.startswith("LD_")}
         os.execve(argv[0], argv, env)  # noqa: S606 - this process becomes the postmaster
     except OSError as error:
@@ -85,7 +86,7 @@ def run_postgres(server_fd: int, uid: int, gid: int, argv: list[str]) -> None:
 
 
 def exit_with(child: int) -> None:
-    """Reap the postmaster when it ends, and end this process; runs in a thread."""
+    """Wait until the postmaster ends, reap it, and end this process; called in a thread."""
     os.waitpid(child, 0)
     os._exit(0)
 
@@ -138,7 +139,8 @@ def watch(home: str, linger_s: float, watch_fd: int, server_fd: int, argv: list[
     child = os.fork()
     if child == 0:
         run_postgres(server_fd, int(argv[0]), int(argv[1]), argv[2:])
-    # No LOCK_UN: it would also release the lock that the postmaster has inherited.
+    # Close the descriptor without LOCK_UN. LOCK_UN would also release the lock that the postmaster
+    # has inherited.
     os.close(server_fd)
     _thread.start_new_thread(exit_with, (child,))
     wait_for_last_user(home, linger_s)

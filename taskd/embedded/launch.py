@@ -27,10 +27,11 @@ DATABASE = "taskd"
 PORT = 5432
 LOG_BYTES_MAX = 10 * 1024 * 1024
 
-# The first start writes these into postgresql.conf, so that ALTER SYSTEM can override them.
+# The first start writes these settings into postgresql.conf, so that ALTER SYSTEM can override
+# them.
 SETTINGS = {
-    # The user has the name of the default schema. With "$user" in the path, new tables of users
-    # would be created in taskd's schema.
+    # The database user has the same name as taskd's default schema. With "$user" in the path, new
+    # tables of users would be created in taskd's schema.
     "search_path": "public",
     "shared_buffers": "64MB",
     "max_connections": "100",
@@ -119,7 +120,10 @@ def _postgres(binaries: Binaries, home: Path, host: Path, options: dict[str, str
 def _initialise(
     home: Path, start_fd: int, binaries: Binaries, runner: Runner, *, durable: bool
 ) -> None:
-    """Make the data in another directory, and rename it: a killed initdb leaves no broken data."""
+    """Make the data in another directory, and rename this directory.
+
+    So a killed initdb leaves no broken data in `home`.
+    """
     fresh = home / "data.new"
     if fresh.exists():
         shutil.rmtree(fresh)
@@ -127,7 +131,8 @@ def _initialise(
     def run(name: str, *arguments: str, text: str = "") -> None:
         _run(runner, start_fd, [str(binaries.directory / name), *arguments], text)
 
-    # The collation provider `builtin` sorts independently of libc. It exists since PostgreSQL 17.
+    # The collation provider `builtin` sorts independently of libc. PostgreSQL has this provider
+    # since version 17.
     builtin = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
     locale = ("--encoding=UTF8", "--locale=C", *(builtin if binaries.major >= 17 else ()))
     names = ("--auth=trust", f"--username={USER}", "--no-instructions")
@@ -144,7 +149,7 @@ def _initialise(
 
 
 def _run(runner: Runner, start_fd: int, command: list[str], text: str) -> None:
-    """Run a program to its end.
+    """Run a program, and wait for its end.
 
     The program inherits start.lock: if this process is killed, no other process can start a server
     before the program has ended.
@@ -217,7 +222,9 @@ def adopt(home: Path, host: Path, watch_fd: int, linger_s: float) -> None:
 
 
 def check_programs(home: Path) -> None:
-    """Check that the programs of a running server still exist: its sessions load libraries there.
+    """Check that the programs of a running server still exist.
+
+    Sessions of the server load libraries from the installation of these programs.
 
     Raises:
         EmbeddedError: the programs were removed.
@@ -238,7 +245,7 @@ def wait_ready(home: Path, host: Path, patience: Patience) -> bool:
     """Wait until the server accepts connections; return False if the server has ended.
 
     Raises:
-        EmbeddedError: the server has made no progress for the time of `patience`.
+        EmbeddedError: the log of the server has not grown for the `deadline_s` of `patience`.
     """
     while not _ready(home, host):
         if not held(home / "server.lock"):
@@ -255,7 +262,7 @@ def _ready(home: Path, host: Path) -> bool:
     if len(lines) < 8 or lines[7].strip() != "ready":
         return False
     # If the postmaster was killed, postmaster.pid stays, and backends can still hold server.lock.
-    # So check also that a process listens.
+    # So also check that a process listens on the socket.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(1)
         try:
@@ -266,7 +273,7 @@ def _ready(home: Path, host: Path) -> bool:
 
 
 def log_reason(home: Path, offset: int) -> str:
-    """Return why the server failed, from its log after `offset` bytes."""
+    """Return why the server failed, as the log says after the first `offset` bytes."""
     log = home / "log"
     with log.open("rb") as file:
         file.seek(offset if offset <= log_size(log) else 0)  # another start can have truncated it
@@ -277,7 +284,7 @@ def log_reason(home: Path, offset: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the first of the worst errors in a text; without an error, the last line."""
+    """Return the first of the most severe errors in a text; if there is none, the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in ("PANIC:", "FATAL:", "ERROR:", "error:"):
         for line in lines:

@@ -68,8 +68,8 @@ def open_owned(path: Path, flags: int) -> int:
     A file that root makes gets the owner of its directory.
 
     Raises:
-        OSError: the file cannot be opened, or is a symbolic link. By a link, an owner of the home
-            who is not root could make root write to any file.
+        OSError: the file cannot be opened, or is a symbolic link. An owner of the home who is not
+            root could use a link to make root write to any file.
     """
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if os.geteuid() == 0 and os.fstat(fd).st_uid == 0:
@@ -102,7 +102,7 @@ def try_lock(fd: int, mode: int) -> bool:
 def opened_lock(path: Path) -> Iterator[int]:
     """Yield the descriptor of a lock file, and close the descriptor at the end of the block.
 
-    This releases the lock, unless another process has inherited the descriptor.
+    Closing the descriptor releases the lock, unless another process has inherited the descriptor.
     """
     with _forking:
         fd = open_lock(path)
@@ -145,8 +145,8 @@ def start_lock(home: Path, patience: Patience) -> Iterator[int]:
     """Take and hold start.lock; yield its descriptor.
 
     Raises:
-        EmbeddedError: another process holds the lock, and the log has not grown for the time of
-            `patience`.
+        EmbeddedError: another process holds the lock, and the log has not grown for the
+            `deadline_s` of `patience`.
     """
     with opened_lock(home / "start.lock") as fd:
         while not try_lock(fd, fcntl.LOCK_EX):

@@ -69,9 +69,9 @@ class Server:
     Attributes:
         home: the directory of the server.
         host: the directory of its unix socket; the server does not listen on TCP.
-        port: a part of the name of the socket.
+        port: the number in the name of the socket.
         major: the major version of PostgreSQL.
-        started: whether start() started the server; if not, it was running already.
+        started: whether start() started the server; False if the server was running already.
     """
 
     home: Path
@@ -104,8 +104,8 @@ class Server:
 
         Args:
             wait_s: if above zero, wait up to this many seconds until no process uses the server,
-                and then stop the server in this call. PID 1 of a container needs this: its end
-                kills the watcher and the server.
+                and then stop the server in this call. PID 1 of a container needs `wait_s`, because
+                the end of PID 1 kills the watcher and the server.
 
         Raises:
             EmbeddedError: with `wait_s`, the server could not be stopped, or did not end in time.
@@ -247,7 +247,7 @@ def stop(home: Path, deadline_s: float = 30.0) -> bool:
 
 
 def _hold(home: Path) -> None:
-    """Start the holder, a process that holds users.lock, unless there is one."""
+    """Start the holder, a process that holds users.lock, unless a holder runs already."""
     with opened_lock(home / "keep.lock") as keep_fd, opened_lock(home / "users.lock") as users_fd:
         fcntl.flock(users_fd, fcntl.LOCK_SH)  # does not block: this process shares the lock already
         # status() can hold keep.lock for a moment. If keep.lock stays locked, there is a holder.
@@ -260,7 +260,7 @@ def _hold(home: Path) -> None:
 
 def _resolved(home: Path) -> Path:
     home = home.expanduser().resolve()
-    if any(ord(c) < 32 for c in str(home)):  # postmaster.pid is read by lines
+    if any(ord(c) < 32 for c in str(home)):  # postmaster.pid is read line by line
         raise EmbeddedError(f"control characters in the path {str(home)!r}: set TASKD_DATA_DIR")
     return home
 
@@ -335,7 +335,7 @@ def _bring_up(
             return host, free
         elif free:
             raise EmbeddedError(f"PostgreSQL did not start: {log_reason(home, log_from)}")
-        # Otherwise the server that this call tried to join has ended: try again.
+        # Otherwise, the server that this call tried to join has ended, so try again.
 
 
 def _stop_now(home: Path, host: Path, patience: Patience) -> None:
