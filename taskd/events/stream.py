@@ -1,4 +1,4 @@
-"""The stream of events: it passes each event to the meter of the metrics, subscribers and the log.
+"""Pass each event to the meter of the metrics, to the subscribers, and to the log.
 
 At most `job_lines_per_s` successful attempts per second are logged individually; one line
 `jobs.folded` per second counts the others. Failures are always logged individually.
@@ -60,14 +60,14 @@ def configure(
     job_lines_per_s: int = 10,
     stream: TextIO | None = None,
 ) -> None:
-    """Log events from now on; before the first call, there is no log.
+    """Log events from now on; no event is logged before the first call.
 
     Args:
         log_format: `console` (for people), `json`, or `auto`: `console` if the stream is a
             terminal, otherwise `json`.
         log_level: the lowest level that is logged: `debug`, `info`, `warning` or `error`.
-        job_lines_per_s: the most successful attempts per second that are logged individually.
-        stream: where the lines are written; by default, to stderr.
+        job_lines_per_s: up to this many successful attempts per second are logged individually.
+        stream: the stream to which the lines are written; by default, stderr.
     """
     global _log, _log_level, _stream  # noqa: PLW0603 - one process, one log
     stream = _stream = stream or sys.stderr
@@ -136,7 +136,7 @@ def line(level: str, text: str, fields: Mapping[str, Any]) -> None:
 
 
 class _Unbreakable:
-    """A stream that ignores errors: the worker must go on without a reader of its log."""
+    """A stream that ignores errors, so that the worker continues if nothing reads its log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -201,7 +201,7 @@ def _mask(_logger: Any, _method: str, event: Any) -> Any:
 def _for_terminals(_logger: Any, _method: str, event: Any) -> Any:
     """Escape control characters, and indent all lines of a text except the first.
 
-    So a text neither steers the terminal nor looks like a line of the log.
+    So a text can neither control the terminal nor imitate a line of the log.
     """
     return {printable(name): _inert(value) for name, value in event.items()}
 
@@ -219,8 +219,8 @@ def _for_programs(_logger: Any, _method: str, line: str) -> str:
 class _Folding:
     """Allows `lines_per_s` lines between two calls of turn(), and counts the other lines.
 
-    lets_through() is called for each successful attempt. Reading a clock would triple its cost, so
-    turn() is called once a second instead.
+    lets_through() is called for each successful attempt. Reading a clock would triple the cost of
+    lets_through(). So turn() is called once a second instead.
     """
 
     def __init__(self) -> None:
@@ -275,7 +275,7 @@ def job_done(job: Job, duration_s: float) -> None:
             for subscriber in tuple(_subscribers):
                 subscriber("job.done", fields)
     # Make the fields only for a line that is logged: a line of structlog costs 5 us, which is more
-    # than many handlers.
+    # than many handlers take.
     if _log_level <= LEVELS["info"] and _log is not None and _folding.lets_through():
         _log.info("job.done", **job_fields(job, duration_s))
 

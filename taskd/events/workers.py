@@ -54,7 +54,7 @@ def worker_reloaded(limits: Mapping[str, int]) -> None:
 def queues_changed(served: Sequence[str], left: Sequence[str]) -> None:
     """The worker now serves further queues, or no longer serves some (`left`).
 
-    After SIGHUP, or because a queue has appeared that matches a pattern.
+    This happens after SIGHUP, or after a queue that matches a pattern has appeared.
     """
     emit("queues.changed", "info", served=list(served), left=list(left))
 
