@@ -1,7 +1,7 @@
 """The worker: it claims jobs, runs their handlers, and writes the outcomes.
 
-It imports client, store, core, events, errors and config; the command line, the dashboard and
-taskd.testing import it.
+This package imports client, store, core, events, errors and config; the command line, the dashboard
+and taskd.testing import this package.
 """
 
 from taskd.worker.finishing.drain_report import DrainReport

@@ -146,7 +146,7 @@ class Assembly:
         self.lanes = (*self.claiming_lanes, self.acks, self.upkeep)
 
     def _add_logs(self, settings: Settings, registry: Registry, lease: Lease) -> None:
-        """Create what captures the log lines of handlers, and what stores them if configured."""
+        """Create the log capture and, if a setting or a task keeps log lines, the log writer."""
         together = self._pulse.together
         self._end_log_writer: Callable[[], None] = lambda: None
         self.log_writer: LogWriter | None = None
@@ -170,7 +170,7 @@ class Assembly:
         lease: Lease,
         limits: dict[str, int],
     ) -> None:
-        """Create the runners, and what runs and ends their attempts."""
+        """Create the runners, and the parts that run and end their attempts."""
         self.acker = Acker(self.acks)
         self.errors = ErrorQueue(registry.reporters)
         recorder = OutcomeRecorder(self.acker, self.errors)
@@ -384,7 +384,7 @@ class Assembly:
     def _add_listening(
         self, settings: Settings, database: Database, process_index: ProcessIndex
     ) -> None:
-        """Create the listeners, one for each LISTEN connection, or one for those of the parent."""
+        """Create the listeners; a child whose parent listens gets a ParentListener instead."""
         listening = listening_database(settings, database)
         self._parent_listener: ParentListener | None = None
         self._own_listeners: Listeners | None = None

@@ -73,7 +73,7 @@ class LeaseLost:
             self._registering = own_task(again, "register-again")
 
     def close(self) -> None:
-        """Cancel the tries to register again."""
+        """Stop trying to register again."""
         if self._registering is not None:
             self._registering.end()
 

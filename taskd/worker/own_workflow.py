@@ -65,7 +65,7 @@ class OwnWorkflow:
         """Add one job as add() does, in a plain function; `conn` is a blocking connection.
 
         Raises:
-            RuntimeError: without `conn`: the handler runs on the event loop.
+            RuntimeError: `conn` is missing, and the handler runs on the event loop.
         """
 
         def work(on: Fetches) -> Coroutine[Any, Any, int]:
@@ -85,7 +85,7 @@ class OwnWorkflow:
         """Add all jobs of a workflow as add_all() does, in a plain function.
 
         Raises:
-            RuntimeError: without `conn`: the handler runs on the event loop.
+            RuntimeError: `conn` is missing, and the handler runs on the event loop.
         """
         return self._sync(lambda on: self._add(on, flow), conn, "ctx.workflow.add_all()")
 

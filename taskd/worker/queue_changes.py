@@ -14,7 +14,7 @@ from taskd.worker.claiming.consumer import Consumer
 from taskd.worker.services.service import Loop, jittered_s
 from taskd.worker.starting.served_queues import patterns, queue_limits
 
-# The interval while attempts of queues run that the worker no longer serves.
+# The interval while attempts of a queue that the worker no longer serves still run.
 LEAVING_S = 0.5
 # The interval without patterns. A reload of the settings wakes the service.
 IDLE_S = 3600.0
@@ -75,7 +75,7 @@ class QueueChanges(Loop):
         new = [queue for queue in new if queue not in self._left or self._left[queue].ended]
         if not (gone or new):
             return
-        # The same mapping is used to register again.
+        # Change the mapping in place: the worker also uses this mapping to register again.
         self._limits.clear()
         self._limits.update(limits)
         # Producers must notify before the worker relies on notifications.

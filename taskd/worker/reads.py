@@ -27,7 +27,8 @@ class Reads:
         """Run `work` on the event loop, and wait for it in the thread of a plain function.
 
         Args:
-            instead: the method to await on the event loop.
+            instead: the method that a caller on the event loop must await instead, as the error
+                says.
 
         Raises:
             RuntimeError: the caller runs on the event loop, which would wait for itself for ever.

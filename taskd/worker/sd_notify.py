@@ -35,7 +35,7 @@ DATAGRAM_BYTES_MAX = 65536
 CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 # The kind of control message with the sender's credentials; only Linux has it.
 CREDENTIALS_KIND: int | None = getattr(socket, "SCM_CREDENTIALS", None)
-# The sender's pid in a message without such a control message.
+# The variable with the sender's pid, in a message without such a control message.
 PID = "X_TASKD_PID"
 
 
@@ -201,7 +201,7 @@ class Notify:
         return False
 
     def _send(self, **fields: object) -> bool:
-        """Send these lines, and those that could not be sent before; return whether it worked."""
+        """Send these lines, and the lines kept from earlier calls; return whether all were sent."""
         if self._socket is None:
             return False
         self._unsent |= fields

@@ -18,7 +18,8 @@ STAYS = ("future", "paused", "unknown", "unfit", "blocked", "later_retries", "st
 async def emptied(parts: Assembly, tasks: list[str]) -> dict[str, int]:
     """Wait until no job of these tasks is runnable, running, or due for a retry soon.
 
-    Only jobs of the queues that the worker serves count, also those that run in other workers.
+    Only jobs of the queues that the worker serves count. Jobs of these queues that run in other
+    workers count, too.
 
     Returns:
         The number of jobs that are left, by reason, without zeros.

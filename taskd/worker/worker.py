@@ -218,7 +218,7 @@ class Worker:
         self._stops.add(at_once=why == "SIGQUIT")
 
     def _patience_s(self, phase: StopPhase) -> float:
-        """Return the most seconds that the worker needs from the request for a phase on."""
+        """Return the maximum time, in seconds, that a stop takes after the request for a phase."""
         match self._phase:
             case _Phase.STARTING:
                 return 0.0
@@ -382,7 +382,7 @@ class Worker:
         events.worker_quiet(quiet)
 
     def _reload_settings(self) -> None:
-        """Apply queues, concurrencies, log settings and drain times; others need a restart."""
+        """Apply queues, concurrencies, log settings, drain times; other settings need a restart."""
         if self._reload is None:
             return
         ready = self.ready.is_set()

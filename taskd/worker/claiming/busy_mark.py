@@ -12,20 +12,22 @@ producer that reads the mark does not notify. A consumer is in one of three stat
   before, and will not notify. The consumer polls until those transactions have ended, claims once
   more, and can then sleep.
 
-Transaction ids (xids) show the consumer when those transactions have ended. Each transaction draws
-its xid when it inserts a job, and reads the mark afterwards. The mark is a sequence, so every
-transaction reads the present value of the mark, whatever its snapshot is. An xid that the consumer
-draws after the mark was cleared is higher than the xids of all transactions that have read the
-mark. When all transactions with lower xids have ended, a claim sees their jobs.
+The consumer uses transaction ids (xids) to find out when those transactions have ended. Each
+transaction draws its xid when it inserts a job, and reads the mark afterwards. The mark is a
+sequence, so every transaction reads the present value of the mark, whatever the snapshot of the
+transaction is. An xid that the consumer draws after the mark was cleared is higher than the xids of
+all transactions that have read the mark. When all transactions with lower xids have ended, a claim
+sees their jobs.
 
 Producers also do not notify a queue that no live worker serves. So a consumer must poll in the same
-way after the worker has begun to listen. The same applies after a worker that was declared dead has
-registered under a new id.
+way after the worker has begun to listen. It must also poll in this way after its worker was
+declared dead and has registered under a new id.
 
 The mark belongs to the worker that set it last. Other workers do not clear the mark before it
-expires, unless they declare its worker dead. One polling worker per queue is enough. While its
-claims are full (they return as many jobs as they asked for), it wakes the other workers. A worker
-whose claims are not full leaves the mark of another worker in place, and its own consumer sleeps.
+expires, unless they declare its worker dead. One polling worker per queue is enough. While the
+claims of the polling worker are full (each claim returns as many jobs as it asked for), this worker
+wakes the other workers. A worker whose claims are not full leaves the mark of another worker in
+place, and its own consumer sleeps.
 
 A worker that cannot claim clears its mark, and wakes the other workers instead of polling. It
 cannot claim while slow jobs use all slots, after a signal has switched claiming off, or during a
@@ -51,8 +53,8 @@ from taskd.store.jobs import busy_marks as store
 from taskd.worker.lease.state import Lease
 
 # A consumer that has not slept for this long, and whose claims have all found jobs, sets the mark.
-# A claim that found none is no sign of load. Any user who can connect can send enough notifications
-# to keep the consumer awake.
+# A claim without jobs is no sign of load, because any user who can connect can send enough
+# notifications to keep the consumer awake.
 MARK_AFTER_S = 0.1
 # A consumer that still finds time to sleep also sets the mark if producers wait for the lock of
 # NOTIFY. Ten clients that wait for each other's commits send only some 1,000 notifications per
@@ -76,11 +78,11 @@ CLAIM_AT_LEAST_EVERY_S = 0.06
 # this rate, notifications cost little, and are faster than polling.
 FEW_JOBS = 4.0
 FEW_FOR_S = 0.1
-# The least time between two marks, so that a load near a threshold does not set and clear the mark
-# all the time.
+# The minimum time between two marks, so that a load near a threshold does not set and clear the
+# mark all the time.
 MARK_AT_MOST_EVERY_S = 1.0
-# How long the consumer sets no mark after PostgreSQL has refused to set it. This is also the least
-# time between two log lines about refused statements.
+# How long the consumer sets no mark after PostgreSQL has refused to set it. This is also the
+# minimum time between two log lines about refused statements.
 REFUSED_EVERY_S = 60.0
 # A consumer that cannot keep up, or leaves jobs for other workers, wakes the other workers
 # repeatedly. The interval is CALL_EVERY_S times the number of the other workers. If no other worker
@@ -188,7 +190,7 @@ class BusyMark:
     async def before_claim(self, *, full: bool, refusing: bool = False) -> None:
         """Set, renew or clear the mark, check open transactions, and wake the other workers.
 
-        Each of these happens only if it is necessary now. The consumer calls this before each
+        Steps that are not necessary now are skipped. The consumer calls before_claim() before each
         claim.
 
         Args:
@@ -245,8 +247,8 @@ class BusyMark:
     async def end(self) -> None:
         """Clear the mark of a consumer that stops.
 
-        Open transactions may commit jobs without a notification after that. Until they have ended,
-        but for END_S at most, wake the other workers.
+        After that, open transactions may commit jobs without a notification. Wake the other workers
+        until these transactions have ended, but for at most END_S.
         """
         if self.marked:
             await self._clear()
@@ -297,7 +299,7 @@ class BusyMark:
             )
         except TaskdError as error:
             if is_outage(error):
-                # The server may still run the statement; the mark that it sets then expires.
+                # The server may still run the statement, and so set a mark. This mark then expires.
                 self._written_until = time.monotonic() + WRITTEN_LATER_S + MARK_S
                 return True
             self._not_before = now + REFUSED_EVERY_S

@@ -42,10 +42,10 @@ RATE_WINDOW_S = 0.005
 # interval doubles with each poll that finds nothing. The first interval is short, because a claim
 # skips rows that other transactions have locked, and so can miss jobs.
 POLL_UNSURE_S = 1.0
-# The least time between two claims without a busy mark, after a claim that found fewer jobs than it
-# asked for. So notifications cause at most 1,000 claims per second.
+# The minimum time between two claims without a busy mark, after a claim that found fewer jobs than
+# it asked for. So notifications cause at most 1,000 claims per second.
 CLAIM_EVERY_S = 0.001
-# The least time between two claims grows with their size: PER_JOB_S for each job of an average
+# The minimum time between two claims grows with their size: PER_JOB_S for each job of an average
 # recent claim, up to GAP_S. So above 1,400 jobs per second, claims become fewer and larger.
 PER_JOB_S = 0.0007
 # Every worker of a queue receives each notification, and only one worker finds the job. Any user
@@ -256,7 +256,8 @@ class Consumer:
         rate = min(self._rate, self.runner.limit / max(self._mean_slot_s, 1e-6))
         ahead_s = min(max(PREFETCH_S, CLAIMS_AHEAD * self._claim_s), PREFETCH_S_MAX)
         ahead = int(rate * ahead_s) if self._mean_slot_s < PREFETCH_S else 0
-        # Claim when half of them are left: a claim after each job would cost a round trip per job.
+        # Claim again when half of the jobs claimed ahead are left. A claim after each job would
+        # cost a round trip per job.
         self.runner.low = ahead // 2
         if waiting > self.runner.low:
             ahead = 0
@@ -293,7 +294,7 @@ class Consumer:
             self.busy_mark.slept()
             return []
         except BaseException:
-            # For example a cancellation: code of the app can cancel any asyncio task.
+            # The error can be a cancellation, because code of the app can cancel any asyncio task.
             self._on_claim_lost()
             raise
         took_s = time.monotonic() - began

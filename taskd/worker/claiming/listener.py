@@ -1,4 +1,4 @@
-"""The listeners: each receives the notifications of one queue of the worker, or of several.
+"""The listeners: each receives the notifications of one or several queues of the worker.
 
 A lost notification costs only latency, because the idle poller finds the job.
 """
@@ -50,7 +50,7 @@ def listening_database(settings: Settings, database: Database) -> Database:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a listener calls.
+    """The functions that a listener calls.
 
     Attributes:
         notified: called with the queue for each notification of a queue.
@@ -68,8 +68,8 @@ class Heard:
 class Listener:
     """Service: listens over one connection on the channels of one or several queues.
 
-    Each listener also listens on the channel of all workers, so no single connection is needed for
-    this channel.
+    Each listener also listens on the channel of all workers, so this channel does not depend on a
+    single connection.
 
     Attributes:
         queues: the queues.
@@ -127,7 +127,7 @@ class Listener:
 
 
 class Listeners:
-    """The listeners for several queues: one for each, or one for all.
+    """The listeners for several queues: one for each queue, or one for all queues.
 
     Args:
         listen_connections: the setting of this name.
@@ -142,7 +142,7 @@ class Listeners:
         self.active: list[Listener] = []
 
     def serve(self, queues: Sequence[str]) -> list[Listener]:
-        """Listen for these queues: stop the listeners whose queues differ.
+        """Listen for these queues, and stop the listeners that serve another set of queues.
 
         Returns:
             The new listeners, which the caller must start.

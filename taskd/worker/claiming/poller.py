@@ -1,6 +1,6 @@
 """The idle poller: finds jobs whose notification did not arrive.
 
-Notifications can be lost, and a pooler passes none on, so polling never stops. If each consumer
+Notifications can be lost, and a pooler forwards none. So polling never stops. If each consumer
 polled by claims, most of these claims would be empty. Instead, one statement polls the queues of
 all sleeping consumers, and the poller wakes the consumers that have jobs to claim.
 """
@@ -90,7 +90,7 @@ class IdlePoller(Loop):
         try:
             found = await jobs.poll(self._lane, sleeping)
         except TaskdError as error:
-            # Without a result, wake all consumers, so that each claims for itself.
+            # The poll has failed. Wake all consumers, so that each of them claims without a poll.
             found, failed = set(sleeping), error
         now = time.monotonic()
         self._not_before = now + min(LOOK_SHARE * (now - began), self.every_s)

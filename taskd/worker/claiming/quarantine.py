@@ -89,7 +89,7 @@ class Quarantine(Loop):
 
     Attributes:
         runners: the runners of the queues that the worker serves, by queue.
-        claiming: whether a claim is in flight, whose jobs go to one of these runners.
+        claiming: whether a claim is in flight. Its jobs go to one of these runners.
         quiet: whether claiming is switched off.
     """
 
@@ -111,7 +111,8 @@ class Quarantine(Loop):
         self.runners, self._tasks, self._paused = runners, list(tasks), paused
         self._slots = shared_slots
         self._group: list[Member] = []
-        # The size with which the group started, and the largest size of the next group.
+        # The number of suspects with which the last group started, and the largest size of the next
+        # group.
         self._group_size, self._width = 0, 1
         # Running suspects. An isolated suspect starts only after the `settled_at` of all of them.
         self._settling: list[Member] = []
@@ -119,7 +120,7 @@ class Quarantine(Loop):
         self.claiming = self.quiet = False
 
     async def tick(self) -> float | None:
-        """Claim the next group if the last one is over; return the delay until the next try."""
+        """Claim the next group if the last group is over; return the delay until the next tick."""
         now = time.monotonic()
         self._group = [each for each in self._group if each.runs]
         self._settling = [each for each in self._settling if each.runs]
@@ -143,7 +144,7 @@ class Quarantine(Loop):
             self._slots.settle(self.wakeup)
 
     async def _start_next(self, slots: Mapping[str, int], width: int, age_s: float) -> float | None:
-        """Claim the next group; return the delay until the next try.
+        """Claim the next group; return the delay until the next tick.
 
         Args:
             slots: the number of suspects that each queue can start.
@@ -178,9 +179,9 @@ class Quarantine(Loop):
         Args:
             slots: the number of suspects that each queue can start.
             batch: the largest size of the group.
-            isolated: claim isolated suspects, or only others.
-            clear: the row of the worker must no longer name the last group, even if no suspect is
-                claimed.
+            isolated: True claims only isolated suspects; False claims only suspects that are not
+                isolated.
+            clear: remove the last group from the row of the worker, even if no suspect is claimed.
 
         Returns:
             Whether a suspect was claimed.

@@ -5,8 +5,8 @@ dump, a report, a forgotten session) keeps PostgreSQL from removing index entrie
 since. Each claim then reads through all of these entries again. So while claims are slow, a claim
 begins to read after the last job that this consumer has claimed.
 
-A job before this position can be inserted later: a more urgent one, a released one, or one of a
-transaction that began earlier. One of two kinds of scans finds it. An urgent scan reads the more
+Jobs can later be inserted before this position: more urgent jobs, released jobs, and jobs of
+transactions that began earlier. Two kinds of scans find such jobs. An urgent scan reads the more
 urgent priorities from the start of the index; a full scan reads the whole index. Between two scans
 of a kind, the pause is 20 times the scan's duration: at least 50 ms and at most ten seconds.
 """

@@ -55,7 +55,7 @@ class RefusedJobs:
             The answers of all runs that succeeded.
 
         Raises:
-            TaskdError: the statement failed for a reason that does not lie in a single job.
+            TaskdError: the statement failed for a reason other than a single job.
         """
         if self._until:
             now = time.monotonic()

@@ -1,10 +1,11 @@
 """The parent of several worker processes listens for all of them, and passes notifications on.
 
-Each child inherits one end of a pair of sockets. Over it, the child sends one line with the names
-of its queues, and another line when they change. The parent answers with lines: `+` and a queue
-when it has begun to listen, also after each loss of its connection; `!` and a queue for a
-notification; `*` and a payload for a notification on the channel of all workers. As in PostgreSQL,
-a line is only a hint: a child that misses one finds the job when it polls.
+Each child inherits one end of a pair of sockets. Through this socket, the child sends a line with
+the names of its queues, and another such line when its queues change. The parent sends three kinds
+of lines. `+` and a queue: the parent has begun to listen for the queue, for the first time or after
+a loss of its connection. `!` and a queue: a notification for the queue. `*` and a payload: a
+notification on the channel of all workers. As in PostgreSQL, a notification is only a hint: a child
+that misses a line finds the job when it polls.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from taskd.worker.services.supervisor import Supervisor
 CHUNK_BYTES = 65536
 # Workers ignore all payloads but these: an empty one, or the id of a worker.
 PAYLOAD_CHARS_MAX = 20
-# While the other process does not read, at most this many lines are kept, and of equal lines only
-# the last one.
+# While the other process does not read, at most this many lines are kept. Of equal lines, only the
+# last line is kept.
 LINES_MAX = 1000
 STOP_S = 2.0
 
@@ -197,7 +198,7 @@ class SharedListening:
             self._report(child, queues)
 
     def _report(self, child: _Child, queues: Sequence[str]) -> None:
-        """Send the child which of these queues the parent listens for."""
+        """Tell the child for which of these queues the parent listens."""
         for queue in queues:
             if queue in child.queues:
                 child.lines.send(f"+{queue}")

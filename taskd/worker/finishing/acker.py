@@ -43,11 +43,11 @@ from taskd.worker.services.service import Backoff, Wakeup
 # As large as the largest claim (consumer.py).
 BATCH_MAX = 2000
 WRITE_EVERY_S = 0.005
-# The most characters of results and errors in a batch of several outcomes: far less than a
-# statement can write within its timeout.
+# A batch of several outcomes contains at most this many characters of results and errors. A
+# statement can write far more within its timeout.
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-# The interval between two tries to write the outcomes that were set aside, because their rows are
-# locked or PostgreSQL has refused them.
+# The acker sets outcomes aside if their rows are locked or PostgreSQL has refused them. It tries to
+# write them again at this interval.
 ASIDE_S = 1.0
 # From this number of unwritten outcomes on, the consumers claim no jobs.
 BACKLOG_MAX = 2 * BATCH_MAX
@@ -55,8 +55,8 @@ BACKLOG_MAX = 2 * BATCH_MAX
 # A batch that got no reply this many times is sent in halves.
 SILENCES_MAX = 2
 
-# These statements write nothing. Where _persist() raises HeldUp for other statements, it repeats
-# these.
+# These statements write nothing. In the cases in which _persist() raises HeldUp for other
+# statements, it repeats these statements.
 READS = (store.locked, store.check_acks)
 _BY_ID = attrgetter("id")
 
@@ -71,7 +71,8 @@ class Acker:
             added with a callback, only this callback is called.
         on_refused_result: functions to call with each success that PostgreSQL has stored as a
             failure. PostgreSQL does so if the next stage of the pipeline does not accept the
-        result. tried_at: when the acker last sent a statement (time.monotonic).
+            result.
+        tried_at: when the acker last sent a statement (time.monotonic).
     """
 
     name = "acker"
@@ -338,8 +339,9 @@ class Acker:
         """Run a statement, and repeat it while PostgreSQL is unavailable.
 
         Raises:
-            HeldUp: PostgreSQL ended the statement because it took too long or waited too long for a
-                lock. Also if there was no reply SILENCES_MAX times. Never for statements in READS.
+            HeldUp: PostgreSQL ended the statement because the statement took too long or waited too
+                long for a lock. HeldUp is also raised after SILENCES_MAX runs without a reply. It
+                is never raised for the statements in READS.
             TaskdError: PostgreSQL refused the statement.
         """
         silences = 0

@@ -21,8 +21,8 @@ SUSPENDABLE = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GEN
 def forget_locals(error: BaseException | None) -> None:
     """Clear the local variables of all ended frames of an exception.
 
-    The same is done for the exceptions that led to it, and for the members of groups. A traceback
-    still names its files and lines.
+    The function also does this for the exceptions that led to the exception, and for the members of
+    exception groups. A traceback still names its files and lines.
     """
     found = [error]
     seen: set[int] = set()

@@ -92,12 +92,14 @@ class Registration:
 
     async def register_again(self, lane: Lane) -> None:
         """Register under a new id, after the worker was declared dead."""
-        # A new id for each try: a try whose reply was lost may have inserted a row with its id.
+        # Use a new id for each call. An earlier call whose reply was lost may have inserted a row
+        # with the earlier id.
         self.me = new_incarnation(self._app, self.me.name)
         await self._register(lane)
 
     async def _register(self, lane: Lane) -> None:
-        # Also when registering again: the DSN can lead to another database by now.
+        # Check this also when the worker registers again, because the DSN can lead to another
+        # database by now.
         await self.check_environment(lane)
         sent = boottime_s()
         queues = list(self._limits)
@@ -125,8 +127,8 @@ class Registration:
     async def retire(self, lane: Lane) -> None:
         """Record that this worker has ended.
 
-        If that takes longer than RETIRE_S, the method gives up, and other workers declare this one
-        dead when its lease has expired.
+        If the statement takes longer than RETIRE_S, the method gives up. Then other workers declare
+        this worker dead when its lease has expired.
         """
         retiring = own_task(workers.retire(lane, self.me.id), "retire")
         await asyncio.wait({retiring}, timeout=RETIRE_S)

@@ -86,7 +86,7 @@ class LeaseThread:
                 self._own_loop.call_soon_threadsafe(self._check_now.set)
 
     async def stop(self) -> None:
-        """Request the end of the thread, and wait for this end for at most STOP_S seconds."""
+        """Request the end of the thread, and wait at most STOP_S seconds until it has ended."""
         self._stopping.set()
         self._wake()
         with suppress(TimeoutError):
@@ -148,7 +148,7 @@ class LeaseThread:
         """Renew the lease once.
 
         Returns:
-            The seconds until the next try if PostgreSQL did not answer or the statement failed;
+            The seconds until the next renewal if PostgreSQL did not answer or the statement failed;
             None if PostgreSQL accepted the renewal, or this worker was declared dead.
         """
         worker_id, sent = self._lease.worker_id, boottime_s()

@@ -20,9 +20,9 @@ RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 
 STATEMENT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 ATTEMPT_BOUNDS = (1, 2, 3, 5, 10, 20, 50)
 BATCH_BOUNDS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)
-# The most pairs of a queue and a task that have counters of their own. Further tasks of a queue are
-# counted together as the task `other`, because producers can enqueue jobs of any number of unknown
-# tasks.
+# At most this many pairs of a queue and a task have counters of their own. Further tasks of a queue
+# are counted together as the task `other`, because producers can enqueue jobs of any number of
+# unknown tasks.
 TASKS_MAX = 100
 OTHER = "other"
 
@@ -41,7 +41,7 @@ ENDS = ("failed", "cancelled")
 ALL_OUTCOMES = ("done", *OUTCOMES.values())
 # Debug events that are emitted only if they are logged or have subscribers.
 UNCOUNTED = ("job.started", "queue.claimed")
-# Events of several jobs: the jobs are counted, too.
+# Each of these events concerns several jobs. The jobs are counted, too.
 JOBS_OF = ("jobs.rescued", "jobs.reconciled", "jobs.expired", "task.unknown", "jobs.parked")
 
 # A count for each bound, a count for larger values, and the sum of all values.
@@ -66,7 +66,8 @@ class OfTask(msgspec.Struct):
         outcomes: the number of attempts by outcome, without `done`.
         ran: the number of attempts in `outcomes` that are also in `run`. All other attempts in
             `run` were successful.
-        repeated: histogram of the attempts of jobs that ended after more than one.
+        repeated: histogram of the attempts per job, for jobs that ended after more than one
+            attempt.
     """
 
     queue: str
@@ -82,7 +83,7 @@ class OfTask(msgspec.Struct):
         return int(sum(self.run[:-1])) - self.ran
 
     def attempts_per_job(self) -> Histogram:
-        """Return the histogram of the attempts of all jobs that ended."""
+        """Return the histogram of the attempts per job, for all jobs that ended."""
         ended = self.done + sum(self.outcomes.get(outcome, 0) for outcome in ENDS)
         first, *others, total = self.repeated
         once = ended - sum(self.repeated[:-1])
@@ -209,7 +210,10 @@ class Counters:
             _add(task.run, RUN_BOUNDS_S, fields["duration_ms"] / 1000)
 
     def _begin(self, queue: str, task: str) -> OfTask:
-        """Return the counters of a task, or those of OTHER above TASKS_MAX; create missing ones."""
+        """Return the counters of a task, and create them if they are missing.
+
+        If TASKS_MAX pairs have counters already, return the counters of OTHER.
+        """
         key = (queue, task)
         if key not in self._tasks and len(self._tasks) >= TASKS_MAX:
             key = (queue, OTHER)

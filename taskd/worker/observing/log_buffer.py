@@ -168,8 +168,9 @@ class LogBuffer:
     def end(self, job_id: int, attempt: int, failed: bool) -> None:
         """Close the entry of an attempt that has ended.
 
-        If its lines are kept, the entry waits for its last write. Otherwise, if lines were written,
-        it waits for their deletion. All other entries are dropped.
+        If the lines of the attempt are kept, the entry waits for its last write. Otherwise, if
+        lines were written during the attempt, the entry waits until these lines are deleted. All
+        other entries are dropped.
         """
         log = self._open.get(job_id)
         if log is None or log.job.attempt != attempt:
@@ -224,7 +225,7 @@ class LogBuffer:
             self._bound(why)
 
     def take_running(self, now: float, since_s: float) -> list[AttemptLog]:
-        """Return a batch of open entries with new lines; those that wait longest come first.
+        """Return a batch of open entries with new lines; entries that wait longest come first.
 
         Entries of attempts whose end will not be reported are closed. A closed entry is in the
         batch only if it was seen before; otherwise it is dropped.

@@ -2,10 +2,11 @@
 
 The job is looked up when a line is logged. Binding the job when an attempt starts would slow down
 handlers that never log. In the thread of the event loop, the loop monitor knows the job whose
-handler runs. A thread of a pool is given its job with each call. So lines of structlog and of the
+handler runs. A thread of a pool receives the job with each call. So lines of structlog and of the
 standard library have `job_id`, `task`, `queue` and `attempt`, however the app has configured
 logging. If taskd writes a log and the app has not configured structlog, taskd writes structlog's
-lines in the format of its own log. The same applies to a root logger without handlers.
+lines in the format of its own log. If the root logger has no handler, taskd writes the lines of the
+root logger in the same way.
 
 Lines from threads that a handler starts itself, and from callbacks such as those of
 loop.call_later(), have no job.
@@ -70,7 +71,7 @@ class JobThreads(ThreadPoolExecutor):
 
     Args:
         whose: returns the job for which the thread that calls submit() works.
-        threads: the most threads, or None for the default of ThreadPoolExecutor.
+        threads: the maximum number of threads; None for the default of ThreadPoolExecutor.
         name: the prefix of the threads' names.
     """
 

@@ -1,8 +1,8 @@
 """The log writer: stores the log lines of attempts, without delaying their outcomes.
 
-The log writer uses the connection of the upkeep services, so that no ack waits for it. If
-PostgreSQL refuses the lines, or the buffer is full, the log writer drops lines and logs this.
-Losing lines is allowed, delaying an outcome is not.
+The log writer uses the connection of the upkeep services, so that no ack waits for log lines. If
+PostgreSQL refuses the lines, or the buffer is full, the log writer drops lines, and logs the event
+`logs.dropped`. Losing lines is allowed, delaying an outcome is not.
 """
 
 from __future__ import annotations

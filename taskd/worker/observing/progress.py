@@ -1,4 +1,4 @@
-"""Progress: handlers report it, and a service writes it for all attempts together.
+"""Progress: handlers report their progress, and a service writes the reports of all attempts.
 
 However often handlers report, the service writes at most once a second. One statement writes the
 latest reports of all attempts.
@@ -57,7 +57,8 @@ class ProgressWriter(Loop):
             ValueError: `done` or `total` is not finite, or is a string that float() cannot parse.
         """
         report = Report.of(done, total, "")
-        # The note is redacted when it is written, because handlers can report more often.
+        # The note is redacted only when it is written, because handlers can report more often than
+        # the service writes.
         text = str(note) if note else ""
         progress = Progress(job.id, job.fence, report.done, report.total, text)
         with self._lock:

@@ -295,7 +295,7 @@ class Processes:
         return False
 
     async def _bring_down(self) -> None:
-        """Drain the children that still run; only an error in this module can leave some."""
+        """Drain the children that still run. Only an error in this module leaves such children."""
         self._forward(signal.SIGTERM)
         ends = [asyncio.create_task(c.process.wait(), name="end") for c in self._children.values()]
         if ends:

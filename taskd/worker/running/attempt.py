@@ -62,17 +62,18 @@ class Attempt(msgspec.Struct, eq=False):
         stood_still_s: how many of the seconds since `began` do not count, because the process or
             its event loop stood still.
         why: why taskd has cancelled the attempt (`timeout`, `stop`, `cancel`, `fence`, `by hand`,
-            `no slot`);
-            None if taskd has not cancelled it. A CancelledError does not show whether taskd has,
-            because a handler can raise or swallow a CancelledError itself.
+            `no slot`); None if taskd has not cancelled the attempt. A CancelledError does not show
+            whether taskd has cancelled the attempt, because a handler can raise or swallow a
+            CancelledError itself.
         cancel_reason: the reason that was given with a requested cancellation.
         cancelled_at: when taskd cancelled the attempt (time.monotonic).
         abandoned: whether the outcome was recorded before the handler ended.
         waits_for_slot: whether the attempt waits for a thread, a process, a connection or its
             batch. The handler has then not started, as far as the worker knows.
-        kill: kills the process that runs the handler; None while no process of its own runs it.
-        leave_slot: called instead of freeing a slot, because the jobs of a batch share one slot;
-            None if the attempt has a slot of its own.
+        kill: kills the process that runs the handler; None while the handler does not run in a
+            process of its own.
+        leave_slot: for a job of a batch, called instead of freeing a slot, because these jobs share
+            one slot; None if the attempt has a slot of its own.
     """
 
     job: Job
@@ -98,7 +99,7 @@ class Attempt(msgspec.Struct, eq=False):
         return self.task.kind is HandlerKind.THREAD and not self.waits_for_slot
 
     def wait_for_slot(self) -> None:
-        """Record that the attempt waits for a slot from now on, without a `ctx.deadline`."""
+        """Record that the attempt waits for a slot from now on, and set `ctx.deadline` to None."""
         self.waits_for_slot = True
         self.began, self.stood_still_s = time.monotonic(), 0.0
         self._set_deadline(None)
@@ -175,7 +176,8 @@ class Attempt(msgspec.Struct, eq=False):
         A CancelledError alone does not show this: the handler may have awaited an asyncio task or
         future that was cancelled.
         """
-        # The type, because isinstance() would also ask the `__class__` of an error of the app.
+        # Compare the type, because isinstance() would also read `__class__`, which an error of the
+        # app can redefine.
         kind = type(happened.error) if isinstance(happened, Raised) else type(None)
         if not issubclass(kind, asyncio.CancelledError):
             return False
@@ -292,7 +294,7 @@ def drive(
             coro = finished(stop.value)
             waits_for = None  # its first step is taken in the next iteration of the loop
         except BaseException as error:  # noqa: BLE001 - even SystemExit fails only this job
-            # Both can refer to the error, whose traceback refers to this frame.
+            # Both variables can refer to the error, whose traceback refers to this frame.
             waits_for = sent = None
             return Raised(error)
         finally:

@@ -55,7 +55,8 @@ class AttemptTable:
         """
         attempt = self.running.get(job.id)
         if attempt is None:
-            # The attempt was abandoned after the claim was sent, which did not leave out the job.
+            # The attempt was abandoned after the claim was sent, so the claim did not leave out the
+            # job.
             return StillRuns()
         if _same_job(attempt.job, job):
             # A failover lost the first claim, and the job was claimed again: adopt the new claim.

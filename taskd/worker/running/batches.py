@@ -54,8 +54,8 @@ class Member(HandlerCall):
         """
         self.wait()
         if self.attempt is not None:
-            # Without the contextvars of this job: the timer and the asyncio tasks that are created
-            # here also serve other jobs.
+            # Call gather() without the contextvars of this job, because the timer and the asyncio
+            # tasks that gather() creates also serve other jobs.
             ContextVars().run(self._batches.gather, self._task, self, self.attempt)
         while not self.ended.done():
             try:

@@ -5,11 +5,11 @@ reader of a client that the first handler opened for all jobs. Cancelling that r
 other jobs. So remaining asyncio tasks are logged, and up to LEFT_MAX of them continue. Beyond this
 number, the newest ones are cancelled, so that a leaking handler cannot fill the memory.
 
-Handlers that create no asyncio tasks pay nothing. For the others, recording the job costs about 1
-us per asyncio task. Once a second, the recorded tasks are compared with the running attempts.
+Handlers that create no asyncio tasks pay nothing. For other handlers, recording the job costs about
+1 us per asyncio task. Once a second, the recorded tasks are compared with the running attempts.
 
 The module also protects the worker from handlers that cancel asyncio tasks of the worker, or stop
-the event loop. These calls raise an error in the handler.
+the event loop. Such a call raises an error in the handler.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HandlerTasks:
     def watch(self) -> None:
         """Install a task factory and the guards on the running loop.
 
-        The task factory calls that of the app, if there is one.
+        The task factory calls the task factory of the app, if the app has set one.
         """
         loop = self._watched = asyncio.get_running_loop()
         self._before = loop.get_task_factory()

@@ -1,4 +1,4 @@
-"""Middleware and hooks in a worker: tasks that have some are replaced by copies that use them."""
+"""Replace tasks with middleware or hooks by copies that run inside the middleware and hooks."""
 
 from __future__ import annotations
 

@@ -97,8 +97,9 @@ class Preparation:
         """Look up the task of a job, and check whether the job can start.
 
         Returns:
-            The task, or None if this worker does not know it. Then the end to record, or None if
-            the job can start. At least one of the two is not None.
+            A pair. The first value is the task; None if this worker does not know the task. The
+            second value is the end to record; None if the job can start. At least one value is not
+            None.
         """
         task = self._shared.registry.get(job.task)
         if job.late:
@@ -116,8 +117,8 @@ class Preparation:
     def _leaves(self, job: Job, newest: int) -> bool:
         """Return whether another live worker can run the job.
 
-        If so, the claims of this worker leave out the jobs of this task that this worker cannot run
-        from now on.
+        If so, the claims of this worker from now on leave out the jobs of this task that this
+        worker cannot run.
         """
         elsewhere = self._shared.elsewhere
         if not elsewhere.runs(self._queue, job.task, job.args_version or 1):
@@ -179,5 +180,5 @@ class Preparation:
 
 
 def timeout_s_of(job: Job, task: Task[..., Any]) -> float | None:
-    """Return the timeout of an attempt, or None without one. A batch has that of its task."""
+    """Return the timeout of an attempt, or None. A batch has the timeout of its task."""
     return task.timeout_s if task.kind is HandlerKind.BATCH else job.timeout_s or task.timeout_s

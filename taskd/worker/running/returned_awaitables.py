@@ -1,7 +1,7 @@
 """Unfinished results: a coroutine, a future, or a generator that a handler has returned.
 
-A forgotten `await`, or a plain decorator around an `async def` handler, returns a coroutine of
-which nothing has run. Its job must not count as done before the coroutine has ended.
+A forgotten `await`, or a plain decorator around an `async def` handler, returns a coroutine that
+has not started. The job must not count as done before this coroutine has ended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import concurrent.futures
 from collections.abc import AsyncGenerator, Awaitable, Generator
 from typing import Any
 
-# Most results have one of these types, whose check is much cheaper than that of the others.
+# Most results have one of these types. The check for these types is much cheaper than the checks
+# for other types.
 _PLAIN = frozenset({bool, bytes, dict, float, int, list, str, tuple})
 _UNFINISHED = (Awaitable, Generator, AsyncGenerator, concurrent.futures.Future)
 

@@ -2,10 +2,10 @@
 
 The runner creates asyncio tasks that take jobs from the buffer and call their handlers. If a
 handler returns without waiting for anything, its asyncio task takes the next job. If the handler
-waits, the asyncio task waits with it, and the runner creates another one for the buffer. When that
-handler has ended, its asyncio task usually takes the next job. The asyncio task ends if the handler
-has changed it or left a reference to it (`reach` in attempt.py). It also ends when the buffer is
-empty.
+waits, the asyncio task waits with the handler, and the runner creates another asyncio task for the
+buffer. When the handler that waited has ended, its asyncio task usually takes the next job. The
+asyncio task ends if the handler has changed it or left a reference to it (`reach` in attempt.py).
+It also ends when the buffer is empty.
 
 An attempt uses one of `limit` slots; the jobs of a batch share one slot (batches.py).
 """
@@ -59,9 +59,9 @@ from taskd.worker.services.service import Wakeup
 BUFFERED_S_MAX = 0.5
 # An asyncio task whose handlers never wait yields to the event loop after this time.
 TURN_S = 0.002
-# The most asyncio tasks that take jobs from the buffer at the same time, while handlers wait. A
-# single one starts only one job per iteration of the event loop. This lowers the rate of handlers
-# with short waits by 7 %.
+# While handlers wait, at most this many asyncio tasks take jobs from the buffer at the same time. A
+# single asyncio task would start only one job per iteration of the event loop. This would lower the
+# rate of handlers with short waits by 7 %.
 STARTING_MAX = 32
 
 
@@ -198,7 +198,7 @@ class Runner:
                     if not self._keeps_slot(attempt):
                         return
                     turn_ends = time.monotonic() + TURN_S
-                    # These refer to this asyncio task, and reach() would count them.
+                    # These variables refer to this asyncio task, and reach() would count them.
                     del waits, driven, happened
                     attempt = None
                 # The slot of a suspect may be the one beyond the limit.
@@ -417,7 +417,7 @@ class Runner:
         for job in jobs:
             self._record(job, None, None, TaskPaused(), now)
 
-    # Used by other services.
+    # Methods that other services call.
 
     def resize(self, limit: int) -> None:
         """Change the limit. Running attempts continue even if they exceed a lower limit."""
@@ -470,7 +470,7 @@ class Runner:
         self._slot_freed()
 
     def close(self) -> int:
-        """Release all jobs that have not started, and from now on all that are added.
+        """Release all jobs that have not started, and every job that is added from now on.
 
         Returns:
             The number of jobs that waited.
@@ -549,11 +549,11 @@ class Runner:
 
     @property
     def _gathered(self) -> int:
-        """The number of jobs that wait for others of their batch, if all jobs do so."""
+        """The number of jobs in incomplete batches; 0 if a task of the queue has no batches."""
         return self._batches.gathered if self.jobs_per_slot > 1 else 0
 
     def _shared_slots(self) -> int:
-        """Return how many slots that the queues share are used, or needed by claimed jobs."""
+        """Return how many shared slots this queue uses, or needs for claimed jobs."""
         waiting = -(-(self._gathered + len(self._buffer)) // self.jobs_per_slot)
         return self._used_slots + len(self._batches.ready) + waiting
 

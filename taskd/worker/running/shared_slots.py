@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from taskd.worker.services.service import Wakeup
 
-# A service that waits asks again at least this often; otherwise it has stopped, or must not claim.
+# A waiting service asks again at least this often. A service that does not ask again has stopped,
+# or must not claim.
 ASKS_WITHIN_S = 0.5
 
 
@@ -23,7 +24,7 @@ class SharedSlots:
         most: the number of slots; None if only the concurrency of each queue limits its attempts.
 
     Attributes:
-        most: as the argument; it can change while the worker runs.
+        most: the same as the argument; it can change while the worker runs.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -34,7 +35,7 @@ class SharedSlots:
         self._line: dict[Wakeup, float] = {}
 
     def add(self, used: Callable[[], int]) -> None:
-        """Count the slots that this function returns as used: those of a queue."""
+        """Count the slots that a queue uses; `used` returns their number."""
         self._used.append(used)
 
     def remove(self, used: Callable[[], int]) -> None:

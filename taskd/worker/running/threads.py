@@ -24,7 +24,8 @@ from taskd.worker.running.returned_awaitables import finished, is_unfinished
 class ThreadSlots(asyncio.Semaphore):
     """Counts the free threads for plain functions, and the running calls of each task.
 
-    A thread is lost while it runs a function whose attempt was abandoned: it cannot be stopped.
+    A thread is lost while it runs a function whose attempt was abandoned, because the function
+    cannot be stopped.
 
     The main loop changes the counts, and the lease thread calls `taken`.
 
@@ -61,7 +62,10 @@ class ThreadSlots(asyncio.Semaphore):
         return stack_of(self.running.get(job_id))
 
     def lose(self, task: str) -> None:
-        """Record that the attempt of a call was abandoned: its thread is lost until it ends."""
+        """Record that the attempt of a call was abandoned.
+
+        The thread is lost until the call ends.
+        """
         self.lost[task] += 1
         self.on_lost()
 
@@ -83,7 +87,7 @@ class ThreadCall(HandlerCall):
     """A plain function that runs in the thread pool.
 
     Args:
-        job: the job that the function runs.
+        job: the job for which the function runs.
         call: the function with its arguments.
     """
 
@@ -100,7 +104,7 @@ class ThreadCall(HandlerCall):
 
         A thread cannot be cancelled. So this method waits for the end of the function even if the
         attempt is cancelled. Otherwise, the job could run elsewhere while the function still runs
-        here. If that takes too long, the runner abandons the attempt.
+        here. If the function takes too long, the runner abandons the attempt.
         """
         inside = await self._in_thread()
         happened, self._ended = self._ended, RETURNED_NONE

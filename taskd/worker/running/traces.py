@@ -109,7 +109,8 @@ class Traces:
                 "taskd.wait_s": job.wait_s,
             },
         )
-        # Never detached, because the current context belongs to this attempt alone.
+        # This trace context is never detached, because the contextvars belong to this attempt
+        # alone.
         self._context.attach(self._trace.set_span_in_context(span, parent))
         return span
 

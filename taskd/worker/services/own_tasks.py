@@ -19,7 +19,7 @@ class OwnTask(asyncio.Task[T]):
     """An asyncio task of the worker.
 
     Attributes:
-        cancelled_by_handler: whether the handler that the task runs has cancelled it.
+        cancelled_by_handler: whether the handler that the task runs has cancelled the task.
         ending: whether end() was called.
     """
 

@@ -149,7 +149,7 @@ class Backoff:
         self._tries = 0
 
     def next_s(self) -> float:
-        """Return the delay before the next try, in seconds."""
+        """Return the delay before the next retry, in seconds."""
         bound_s: float = min(self._cap_s, self._base_s * 2.0 ** min(self._tries, 16))
         self._tries += 1
         return random.uniform(0.2, 1.0) * bound_s

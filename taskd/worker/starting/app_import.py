@@ -145,7 +145,7 @@ def _traceback(error: BaseException) -> str:
 
 @contextmanager
 def _log_if_slow(name: str) -> Iterator[None]:
-    """Log where the import of the app hangs, after SLOW_S, and then after ever longer times."""
+    """Log where the import of the app hangs, after SLOW_S, and then at growing intervals."""
     importing, me = _thread.allocate_lock(), _thread.get_ident()
 
     def watch() -> None:

@@ -16,7 +16,8 @@ from taskd.errors import ResourceError
 from taskd.worker.services.own_tasks import OwnTask, own_task, uncancel
 
 OPEN_S_MAX = 60.0
-# For all resources together. A resource that ignores its cancellation then gets CANCEL_S more.
+# The time in which all resources together must close. A resource that ignores its cancellation then
+# gets CANCEL_S more.
 CLOSE_S_MAX = 5.0
 CANCEL_S = 1.0
 # A resource that takes longer than this time to open or close is logged.

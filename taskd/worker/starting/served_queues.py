@@ -66,7 +66,8 @@ def _limit(settings: Settings, registry: Registry, queue: str, limit: int) -> in
     """Return the concurrency of a queue: no more than its tasks can use.
 
     If all tasks of the queue need threads, processes or connections, the worker claims no more jobs
-    than it has of these. Jobs that wait here could run in another worker.
+    than it has of these. Further jobs would wait in this worker, although another worker could run
+    them.
     """
     slots = {
         HandlerKind.THREAD: settings.threads,

@@ -78,7 +78,7 @@ async def check_connections(
         )
     # Too few free connections cause only a warning, because other clients can disconnect. The
     # server counts the open connections of the worker's lanes as used already. Of several
-    # processes, the first one warns if there are too few for all.
+    # processes, only the first process warns, if there are too few connections for all processes.
     free = usable - server.used + len(parts.connections)
     wanted = of_all if process_index.number == 1 else needed
     if wanted > free:

@@ -1,12 +1,12 @@
 """The emergency stop: a thread finishes the stop of a worker whose event loop is blocked.
 
 The thread writes unwritten outcomes, releases claimed jobs that have not started, abandons running
-attempts, and closes the worker's row. It does so as far as PostgreSQL answers in time. If the loop
-runs again meanwhile, it can write the same outcomes. Every statement is guarded, so only one of the
-two writes changes a row. The job of an abandoned handler is due again five seconds later. This
-process ends within three seconds from the start of the thread, so the two attempts do not overlap.
-They can overlap if the first attempt had timed out: then the backoff of the task applies, which can
-be shorter than five seconds.
+attempts, and closes the worker's row. The thread can write only as far as PostgreSQL answers in
+time. If the loop runs again meanwhile, the loop can write the same outcomes. Every statement is
+guarded, so only one of the two writes changes a row. The job of an abandoned handler is due again
+five seconds later. This process ends within three seconds from the start of the thread, so the two
+attempts do not overlap. They can overlap if the first attempt had timed out: then the backoff of
+the task applies, which can be shorter than five seconds.
 """
 
 from __future__ import annotations

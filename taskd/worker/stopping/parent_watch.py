@@ -18,7 +18,7 @@ STOP_MARGIN_S = 25.0
 
 
 def longest_stop_s(settings: Settings) -> float:
-    """Return the most seconds that a worker takes to stop if its event loop is not blocked."""
+    """Return the maximum duration of a stop in seconds, if the event loop is not blocked."""
     return settings.drain_s + settings.cancel_s + STOP_MARGIN_S
 
 

@@ -3,15 +3,16 @@
 The first SIGTERM drains, the second cancels the handlers, the third abandons them (StopPhase).
 
 While a handler blocks the event loop, the loop receives no signals. So a thread receives the
-numbers of signals first. The thread passes them on to the loop and watches the stop. If the stop
-takes too long and the loop does not respond, the thread ends the process. If the worker was
-running, the exit code is 75.
+numbers of signals first. The thread passes these numbers on to the loop, and watches the stop. If
+the stop takes too long and the loop does not respond, the thread ends the process. If the worker
+was running, the exit code is 75.
 
 Python's signal handlers are not enough: they run between bytecode instructions of the main thread.
 A database driver in C that waits for a reply executes no bytecode. But when a signal arrives,
-whatever the main thread does, the interpreter also writes its number to the file descriptor of
-`signal.set_wakeup_fd`. The thread reads this descriptor. Blocked signals (pthread_sigmask and
-sigwait) are no alternative, because the processes that handlers start would inherit the mask.
+whatever the main thread does, the interpreter also writes the number of the signal to the file
+descriptor of `signal.set_wakeup_fd`. The thread reads this descriptor. Blocked signals
+(pthread_sigmask and sigwait) are no alternative, because the processes that handlers start would
+inherit the mask.
 
 While C code holds the GIL, no thread runs, and only SIGKILL ends the process. systemd sends SIGKILL
 after TimeoutStopSec.
@@ -37,8 +38,8 @@ from taskd.worker.stopping.parent_watch import EXIT_ABANDONED
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 # If a stop takes longer than drain_s + cancel_s + MARGIN_S, the thread checks the loop.
 MARGIN_S = 1.0
-# The loop has this long to respond. After a response, the thread waits as long until it checks
-# again.
+# The loop has this long to respond. After a response, the thread waits for the same time before it
+# checks again.
 ANSWER_S = 2.0
 LEAVE_S = 3.0
 LISTEN_EVERY_S = 1.0
@@ -60,7 +61,7 @@ class StopPhase(IntEnum):
         return StopPhase.ABANDON if at_once else StopPhase(min(self + 1, StopPhase.ABANDON))
 
     def patience_s(self, settings: Settings) -> float:
-        """Return the most seconds that attempts have to end, from the request for this phase on."""
+        """Return the most seconds for which attempts can run after this phase was requested."""
         drain_s = settings.drain_s if self < StopPhase.CANCEL else 0.0
         return drain_s + (settings.cancel_s if self < StopPhase.ABANDON else 0.0)
 
@@ -101,7 +102,8 @@ class Signals:
         stop: called on the loop for each SIGTERM, SIGINT and SIGQUIT, with the signal's name.
         quiet: called on the loop with True for SIGTSTP, and with False for SIGCONT.
         reload: called on the loop for SIGHUP.
-        patience_s: returns the most seconds that attempts have to end after a phase was requested.
+        patience_s: returns the maximum time in seconds that attempts have to end after a phase was
+            requested.
         leave: called in a thread before the process is ended because its loop is blocked; returns
             the exit code. The process ends after LEAVE_S seconds even if `leave` has not returned.
             The loop can run again at any moment.
@@ -150,8 +152,8 @@ class Signals:
     def _listen(self) -> None:
         """Make signals arrive in the pipe, and keep the loop's wake-up socket to pass them on.
 
-        This repeats itself every second, because a loop that stops and runs again makes a new
-        socket. Until the next repetition, the loop receives signals without the thread.
+        The loop calls this method again every LISTEN_EVERY_S, because a loop that stops and runs
+        again makes a new socket. Until the next call, the loop receives signals without the thread.
         """
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if before not in (-1, self._write):
@@ -243,7 +245,7 @@ class Signals:
             nonlocal code
             code = self._leave()
 
-        # In a thread, because writing to a full log pipe would block for ever.
+        # Call `leave` in a thread, because writing to a full log pipe would block for ever.
         leaving = threading.Thread(target=leave, name="taskd-leave", daemon=True)
         with suppress(RuntimeError):
             leaving.start()

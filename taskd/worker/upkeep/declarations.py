@@ -50,7 +50,8 @@ class Declarations:
         except workers.TasksTaken as error:
             events.tasks_contested(app, error.owners)
             raise
-        # Before the schedules: jobs of a limit that is not published would never start.
+        # Publish the limits before the schedules: jobs of a limit that is not published would never
+        # start.
         if contested := await limits.publish(self._lane, app, self._registry):
             events.limits_contested(app, contested)
         await schedules.publish(self._lane, app, self._registry.schedules.values())

@@ -21,12 +21,12 @@ PROMOTE_AT_MOST_EVERY_S = 0.05
 # Most notifications announce a job that is queued already, so the promoter does not read the due
 # times after each notification.
 CHECK_AT_MOST_EVERY_S = 0.5
-# The most seconds between two reads of the due times by the promoter. The rescuer reads them more
-# often, and passes them to expect().
+# The maximum time between two reads of the due times by the promoter. The rescuer reads the due
+# times more often, and passes them to expect().
 TIMER_S_MAX = 30.0
-# The most seconds between two reads while a consumer polls its queue continuously.
+# The maximum time between two reads while a consumer polls its queue continuously.
 TIMER_BUSY_S = 1.0
-# The least seconds between two reads while PostgreSQL refuses to change a job that is due.
+# The minimum time between two reads while PostgreSQL refuses to change a job that is due.
 REFUSED_EVERY_S = 1.0
 
 

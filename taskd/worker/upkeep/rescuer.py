@@ -30,7 +30,7 @@ from taskd.worker.upkeep.declarations import Declarations
 
 # An isolated suspect (quarantine.py) that was alone in its group when its worker crashed has caused
 # the crash. It fails if this is at least its third crash. Any other job that ran during crashes
-# runs again. It fails only at its tenth crash, which ends endless loops. A task's options
+# runs again. Such a job fails only at its tenth crash, so that no loop is endless. A task's options
 # `max_crashes` and `max_attempts=1` replace both limits.
 MAX_CRASHES = 3
 MAX_CRASHES_UNPROVED = 10
@@ -166,7 +166,7 @@ class Rescuer(Loop):
     async def _follow_clock_back(self) -> None:
         """Correct times in the database that are in the future, because its clock was set back.
 
-        Without a detected set-back, as after the start of the worker, search for such times.
+        If no set-back was detected, as after the start of the worker, search for such times.
         """
         corrected = await workers.follow_clock_back(self._lane, self._went_back_s)
         self._went_back_s, self._compared = None, True

@@ -113,7 +113,8 @@ class ScheduleRunner(Loop):
         if self._queries is None:
             yield self._lane
             return
-        # Without the planner settings of the other lanes: these queries are written by users.
+        # This lane does not have the planner settings of the other lanes, because users write these
+        # queries.
         lane = Lane(self._queries.with_timeout(QUERY_TIMEOUT_S), "schedules")
         try:
             yield lane
@@ -150,7 +151,8 @@ async def fire(lane: Lane, read: DueSchedule) -> bool:
     if found.missed:
         events.schedule_missed(read.name, read.next_at, len(found.ticks))
     if fired.outcome == "fired":
-        # Of several ticks, `wait` fires the first, and the others when its job has ended.
+        # Of several ticks, overlap `wait` fires the first tick now. It fires the other ticks when
+        # the job of the first tick has ended.
         tick = found.ticks[0 if read.overlap == Overlap.WAIT else -1]
         firing.end(fired.jobs)
         events.schedule_fired(read.name, tick, fired.jobs, (read.now - tick).total_seconds())

@@ -16,7 +16,7 @@ REMEDY = "taskd db check --mend"
 
 
 async def mend_sequences(lane: Lane) -> None:
-    """Advance these sequences, so that new jobs do not get the ids of older ones.
+    """Advance the sequences, so that new jobs do not get the ids of older jobs.
 
     If PostgreSQL does not permit this, or another session holds a lock for too long, log the
     command that an operator can run.

@@ -7,7 +7,7 @@ the handler has reported progress, it writes `progress` and a ProgressLine.
 
 The process ends when the worker closes the socket. If the worker dies without closing the socket,
 the kernel kills the process. Where the kernel cannot do this, as on macOS, a thread of the process
-does so within PARENT_CHECK_S.
+ends the process within PARENT_CHECK_S.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class Kept:
         """Start an attempt.
 
         Args:
-            hide: removes the values of redacted arguments from a line; None keeps no lines.
+            hide: removes the values of redacted arguments from a line; with None, no lines are
+                kept.
         """
         self._hide, self._kept = hide, Lines()
 

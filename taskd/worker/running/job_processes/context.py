@@ -80,7 +80,8 @@ class ProcessAttemptContext:
         """
         self._latest = Report.of(done, total, note, self._hide)
         if self._sender is None:
-            # A thread, because MustEnd can interrupt the main thread in the middle of a line.
+            # A thread sends the reports, because MustEnd can interrupt the main thread in the
+            # middle of a line.
             self._sender = threading.Thread(
                 target=self._send_latest, name="taskd-progress", daemon=True
             )

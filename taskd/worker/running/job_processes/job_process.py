@@ -47,8 +47,8 @@ class JobProcess:
 
     Attributes:
         jobs: number of attempts whose handlers this process has started.
-        ending: whether the process was asked to end its attempt, or was killed. It gets no further
-            attempt then.
+        ending: whether the process was asked to end its attempt, or was killed. In both cases, the
+            process gets no further attempt.
     """
 
     def __init__(

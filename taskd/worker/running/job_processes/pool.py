@@ -247,7 +247,9 @@ class ProcessCall(HandlerCall):
             self._process.kill()
 
     async def run(self) -> Any:
-        """Run the handler in a process; return the outcome or, to middleware, the handler's result.
+        """Run the handler in a process, and return the outcome.
+
+        If the task has middleware, return the handler's result instead of the outcome.
 
         Once a process has the attempt, this method waits until the process has answered or ended,
         even if the attempt is cancelled.
