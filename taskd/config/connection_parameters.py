@@ -100,11 +100,12 @@ def _service_files() -> Iterator[Path]:
 
 
 def _verified(parameters: dict[str, str]) -> dict[str, str]:
-    """Return the parameters; add verification of the server's certificate if they require it."""
+    """Return the parameters, with `sslmode=verify-full` if they require a verified certificate."""
     mode = parameters.get("sslmode")
     if parameters.get("channel_binding") == "require" and mode != "verify-full":
-        # Channel binding protects from a server in the middle. The driver does not support it, but
-        # verifying the server's certificate gives the same protection.
+        # Channel binding protects against an attacker between the client and the server. The driver
+        # does not support channel binding, but verification of the server's certificate gives the
+        # same protection.
         hosts = parameters.get("host", parameters.get("hostaddr", "/")).split(",")
         if mode == "disable" or any(host.startswith("/") for host in hosts):
             raise ConfigError(

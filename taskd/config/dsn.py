@@ -55,19 +55,20 @@ def _other_scheme(scheme: str) -> str:
     only = "taskd supports only postgresql://"
     if scheme.lower() == "jdbc:postgresql":
         return f"its scheme is {scheme!r}; {only}: remove `jdbc:`"
-    # Do not show what is no scheme: it can be a part of a password that contains `://`.
+    # Show only text that has the form of a scheme. Other text before `://` can be a part of a
+    # password.
     shown = f"its scheme is {scheme!r}" if scheme.replace("+", "").isalnum() else "it has no scheme"
     return f"{shown}; {only}"
 
 
 def _kept(query: str) -> Iterator[str]:
-    """Yield the parameters that are not those of other clients; `ssl` becomes `sslmode`."""
+    """Yield the parameters without those of other clients; `ssl` becomes `sslmode`."""
     for field in filter(None, query.split("&")):
         name, separator, value = field.partition("=")
         if not separator:
             # Do not name the parameter: it can be a part of a password that contains `?`.
             raise ValueError("a parameter after the `?` has no value: write name=value")
-        if name == "ssl":  # of JDBC and SQLAlchemy
+        if name == "ssl":  # the name that JDBC and SQLAlchemy use
             yield f"sslmode={SSLMODES.get(value, value)}"
         elif name not in OF_OTHER_CLIENTS:
             yield field

@@ -1,7 +1,7 @@
 """The environment of this process, as other processes of the same user read it.
 
 Linux shows in /proc/PID/environ the memory that held the variables when the program started. So a
-program can read its parent's variables there, even if it did not inherit them.
+program can read its parent's variables there, even variables that it did not inherit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def hide_environment() -> None:
     """Empty /proc/PID/environ of this process; its variables do not change.
 
     A process of the same user can read the variables before this call. It can still debug this
-    process if the kernel allows that. Call this before threads start, because setenv(3) is not safe
-    beside getenv(3). Outside Linux, nothing happens.
+    process if the kernel allows that. Call the function before threads start: setenv(3) is not safe
+    while another thread calls getenv(3). On systems other than Linux, the function does nothing.
     """
     try:
         stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()

@@ -16,8 +16,8 @@ TLS_VERSIONS = ("TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3")
 OF_OTHER_CLIENTS = frozenset(
     {"connection_limit", "pgbouncer", "pool_timeout", "schema", "supa", "uselibpqcompat"}
 )
-# taskd ignores these: it names its connections itself, and always uses UTF-8 and version 3.0 of the
-# protocol without compression.
+# taskd ignores these parameters. It names its connections itself. It always uses UTF-8, and version
+# 3.0 of the protocol without compression.
 WITHOUT_EFFECT = frozenset(
     {
         "application_name",
@@ -27,8 +27,8 @@ WITHOUT_EFFECT = frozenset(
         "sslcompression",
     }
 )
-# The values that taskd honours. It refuses any other value, because the connection would not
-# guarantee what that value asks for.
+# The values that taskd honours. taskd refuses any other value, because its connection would not
+# give the guarantee that such a value asks for.
 VALUES: Mapping[str, tuple[str, ...]] = {
     "channel_binding": ("disable", "prefer", "require"),
     "gssdelegation": ("0",),

@@ -13,7 +13,7 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
 APP_NAME_CHARS_MAX = 200
 WORKER_NAME_CHARS_MAX = 100
-# A name of a queue, or a pattern of names, and a concurrency.
+# Matches the name of a queue, or a pattern of names, and an optional concurrency after a colon.
 SERVED_QUEUE = re.compile(r"(?!\.+(?::|\Z))([a-z0-9_.*-]{1,48})(?::([0-9]{1,5}))?")
 CONCURRENCY_MAX = 10_000
 
@@ -59,7 +59,8 @@ def whole_number(low: int, high: int) -> Callable[[Any], int]:
 
 SCHEMA_DEFAULT = "taskd"
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
-# The words that PostgreSQL 15 to 18 reserve: as a name, they would need quotes everywhere.
+# The words that PostgreSQL 15 to 18 reserve. A schema with such a name would need quotes in every
+# statement.
 _RESERVED = frozenset(
     """
     all analyse analyze and any array as asc asymmetric authorization binary both case cast
@@ -137,7 +138,10 @@ def app_name(value: Any) -> str:
 
 
 def worker_name(value: Any) -> str:
-    """Check and return the name of a worker. It is not a number, because commands also take ids."""
+    """Check and return the name of a worker.
+
+    The name must not be a number: commands that take the name also take the id of a worker.
+    """
     text = _printable_name(value, WORKER_NAME_CHARS_MAX)
     if text.isdecimal():
         raise ValueError(f"{text!r} is a number, like the ids of workers: use a name with letters")
@@ -152,7 +156,7 @@ def _printable_name(value: Any, chars_max: int) -> str:
 
 
 def task_prefix(value: Any) -> str:
-    """Check and return a prefix of task names, which does not include the dot after the prefix."""
+    """Check and return a prefix of task names, without the dot between prefix and name."""
     text = str(value).strip()
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){0,2}", text):
         raise ValueError(

@@ -11,7 +11,8 @@ from typing import Any
 from taskd.config.dsn import hide_password
 
 HIDDEN = "***"
-# The keys of a command whose values are displayed; see taskd.tasks.run_command.Command.
+# Keys in the settings of a command (see taskd.tasks.run_command.Command). Their values are
+# displayed; the values of all other keys are hidden or masked.
 SHOWN = frozenset({"argv", "cwd", "pass_env", "exits", "grace"})
 
 
@@ -21,20 +22,20 @@ def without_passwords(value: Any) -> Any:
 
 
 def without_password(dsn: str) -> str:
-    """Return a DSN without its password; the rest is useful for people."""
+    """Return a DSN without its password, for display."""
     return hide_password(dsn) if "://" in dsn else HIDDEN
 
 
 def hidden(_value: Any) -> str:
-    """Return what is displayed instead of a secret."""
+    """Return the text that is displayed instead of a secret."""
     return HIDDEN
 
 
 def without_environments(commands: Mapping[str, Any]) -> dict[str, Any]:
     """Return the table of commands without the values of their environment variables.
 
-    Every user of the host can read the arguments of a running command, so only passwords of URLs
-    are masked there.
+    The arguments of a command are shown, with passwords of URLs masked. They are no secret: every
+    user of the host can read the arguments of a running command.
     """
     return {name: _command(each) for name, each in commands.items()}
 
@@ -42,7 +43,7 @@ def without_environments(commands: Mapping[str, Any]) -> dict[str, Any]:
 def _command(command: Any) -> Any:
     if not isinstance(command, dict):
         return HIDDEN
-    # The value of a key that no command has can be a secret that was written in the wrong place.
+    # The value of an unknown key is hidden: it can be a secret that was written in the wrong place.
     shown = {key: value if key in SHOWN else HIDDEN for key, value in command.items()}
     if "env" in command:
         env = command["env"]
@@ -56,8 +57,8 @@ def open_to_others(path: Path) -> bool:
     """Return whether the file belongs to this user, and other users have access to it.
 
     A file of another owner does not count, because this user cannot change its mode. Secrets that
-    systemd, Docker and Kubernetes mount belong to root, with modes such as 0440 and 0444. For root,
-    the group does not count.
+    systemd, Docker and Kubernetes mount belong to root, with modes such as 0440 and 0444. If this
+    user is root, access by the file's group does not count.
     """
     if not hasattr(os, "geteuid"):
         return False

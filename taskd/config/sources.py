@@ -17,9 +17,9 @@ from taskd.config.secrets import open_to_others
 from taskd.config.settings import Settings
 from taskd.errors import ConfigError
 
-# Variables that begin with TASKD_ and are not settings. A parent process sets them for its
-# children, run_command for its commands, Kubernetes for a service named taskd, and developers for
-# tests.
+# Variables that begin with TASKD_ and are not settings. They are set by a parent process for its
+# children, by run_command for its commands, by Kubernetes for a service named taskd, and by
+# developers for tests.
 NO_SETTINGS = re.compile(
     r"TASKD_(CHILD|TEST_DSN|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\w+)?"
     r"|JOB_ID|ATTEMPT|MAX_ATTEMPTS|IDEMPOTENCY_KEY)"
@@ -73,7 +73,8 @@ def load(
                 raise ConfigError(f"{source}: there is no setting {name!r}; see `taskd config`")
             values[name] = _parsed(name, raw, settings[name].metadata["parse"], source)
             sources[name] = _source_name(source, name)
-            # `dsn` and `dsn_file` give the same value in two ways: the later source wins.
+            # `dsn` and `dsn_file` set the same value. The one from the source with the higher
+            # precedence applies, and sources are read in ascending precedence.
             if name == "dsn":
                 values.pop("dsn_file", None)
             if name == "dsn_file":
@@ -89,9 +90,10 @@ def load(
 
 
 def task_prefix() -> str | None:
-    """Return the setting `task_prefix`, which tasks need when they are declared, or None.
+    """Return the setting `task_prefix`, or None if it is not set.
 
-    Only this setting is read, so that a wrong value of another setting does not stop an import.
+    Tasks need this setting when their module is imported. The function reads no other setting, so
+    that a wrong value of another setting does not make the import fail.
 
     Raises:
         ConfigError: the value is wrong, or the file of the setting cannot be read.
@@ -198,7 +200,7 @@ def _exposed(
     for each in fields(Settings):
         value, source = values.get(each.name), sources.get(each.name, "")
         in_file = value is not None and source.endswith(f".toml ({each.name})")
-        # A value that is not displayed as it is contains a secret.
+        # If a value is displayed in another form than it has, the value contains a secret.
         if in_file and each.metadata["show"](value) != value:
             files.append(directory / source.removesuffix(f" ({each.name})"))
     for path in dict.fromkeys(files):
@@ -209,7 +211,7 @@ def _exposed(
 def _dsn_elsewhere(
     dsn_file: Path | None, environ: Mapping[str, str], sources: dict[str, str]
 ) -> dict[str, Any]:
-    """Return `dsn`, and `dsn_file` if the DSN was read from a file; note the source in `sources`.
+    """Return `dsn`, and `dsn_file` if the DSN was read from a file; record the source in `sources`.
 
     The DSN comes from the first of these sources that is given: `dsn_file`, a systemd credential
     named dsn, DATABASE_URL, libpq's variables. If none of them is given, the result is empty.
