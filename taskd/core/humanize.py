@@ -52,7 +52,7 @@ def clock(value: datetime) -> str:
 def zone(value: datetime) -> str:
     """Return the local UTC offset at that time, such as `+02:00`.
 
-    Print it beside clock(), which leaves it out.
+    The text of clock() does not contain the offset.
     """
     return value.astimezone().isoformat(timespec="seconds")[-6:]
 
@@ -116,7 +116,7 @@ def count(number: int, noun: str) -> str:
 
 
 def rate_text(rate: float | None, burst: int | None = None) -> str:
-    """Format a rate in jobs per second: `100/s, burst 20`; for None, return an empty text."""
+    """Format a rate, given in jobs per second: `100/s, burst 20`, or an empty text for None."""
     if rate is None:
         return ""
     unit = "s" if rate >= 1 else "m" if rate * 60 >= 1 else "h"

@@ -27,8 +27,8 @@ from taskd.errors import SchemaEdited, SchemaError, SchemaOutdated, SchemaTooNew
 
 EXPAND: Final = "expand"
 CONTRACT: Final = "contract"
-# The lock modes of a table, the weakest first. Each value says, about the table as `it`, what waits
-# while a lock of this mode is held.
+# The lock modes of a table, the weakest first. Each value says what waits while a lock of this mode
+# is held. In the values, `it` stands for the table.
 LOCK_MODES: Final = {
     "share update exclusive": "no job waits for it",
     "share": "writes to it wait",
@@ -151,7 +151,7 @@ class Migration:
 
 
 class Entry(NamedTuple):
-    """A row of taskd.migration; a row that is not `is_applied` announces a migration."""
+    """A row of taskd.migration; if `is_applied` is false, the row only announces a migration."""
 
     number: int
     name: str

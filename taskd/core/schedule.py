@@ -43,10 +43,10 @@ CATCH_UP_MAX_LIMIT = 1000
 # a few seconds at most.
 MISSED_AFTER_S = 60.0
 
-# The number of ticks that are read forward from the first one that is due.
+# At most this many ticks are read forward, from the first due tick on.
 FEW_TICKS = 100
 _TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
-# As the time zone of a cron expression: the query of the schedule returns a zone for each row.
+# The value of Cron.timezone if the query of the schedule returns a time zone for each row.
 PER_ROW = "per row"
 # Zones of the time zone database whose rules depend on the host, or that are no place.
 _NO_ZONES = frozenset({"localtime", "Factory"})
@@ -175,7 +175,8 @@ def _cron_ticks(expression: str, timezone: str, after: datetime) -> Iterator[dat
     zone = _zone(timezone)
     last = after.astimezone(UTC)
     # cronsim computes wall clock times. If a clock change sets the clock back, some wall clock
-    # times occur twice. If it sets the clock forward, several of them are the same moment.
+    # times occur twice. If a clock change sets the clock forward, several wall clock times are the
+    # same moment.
     for tick in CronSim(expression, after.astimezone(zone)):
         moment = tick.astimezone(UTC)
         if moment > last:
@@ -226,9 +227,9 @@ class Schedule:
         when: every(...) or cron(...).
         query: a SELECT of at most 100,000 rows. A tick enqueues a job for each row, with the
             columns as additional arguments. The query must name tables with their schema, and can
-            use `$1` for the time of the tick. Four columns are not arguments: `job.timezone`, the
-            time zone of the row; and `job.run_at`, `job.deadline` and `job.ends_by`, the due time,
-            the deadline and the end of the job.
+            use `$1` for the time of the tick. Four columns are not arguments. `job.timezone` is the
+            time zone of the row. `job.run_at` is the due time of the job, `job.deadline` its
+            deadline, and `job.ends_by` the time by which the job should have ended.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, and with the overlap `wait`, only the newest missed ticks are
             fired, at most this many; 1 to 1000.
@@ -239,7 +240,7 @@ class Schedule:
         deadline_s: the deadline of the job, in seconds after the tick.
         ends_by: the time of day, such as `08:00`, by which the job should have ended. The time zone
             is that of the schedule or of the row. A job that has not ended by then is late.
-        ends_by_s: the same, in seconds after the tick.
+        ends_by_s: as `ends_by`, but in seconds after the tick.
 
     Raises:
         InvalidSchedule: a value is outside its limits.
@@ -433,7 +434,8 @@ def _due_in_zone(
 ) -> Due | None:
     """Return the due ticks of one time zone; None if it has no further tick.
 
-    Most zones have no tick or one, so this reads forward first: that is faster than due().
+    Most zones have at most one due tick. So this function reads forward first, which is faster than
+    due().
     """
     ticks: list[datetime] = []
     most = catch_up_max if catch_up == CatchUp.ALL else 1
@@ -457,7 +459,8 @@ def catch_up_of(catch_up: CatchUp, overlap: Overlap, *, waits: bool) -> CatchUp:
     """Return which due ticks are fired.
 
     Args:
-        waits: whether a tick waits for the end of a live job. It is late, but was not missed.
+        waits: whether a tick waits for the end of a live job. Such a tick is late, but was not
+            missed.
     """
     if overlap == Overlap.WAIT:
         return CatchUp.ALL

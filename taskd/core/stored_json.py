@@ -1,7 +1,7 @@
 """Decode stored JSON. PostgreSQL accepts deeper nesting and larger numbers than Python can decode.
 
-A value that is only shown is not decoded: PostgreSQL's text is shown. If taskd needs
-parts of a value, it calls `decoded()`, which returns a default if the value cannot be decoded. So a
+taskd does not decode a value that it only shows, but shows PostgreSQL's text. If taskd needs parts
+of a value, it calls `decoded()`, which returns a default if the value cannot be decoded. So a
 single unreadable row never breaks a page or a report.
 """
 

@@ -89,12 +89,12 @@ def hint(text: str, *repairs: Repair) -> Observation:
 
 
 def warning(text: str, *repairs: Repair) -> Observation:
-    """Report a problem that causes harm, or will."""
+    """Report a problem that does harm now, or will do harm later."""
     return Observation(Level.WARNING, text, repairs)
 
 
 def error(text: str, *repairs: Repair) -> Observation:
-    """Report a problem because of which jobs are late, lost or stuck, or will be soon."""
+    """Report a problem that makes jobs late, lost or stuck, now or soon."""
     return Observation(Level.ERROR, text, repairs)
 
 
@@ -112,7 +112,7 @@ class Check:
         about: the subject of the check.
         why: one sentence that says why the subject matters.
         needs: the names of the statements, and of the LOCAL facts of checks.py, that `decide` uses.
-        decide: returns the observations from these facts; none means that the check passed.
+        decide: returns the observations from these facts. If there are none, the check has passed.
     """
 
     name: str
@@ -178,7 +178,7 @@ def count(number: int, noun: str) -> str:
 
 
 def many(number: int, noun: str) -> str:
-    """Format the result of a count that ended at COUNTED_MAX: `10,000 jobs or more`."""
+    """Format a number with its noun; a count that reached COUNTED_MAX is `10,000 jobs or more`."""
     return count(number, noun) + (" or more" if number >= COUNTED_MAX else "")
 
 
@@ -204,7 +204,7 @@ def size(number: float) -> str:
 
 
 def names(items: Sequence[object]) -> str:
-    """Join at most NAMED_MAX names, and add how many more there are."""
+    """Join at most NAMED_MAX names, and append the number of the others."""
     shown = ", ".join(str(each) for each in items[:NAMED_MAX])
     more = len(items) - NAMED_MAX
     return shown + (f" and {more:,} more" if more > 0 else "")

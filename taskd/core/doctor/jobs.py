@@ -111,7 +111,7 @@ def _paused(kind: str, name: str, row: Row, waiting: int) -> Iterator[Observatio
 
 
 def schedules(facts: Facts) -> Iterator[Observation]:
-    """Find schedules that are withdrawn or overdue, or whose app has no worker or tick failed."""
+    """Find schedules that are withdrawn, overdue or failing, or whose app has no live worker."""
     for row in facts["doctor_schedules"]:
         if row["withdrawn_s"] is not None:
             yield warning(
@@ -155,7 +155,8 @@ def schedules(facts: Facts) -> Iterator[Observation]:
     yield ok("no schedule is overdue, withdrawn or has failed")
 
 
-# What the reasons of `doctor_stuck` mean; the check `suspects` reports the reason `suspect`.
+# The meanings of the reasons that `doctor_stuck` returns. The reason `suspect` is not among them:
+# the check `suspects` reports it.
 STUCK = {
     "lost": "running without a live worker",
     "overtime": "running for longer than the timeout allows",
@@ -198,7 +199,7 @@ def stuck_jobs(facts: Facts) -> Iterator[Observation]:
 
 
 def _live_worker(facts: Facts, does: str) -> Repair:
-    """Say which worker does this: one that must be started, or one that runs and fails to."""
+    """Advise to start a worker; if a worker already runs, advise to find out why it fails."""
     if any(row["late_s"] <= 0 for row in facts["doctor_workers"]):
         return advice(
             f"A live worker {does}, and workers run: search their logs for `admission.timed_out` "

@@ -1,4 +1,4 @@
-"""Repairs that create missing objects of the schema, or restore the definitions of others."""
+"""Repairs that create missing objects of the schema, or restore changed definitions."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def extras(expected: dict[tuple[str, str], Object], rows: Sequence[Row]) -> Iter
         kind, name = row["kind"], row["name"]
         table = name.partition(".")[0]
         if kind in ("column", "constraint", "identity", "trigger", "rule") and table not in tables:
-            continue  # a part of an additional table, which is reported itself
+            continue  # a part of an additional table; the table itself is reported
         if kind == "index" and not any(f" ON taskd.{t} " in row["definition"] for t in tables):
             continue
         found += 1

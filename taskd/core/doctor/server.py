@@ -137,7 +137,7 @@ def connections(facts: Facts) -> Iterator[Observation]:
 
 
 def worker_connections(facts: Facts) -> Iterator[Observation]:
-    """Check that the connections that busy workers open are left."""
+    """Check that the server has enough free connections for workers that become busy."""
     server = only(facts, "doctor_server")
     statuses = [decode(row["status"]) for row in facts["doctor_workers"] if row["late_s"] <= 0]
     busy, held = sum(status.connections for status in statuses), server["workers_hold"]
@@ -152,8 +152,8 @@ def worker_connections(facts: Facts) -> Iterator[Observation]:
 
 
 def _bounded(allowed: int, used: int, who: str, repair: Repair) -> Iterator[Observation]:
-    # A worker process takes up to 7 connections; the advice of connections() lists the exceptions.
-    # If `allowed` is -1, there is no limit.
+    # A worker of one queue takes up to 7 connections; see MORE_CONNECTIONS. If `allowed` is -1,
+    # there is no limit.
     if allowed >= 0 and allowed - used < 7:
         yield warning(f"{who} {count(allowed, 'connection')}, and {used:,} are in use", repair)
 
@@ -172,7 +172,7 @@ def wraparound(facts: Facts) -> Iterator[Observation]:
 
 
 def notify_queue(facts: Facts) -> Iterator[Observation]:
-    """Check how full the notification queue is, and find the session that may hold it back."""
+    """Check how full the notification queue is, and find the session that may keep it full."""
     used = only(facts, "doctor_server")["notify_usage"]
     if used < NOTIFY_WARNING:
         yield ok(f"{used:.1%} of the notification queue is in use")
@@ -209,7 +209,7 @@ def clock(facts: Facts) -> Iterator[Observation]:
         yield ok(f"this machine's clock and the database's differ by at most {SKEW_HINT_S:g} s")
 
 
-# The kinds of rows of `doctor_clock`, and the times that each of them counts.
+# Maps each kind of row of `doctor_clock` to the kind of stored time that such a row counts.
 AHEAD = {"lease": "lease renewal", "schedule": "schedule tick", "job": "job enqueue"}
 
 

@@ -19,7 +19,7 @@ from taskd.core.doctor.finding import (
     warning,
 )
 
-# Statements of a worker take up to five seconds, but transactions of handlers much longer.
+# A statement of a worker takes up to five seconds. A transaction of a handler can take much longer.
 TRANSACTION_TIMEOUT_MIN_MS = 60_000
 SHORT_TIMEOUT_MS = 1000
 # A statement that reads the whole history locks each partition and its indexes.
@@ -63,7 +63,7 @@ def _ms(setting: str) -> float:
 # taskd sets these in its own sessions. So a value for a login or the database matters only to
 # sessions that handlers and producers open themselves.
 OF_SESSIONS = ("default_transaction_isolation", "statement_timeout", "lock_timeout")
-# Each entry: the setting, a function that tells whether a value is harmful, the level, the harm.
+# Each entry: the setting, a function that returns whether a value is harmful, the level, the harm.
 HURTS: tuple[tuple[str, Any, str, str], ...] = (
     ("fsync", lambda v: v == "off", "error",
      "a crash of the machine may destroy the whole database"),
@@ -89,7 +89,7 @@ HURTS: tuple[tuple[str, Any, str, str], ...] = (
 
 
 def _repair(row: Row, rows: Sequence[Row], server: Row) -> Repair:
-    """Reset a value that was set for the database or the login; otherwise, set the server's."""
+    """Return the repair: reset the value of the database or the login, or else set the server's."""
     database, login = server["database"], server["login"]
     for each in rows:
         if each["scope"] and each["name"] == row["name"] and each["login"] in (None, login):

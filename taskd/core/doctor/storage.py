@@ -27,15 +27,19 @@ from taskd.core.doctor.object_repairs import Object
 from taskd.core.doctor.objects import expected
 
 HELD_WARNING_S, HELD_ERROR_S = 300.0, 3600.0
-# Limits for a snapshot whose start time PostgreSQL does not tell: the number of transactions since
-# it was taken. A busy queue runs about a hundred transactions per second.
+# Limits for a snapshot whose start time PostgreSQL does not show. They apply to the number of
+# transactions since the snapshot was taken. A busy queue runs about a hundred transactions per
+# second.
 HELD_WARNING_XIDS, HELD_ERROR_XIDS = 1_000_000, 20_000_000
 LOCK_S = 60.0
-# A busy queue makes about this many dead rows per minute, and autovacuum starts once a minute.
+# A table with fewer dead rows is never reported. A busy queue makes about this many dead rows per
+# minute, and autovacuum starts once a minute.
 DEAD_MIN = 100_000
-# A table has many dead rows if it has DEAD_TIMES as many as the number at which autovacuum is due.
+# A table has many dead rows if it has at least DEAD_MIN of them, and at least DEAD_TIMES the number
+# at which autovacuum is due.
 DEAD_TIMES = 10
-# Many dead rows are reported if the last vacuum was LATE_S ago, or if there are DEAD_MAX of them.
+# Many dead rows are reported if the last vacuum was at least LATE_S ago, or if there are at least
+# DEAD_MAX dead rows.
 LATE_S, DEAD_MAX = 600.0, 2_000_000
 UNVACUUMED_S = 3600.0
 INDEX_BYTES_MIN = 64 * 1024 * 1024
@@ -114,8 +118,9 @@ def _holder(row: Row) -> tuple[str, Repair]:
 def table_locks(facts: Facts) -> Iterator[Observation]:
     """Find old transactions that lock taskd's tables.
 
-    PostgreSQL tells when a transaction began, not when the transaction got its lock. If PostgreSQL
-    hides this time from the login, a lock is reported only if other sessions wait for the table.
+    PostgreSQL shows when a transaction began, but not when the transaction got its lock. If
+    PostgreSQL hides the start of a transaction from the login, its lock is reported only if other
+    sessions wait for the table.
     """
     for row in facts["doctor_locks"]:
         age_s, waiting = row["age_s"], row["waiting"]
@@ -142,7 +147,7 @@ class _Dead:
 
     @property
     def late(self) -> bool:
-        """Whether many dead rows are reported, by the rules of DEAD_TIMES, LATE_S and DEAD_MAX."""
+        """Whether dead rows are reported, by DEAD_MIN, DEAD_TIMES, LATE_S and DEAD_MAX."""
         row = self.row
         much = row["dead"] >= max(DEAD_MIN, DEAD_TIMES * row["due_at"])
         return bool(much and ((row["idle_s"] or 0) >= LATE_S or row["dead"] >= DEAD_MAX))

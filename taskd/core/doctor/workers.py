@@ -27,8 +27,8 @@ from taskd.core.worker_status import BLOCKED_S_MIN, Abandoned, FailureStreak, de
 
 # At this many blocked seconds in a minute, half of the event loop's time is left for other jobs.
 BLOCKED_ERROR_S = 30.0
-# A worker that drains is reported if it has been up for this long. Its row does not tell when the
-# drain began.
+# A worker that drains is reported if it has been up for this long. Its row does not contain the
+# time at which the drain began.
 DRAINING_S = 600.0
 
 
@@ -143,7 +143,8 @@ def _list_running(task: str) -> str:
 def failing_tasks(facts: Facts) -> Iterator[Observation]:
     """Find tasks whose attempts in one process have all failed for a minute or longer.
 
-    A process publishes a task when five of its attempts have failed since the last success.
+    A process publishes the failures of a task when at least five attempts have failed since the
+    last success of the task.
     """
     found: dict[str, list[tuple[Row, FailureStreak]]] = {}
     for row in facts["doctor_workers"]:

@@ -44,19 +44,19 @@ _ID = re.compile(
     r"(?![0-9a-z])",
     re.IGNORECASE,
 )
-# Words that are ids if they differ from text to text. They follow a `#`, have letters and digits,
-# or are letters that can be a hexadecimal or base32 number. A word after a `#` can be the `#ms`
-# into which `30ms` was turned before.
+# Matches words that are ids if they differ from text to text. Such a word follows a `#`, contains
+# letters and digits, or consists of letters that can be a hexadecimal or base32 number. A word
+# after a `#` can also be a unit: `30ms` has become `#ms`.
 _MAYBE_ID = re.compile(
     r"#+[0-9A-Za-z]*"
     r"|(?<!\w)(?:(?=[A-Za-z]*\d)[0-9A-Za-z]+|[a-f]{4,}|[A-F]{4,}|[A-Z]{6,})(?!\w)"
 )
 # Words of _MAYBE_ID count as ids if at least this many texts differ only in such words.
 ALIKE_MIN = 3
-# A group can have this many different ids, all of the same length. Then a word of letters in the
-# same place and of the same length counts as an id as well.
+# If a group has at least this many different ids, all of the same length, then a word of letters in
+# the same place and of the same length counts as an id as well.
 SAME_LENGTH_MIN = 10
-# To find such words of letters, only the largest groups are compared with others, this many.
+# The search for such words of letters compares only this many groups, the largest, with the others.
 COMPARED_MAX = 20
 # A digit after a letter is part of a name, as in utf8.
 _NUMBER = re.compile(r"(?<![0-9A-Za-z])\d+(?:[.,:]\d+)*")
@@ -173,7 +173,7 @@ def _common(patterns: list[str]) -> str:
 
 
 def _without_words(patterns: dict[str, list[Failures]]) -> dict[str, list[Failures]]:
-    """Merge a pattern into another one that has ids in place of a word of the same length."""
+    """Merge a pattern into another one that has ids of the same length in place of a word."""
     largest = sorted(
         (each for each in patterns if NUMBER in each), key=lambda each: -len(patterns[each])
     )

@@ -103,7 +103,8 @@ class Facts(msgspec.Struct, frozen=True):
             A finished job can hold the key by `for_s`, or as a newer version.
         newer_follows: whether a newer job of its unique key starts when it ends.
         task_paused_at: when the pause of its task began; None if the task is not paused. The other
-            fields of this pause are as for the queue.
+            fields `task_pause...`, `task_paused_...` and `task_resumes_in_s` have the same meanings
+            as the fields of the queue's pause.
         paused_at: when the pause of its queue began; None if the queue is not paused.
         paused_until: when the pause of its queue ends; None if it lasts until someone resumes the
             queue.
@@ -215,7 +216,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Why(StrEnum):
-    """A reason why a job is not running; for a running or finished job, also that it is so.
+    """A reason why a job does not run. RUNNING and FINISHED only state that it runs or has ended.
 
     In the comments, `it` and `its` stand for the job.
     """
@@ -272,7 +273,7 @@ class Why(StrEnum):
 
 
 class Reason(NamedTuple):
-    """One reason. With `needs_action`, the job runs only if a person does something."""
+    """One reason. If `needs_action` is true, the job runs only after a person has acted."""
 
     why: Why
     needs_action: bool = False
@@ -345,7 +346,7 @@ def idle_s(facts: Facts) -> float:
 
 
 def without_threads(facts: Facts) -> list[Server]:
-    """Return the live workers whose threads have all been taken for long."""
+    """Return the live workers whose threads have all been taken for a long time."""
     return [
         each
         for each in facts.servers
@@ -366,7 +367,7 @@ def where_it_still_runs(facts: Facts) -> list[Server]:
 
 
 def with_blocked_loop(facts: Facts) -> list[Server]:
-    """Return the live workers whose event loop was blocked for long within the last minute."""
+    """Return the live workers whose event loop was blocked for a long time in the last minute."""
     return [
         each
         for each in facts.servers

@@ -1,4 +1,4 @@
 """Jobs as values: their states, keys, limits, backoff, verdicts and errors.
 
-The lowest room of core: of core, it imports only core.validation. Any module may import it.
+Of core, this package imports only core.validation. Any module may import this package.
 """

@@ -39,9 +39,10 @@ class Enqueued(int, Generic[R_co]):
     task.
 
     Attributes:
-        outcome: `enqueued`, or what happened instead: `skipped`, `replaced` or `debounced`. With a
-            version or `latest`, it can also be `follows`: the new job runs when the running attempt
-            has ended. With a version, it can be `ignored`: the version is not newer.
+        outcome: `enqueued`, or what happened instead: `skipped`, `replaced` or `debounced`. If the
+            job has a version, or the rule `latest`, the outcome can also be `follows`: the new job
+            runs when the running attempt has ended. If the job has a version, the outcome can also
+            be `ignored`: the version is not newer.
         enqueued_us: when the transaction that enqueued the job began, in microseconds since 1970,
             by the database's clock; None for a job that holds the key. The id and `enqueued_us`
             together name one job. The id alone is not enough after a switch-over by logical
@@ -49,7 +50,8 @@ class Enqueued(int, Generic[R_co]):
         published: False if the job was enqueued by name and no worker has published its task. Then
             the arguments were not checked, and the job has no unique key and no limit of its task.
         client: the client that enqueued the job and can wait for its result; None in a copy.
-        decode: decodes the JSON text of the result to R_co; None: the result keeps JSON's types.
+        decode: decodes the JSON text of the result to R_co; with None, the result keeps JSON's
+            types.
     """
 
     outcome: str = "enqueued"

@@ -16,7 +16,7 @@ ERROR_BYTES_MAX = 4096
 MESSAGE_BYTES_MAX = 1024
 TYPE_BYTES_MAX = 200
 FRAMES_MAX = 30
-# The type of the error of a job whose arguments the code of its task cannot read.
+# The `type` of the stored error if the code of a task cannot read the arguments of a job.
 ARGS_UNFIT = "ArgsDoNotFit"
 CHAIN_MAX = 5
 # Frames of files in PACKAGE, the folder of taskd, are cut off. Frames in BUILT_INS, the folder of
@@ -46,7 +46,7 @@ def describe(error: BaseException, hide: Callable[[str], str] = str) -> Failure:
     """
     kind = clean(hide(kind_of(error)), TYPE_BYTES_MAX)
     message = clean(hide(_text(error)), MESSAGE_BYTES_MAX)
-    # Measured as JSON, in which a control character takes six bytes.
+    # The size counts as JSON, in which a control character takes six bytes.
     used_bytes = sum(len(msgspec.json.encode(each)) for each in (kind, message))
     room = ERROR_BYTES_MAX - used_bytes - 100
     return Failure(kind, message, _keep_ends(hide(_trace(error)), room))

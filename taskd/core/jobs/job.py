@@ -69,7 +69,7 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
             JobState.BLOCKED,
             JobState.SCHEDULED,
         ),  # the same, with a later due time or as a suspect
-        (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or because a job that it needs was
+        (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or by its option `on_failed`
         (JobState.BLOCKED, JobState.FAILED),  # its deadline has passed
         (JobState.SCHEDULED, JobState.BLOCKED),  # due, but not yet admitted by its limit
         (
@@ -115,7 +115,8 @@ def check_queue(name: str) -> str:
     """Check the name of a queue, and return it.
 
     Raises:
-        InvalidJob: the name is not 1 to 48 characters of a-z 0-9 _ . -, or only dots.
+        InvalidJob: the name is not 1 to 48 of the characters a-z 0-9 _ . - or it consists only of
+            dots.
     """
     if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
         raise InvalidJob(
@@ -283,15 +284,17 @@ class NewJob:
             the job has the priority of the published task, or 100.
         run_at: when the job is due (with a time zone); excludes `delay_s`.
         delay_s: seconds from the start of the enqueueing transaction until the job is due.
-        max_attempts: the most attempts, 1 to 1000; with None, the option of the task applies.
+        max_attempts: the maximum number of attempts, 1 to 1000; with None, the option of the task
+            applies.
         timeout_s: timeout of one attempt in seconds; with None, the option of the task applies.
         checked: whether the arguments were checked against the task's signature, as by
             `Task.job()`. If not, they are checked against the published task when the job is
             enqueued.
         unique: the unique key of the job. With None, a job that is `checked` has no key. Any other
-            job gets a key by the rule of the published task, if there is one. A key of arguments is
-            made at once if the job is `checked`. Otherwise it is made when the job is enqueued,
-            because the task can redact these arguments.
+            job gets a key by the rule of the published task, if there is one. If the key is made of
+            arguments and the job is `checked`, the key is made at once. If the job is not
+            `checked`, the key is made when the job is enqueued, because the task can redact these
+            arguments.
         no_key: with True, the job gets no unique key, even if the published task has a rule.
         deadline: no attempt starts after this time (with a time zone). If the job still waits at
             this time, it fails as `expired`. Excludes `deadline_s`.
@@ -373,8 +376,8 @@ class Job(msgspec.Struct, gc=False):
 
     Attributes:
         fence: token of this attempt; every write for the attempt checks the token.
-        args: JSON text. The claim does not decode the text. If the text cannot be decoded, only
-            this job fails, and not the claim of all its jobs.
+        args: JSON text. The claim does not decode the text, so a text that cannot be decoded fails
+            only its own job, and not the whole claim.
         max_attempts, timeout_s: options of the job; with None, the option of the task applies.
         wait_s: seconds from the job's due time to the claim, by the database's clock.
         due_at_s: the due time in seconds since 1970, by the database's clock.
@@ -406,12 +409,15 @@ class Job(msgspec.Struct, gc=False):
     worker_id: int = 0
 
     def read_metadata(self) -> Mapping[str, Any]:
-        """Return the metadata, which cannot be changed."""
+        """Return the metadata as a read-only mapping."""
         decoded = {} if self.metadata is None else msgspec.json.decode(self.metadata)
         return MappingProxyType(decoded)
 
     def read_firing(self) -> Firing:
-        """Return the schedule and the tick for which the job was enqueued, or two None."""
+        """Return the schedule and the tick for which the job was enqueued.
+
+        Both are None if no schedule has enqueued the job.
+        """
         if self.firing is None:
             return _NO_FIRING
         found = msgspec.json.decode(self.firing, type=Firing)

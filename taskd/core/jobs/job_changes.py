@@ -18,8 +18,8 @@ from taskd.core.jobs.job import (
 from taskd.core.validation import check_int
 from taskd.errors import InvalidJob
 
-# The delay before the next attempt of a restarted job. The handler of the ended attempt can end in
-# this time.
+# The delay before the next attempt of a restarted job. During this delay, the handler of the
+# previous attempt can end.
 RESTART_DELAY_S = 5.0
 
 
@@ -37,7 +37,7 @@ class DeleteOutcome(StrEnum):
     """Whether a job was deleted, or why not."""
 
     DELETED = "deleted"
-    # A worker would still do its work: the job must be cancelled first.
+    # A worker runs the job: cancel the job before you delete it.
     RUNNING = "running"
     # Other jobs of its workflow are live, and need it.
     IN_A_WORKFLOW = "in a workflow"

@@ -1,4 +1,4 @@
-"""Filters that select jobs. The command line, the dashboard and clients use the same ones."""
+"""Filters that select jobs; the command line, the dashboard and clients share them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from taskd.core.jobs.unique import normal_key
 from taskd.core.validation import check_int, check_seconds, quoted
 from taskd.errors import InvalidJob
 
-# In a text that is searched, each of these characters matches any text. `taskd stats errors` prints
-# # and ….
+# In the text of a filter, each of these characters matches any text. `taskd stats errors` prints #
+# and ….
 WILD = "*#…"
 ID_MAX = 2**63 - 1
 # A hundred years: PostgreSQL can subtract this interval from the current time.
@@ -37,12 +37,12 @@ class JobFilter:
     Attributes:
         queue: the queue of the job.
         task: the name of the job's task.
-        states: the states of which the job has one, as JobStates or their names.
+        states: the job is in one of these states, given as JobStates or their names.
         error: a part of the job's last error or reason, in upper or lower case. `*`, `#` and `…`
             match any text: `taskd stats errors` prints `#` and `…` for parts that differ.
         since_s: a live job matches if it was enqueued within the last `since_s` seconds. A finished
             job matches if it ended within these seconds. Excludes `since`.
-        since: the same, from this time on (a datetime with a time zone).
+        since: as `since_s`, but from this time on (a datetime with a time zone).
         older_than_s: a live job matches if it was enqueued more than this many seconds ago. A
             finished job matches if it ended more than this many seconds ago.
         running_for_s: a running job matches if its worker claimed it more than this many seconds
@@ -57,7 +57,8 @@ class JobFilter:
             by the setting `name`; several workers can have the same name.
         workflow: the id or the name of the workflow or pipeline of the job.
         schedule: the name of the schedule that has enqueued the job.
-        late: whether the job, of a schedule, has not ended by its `ends_by`, or has expired.
+        late: with True, only jobs of schedules match that have not ended by their `ends_by`, or
+            that have expired.
         unique_key: the unique key of the job. A key that is a JSON list or object is compared by
             value.
         metadata: values in the metadata of the job, such as tags, by name. A list matches if the
@@ -116,7 +117,10 @@ class JobFilter:
 
     @property
     def by_end(self) -> bool:
-        """Whether only failed and cancelled jobs match, which an index finds by their ends."""
+        """Whether only failed and cancelled jobs match.
+
+        An index contains these jobs by the time of their end.
+        """
         return bool(self.states) and FINISHED_BADLY.issuperset(self.states)
 
     @property
@@ -139,7 +143,10 @@ class JobFilter:
         return replace(self, states=left)
 
     def listed(self) -> Self:
-        """Return the filter of a list: with `running_for_s` and no states, only running jobs."""
+        """Return the filter for a list of jobs.
+
+        If `running_for_s` is given without `states`, only running jobs match.
+        """
         if self.running_for_s is not None and not self.states:
             return self.within([JobState.RUNNING])
         return self

@@ -47,7 +47,7 @@ def to_json_type(value: Any) -> Any:
         return value.model_dump(mode="json", by_alias=True)
     if issubclass(kind, str):
         return str.__str__(value)
-    # A masked array has a `mask`. Its item is no real value, so it is not converted.
+    # A masked array has a `mask`. Its item is no real value, so the array is not converted.
     if hasattr(kind, "item") and getattr(value, "shape", None) == () and not hasattr(kind, "mask"):
         return _of_scalar(value)
     # pandas.NaT ("not a time") is the only date that differs from itself.

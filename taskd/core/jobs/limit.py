@@ -40,18 +40,18 @@ class LimitOf(NamedTuple):
 class Limit:
     """A limit for the jobs of one task, or of several tasks that share the limit.
 
-    It applies to all workers together. Operators can change its bounds (concurrency, rate, burst)
-    at any time with `taskd limits set`.
+    The limit applies to all workers together. Operators can change its bounds (concurrency, rate,
+    burst) at any time with `taskd limits set`.
 
     Attributes:
-        concurrency: the most running jobs per key, 1 to 10,000.
+        concurrency: the maximum number of running jobs per key, 1 to 10,000.
         by: the argument whose value is the key, or several arguments; by default all jobs share one
             key. The value of an argument that the task redacts is hashed.
-        concurrency_in_all: the most running jobs of all keys together, 1 to 10,000.
+        concurrency_in_all: the maximum number of running jobs of all keys together, 1 to 10,000.
         rate: how many jobs per key can start within `per_s` seconds, on average.
         per_s: the period of the rate in seconds, up to 30 days.
-        burst: the most jobs per key that can be admitted together after a pause, 1 to 10,000. The
-            default is the rate in jobs per second, rounded up.
+        burst: the maximum number of jobs per key that are admitted together after a pause, 1 to
+            10,000. The default is the rate in jobs per second, rounded up.
         name: by default the task's name; tasks whose limits have the same name share one limit.
 
     Raises:
@@ -104,8 +104,8 @@ class Limit:
 
 
 def _per_second(rate: object, per_s: float) -> float:
-    # The caller refuses NaN with the message for a rate outside its limits. So this message also
-    # appears for a rate that is not a number, or that is too large for a float.
+    # Return NaN for a rate that is not a number, or that is too large for a float. The caller
+    # refuses NaN with the message for a rate outside its limits.
     if not isinstance(rate, int | float) or isinstance(rate, bool) or rate > RATE_MAX * PER_S_MAX:
         return math.nan
     return rate / per_s

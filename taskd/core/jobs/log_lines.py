@@ -98,7 +98,7 @@ def line_of(event: LogEvent, hide: Callable[[str], str]) -> bytes:
 
     If formatting a logged object raises an Exception, the returned line only says so. Other
     BaseExceptions are passed on: one of them, MustEnd, can interrupt a handler with process=True
-    while it logs.
+    while the handler logs.
 
     Args:
         hide: removes secrets from a text; it is called before texts are shortened.

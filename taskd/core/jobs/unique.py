@@ -27,7 +27,7 @@ JSON_KEY = re.compile(r"[ \t\r\n]*[\[{]")
 DIGITS_MAX = 131_072
 HASHED = "sha256:"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Versions that are times are stored as this number and their microseconds since 1970.
+# A version that is a time is stored as this number plus its microseconds since 1970.
 VERSION_TIMES = 2**62
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -54,9 +54,10 @@ class OnConflict(StrEnum):
 
     # The new job is not enqueued; the holder stays as it is.
     SKIP = "skip"
-    # A waiting holder gets the queue, arguments, options and due time of the new job. If the holder
-    # was claimed before, it ends as cancelled instead. A new job is not due before the retry of the
-    # holder. A running holder does not change.
+    # A waiting holder gets the queue, arguments, options and due time of the new job. If a worker
+    # has claimed the holder before, the holder is cancelled instead, and the new job is enqueued; a
+    # holder that other jobs wait for always stays. If the holder waits for a retry, the new job is
+    # not due before that retry. A running holder does not change.
     REPLACE = "replace"
     # A waiting holder gets the arguments of the new job, and the limit that they make. It keeps its
     # queue, due time, priority and options. A running holder does not change.
@@ -79,7 +80,8 @@ class HeldKey(NamedTuple):
         state: the state of that job; None if taskd no longer stores the job.
         scope: how long the job holds the key, a value of KeyScope; None if the job has ended and
             only `for_s` or a version holds the key.
-        until: the time until which the key is held at least, by `for_s` or a version, or None.
+        until: the earliest time at which the key can become free, if `for_s` or a version holds the
+            key; otherwise None.
         version: the last version of the key, or None.
     """
 
@@ -93,7 +95,7 @@ class HeldKey(NamedTuple):
 class NewerStarts(StrEnum):
     """When a newer job of a key starts if an attempt of the older one has not succeeded."""
 
-    # As soon as it is due itself.
+    # As soon as the newer job is due.
     AT_ONCE = "at_once"
     # Not before the retry of the older job would have been due.
     AFTER_DELAY = "after_delay"
@@ -259,7 +261,8 @@ def of_rule(rule: str, args: str) -> Unique:
 def _number_of(version: object) -> int:
     """Return the number by which the database compares a version.
 
-    Of a time, it is VERSION_TIMES and the microseconds since 1970, so that no number equals a time.
+    For a time, the number is VERSION_TIMES plus the microseconds since 1970. So a version that is a
+    time never equals a version that is an int.
 
     Raises:
         InvalidJob: the version is neither an int within the limits nor an aware datetime.
@@ -310,7 +313,7 @@ def redacted_version(name: str) -> str:
     )
 
 
-# Decodes numbers with all their digits: taskd.unique_key_of() does so, too, and must make the same
+# Decodes numbers with all their digits, as taskd.unique_key_of() does. Both must make the same
 # keys.
 decode_args = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 _decode_value = msgspec.json.Decoder(list[Any] | dict[str, Any], float_hook=Decimal).decode

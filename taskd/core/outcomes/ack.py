@@ -19,8 +19,8 @@ class Ack(msgspec.Struct, gc=False):
         reason: why the job has failed or was cancelled, or why its result was not stored, or None.
         error: JSON object that is appended to the job's `errors`, or None.
         result: JSON text of the job's result, or None.
-        next: JSON text of the pipeline stage that the handler chose, or of the decision that the
-            run ends, or None.
+        next: JSON text of the pipeline stage that the handler chose, or of the handler's decision
+            to end the run; otherwise None.
         parked: whether the job waits because its task is paused, or because no live worker can run
             the job.
         wrong_delay: why `delay_s` is not the delay that the code of the task gave, or None. This is

@@ -8,8 +8,8 @@ from typing import Any
 from taskd.core.outcomes import unknown_tasks
 from taskd.core.outcomes.ack import Ack
 
-# What a cancelled handler raised instead of the cancellation: an exception or, from a process, the
-# JSON of its Failure. None if it raised nothing else.
+# The error that a cancelled handler raised instead of the cancellation: an exception, or the JSON
+# of a Failure if the handler ran in a separate process. None if there is no such error.
 Cleanup = BaseException | str | None
 
 
@@ -205,9 +205,9 @@ def outcomes(count: int, happened: AttemptEnd) -> list[AttemptEnd]:
     """Return how the attempt of each job of a batch of `count` jobs ended.
 
     If the handler returned None, all jobs succeeded. If the handler returned a list of `count`
-    entries, each entry belongs to one job. An exception or a verdict counts as raised by the job.
-    Any other value is the job's result. If the handler returned anything else, all jobs get a
-    TypeError.
+    entries, each entry belongs to one job. An entry that is an exception or a verdict counts as
+    raised by the attempt of its job. Any other entry is the result of its job. If the handler
+    returned neither None nor such a list, the attempts of all jobs end with a TypeError.
 
     Args:
         happened: how the call of the handler ended. If the handler did not return, all jobs of the

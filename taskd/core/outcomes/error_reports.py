@@ -31,7 +31,7 @@ class TimedOut(ReportedError):
 
 
 class WorkerLost(ReportedError):
-    """A worker died or lost its lease; it may have been running jobs."""
+    """A worker died or lost its lease, possibly while it ran jobs."""
 
 
 class ServiceFailing(ReportedError):
@@ -51,8 +51,8 @@ def of_attempt(job: Job, happened: AttemptEnd, ack: Ack) -> ErrorReport | None:
 
     The cleanup of a cancelled attempt can have an error, although the attempt has not failed.
 
-    A verdict is not an error, because the handler has decided so. But a Retry after the last
-    attempt is an error.
+    A verdict is not an error, because the handler has chosen it. But a Retry after the last attempt
+    is an error.
     """
     if ack.error is None:
         return None

@@ -59,12 +59,13 @@ INTERRUPTED_BY = {
     "fence": "the worker lost its lease, or could not renew it,",
     "foreign": "code outside of taskd and the handler cancelled the attempt",
 }
-# An exception has three texts: its type, its message and its traceback.
+# A Redaction remembers this many texts. An exception has three texts: its type, its message and its
+# traceback.
 RECENT_TEXTS = 8
 
 
 class Delay(NamedTuple):
-    """A delay in seconds; `wrong`: why it is not the delay that the code of the task gave."""
+    """A delay in seconds; `wrong` says why it is not the delay that the code of the task gave."""
 
     seconds: float
     wrong: str | None = None
@@ -150,7 +151,8 @@ def _never_started(job: Job, happened: NeverStarted) -> Ack:
         case TaskUnknown(delay_s) | ArgsNewer(delay_s):
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, parked=True)
         case ArgsUnfit(error=error, delay_s=delay_s):
-            # Not parked: a worker with the same code would bring a parked job back at once.
+            # The job is not parked: a worker with the same code would make a parked job due at
+            # once.
             return _ack(job, JobState.SCHEDULED, delay_s=delay_s, refund=True, error=error)
         case TaskPaused():
             return _ack(job, JobState.SCHEDULED, delay_s=PARKED_S, refund=True, parked=True)
@@ -254,8 +256,9 @@ def hider(jobs: Sequence[Job], task: Task[..., Any] | None) -> Callable[[str], s
 class Redaction:
     """Removes the values of redacted arguments from texts.
 
-    The jobs of a batch share one Redaction. It reads their arguments when it gets the first text.
-    If all of them raised the same exception, its texts are redacted once.
+    The jobs of a batch share one Redaction. The Redaction reads the arguments of these jobs when it
+    gets the first text. If all jobs raised the same exception, the texts of the exception are
+    redacted once.
 
     Args:
         argses: the arguments of the jobs, as JSON text.
@@ -336,9 +339,10 @@ def _backoff_delay(job: Job, policy: backoff.Backoff) -> Delay:
 
 
 def _delay_of(given: object) -> Delay:
-    """Return the delay of a verdict. A negative one is zero: a time that has just passed.
+    """Return the delay of a verdict; for a negative delay, return zero.
 
-    If the handler gave something that is not a number, return `base_s` of the default backoff.
+    A handler gets a negative delay when it computes the delay from a time that has just passed. If
+    the handler gave something that is not a number, return `base_s` of the default backoff.
     """
     try:
         delay_s = float(given)  # type: ignore[arg-type]

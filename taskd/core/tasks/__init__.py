@@ -1,4 +1,5 @@
 """Tasks: handlers with their options and arguments, and the registry that finds them by name.
 
-Imports core.jobs and core.schedule. The other rooms of core and the packages above can import it.
+This package imports core.jobs and core.schedule. The other packages of core, and the packages above
+core, can import this package.
 """

@@ -42,8 +42,8 @@ def from_json_type(kind: Any, value: Any) -> Any:
 def _without_input(error: Exception, kind: Any) -> str:
     """Return the first errors of a validation, each with its place, without the wrong values.
 
-    In a place, `*` stands for a key of the value. An error of another type than PLAIN is named by
-    its type alone.
+    In a place, `*` stands for a key of the value. If PLAIN does not match the type of an error,
+    only the type is returned, and not the message.
     """
     listed = getattr(error, "errors", None)
     if not callable(listed):

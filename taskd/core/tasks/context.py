@@ -105,8 +105,8 @@ class RunningWorkflow(Protocol):
     `on_failed`. In these jobs, `ctx.results()` also returns the results of the added jobs. If the
     running job is not part of a workflow, the first job that it adds makes one.
 
-    A job adds a name once. If a later attempt adds the name again, the method returns the id of the
-    job that exists.
+    A job can add each name only once. If a later attempt adds the name again, the method returns
+    the id of the job that exists.
 
     Attributes:
         id: the id of the workflow; None if the job is not part of one yet.
@@ -130,11 +130,12 @@ class RunningWorkflow(Protocol):
             name: the name of its node. The default is the name of its task, with a number if the
                 handler has added that name before. A job that is added again after an error, with
                 equal options, keeps its name. Give a name if attempts of the handler add jobs in
-                different orders. Give one, too, if the handler repeats a transaction that was
+                different orders. Also give a name if the handler repeats a transaction that was
                 rolled back.
             after: the jobs that it waits for: names that this attempt has added, or ids of jobs.
                 Without it, the job starts at once, beside the running job.
-            on_failed: what happens to the job if one of these fails; a value of OnFailed.
+            on_failed: what happens to the job if one of the jobs in `after` fails; a value of
+                OnFailed.
             conn: a connection of the handler, whose transaction adds the job when it commits. After
                 a rollback, the attempt still counts the name as used. Before another job can wait
                 for the name, add the job again under this name.

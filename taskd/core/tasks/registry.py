@@ -87,7 +87,7 @@ class Registry:
         """Record the place at which the function or pipeline with these names is defined.
 
         Raises:
-            ValueError: another one already has one of the names.
+            ValueError: another function or pipeline already has one of the names.
         """
         for name in names:
             existing = self._places.get((noun, name))
@@ -190,7 +190,7 @@ class Registry:
         return sorted(self._tasks)
 
     def args_versions(self) -> dict[str, int]:
-        """Return, by name of a task or pipeline, the newest arguments that this code reads."""
+        """Return the newest version of arguments that this code reads, by task or pipeline."""
         tasks = {name: self._tasks[name] for name in self.names()}
         tasks |= {plan.name: plan.first for plan in self.pipelines.values()}
         return {name: task.versions.args_version for name, task in tasks.items()}

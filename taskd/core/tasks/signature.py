@@ -126,10 +126,10 @@ def args_fields(
 def result_decoder(handler: Callable[..., Any], *, batch: bool) -> msgspec.json.Decoder[Any]:
     """Return a decoder of results to the annotated type, or else to JSON's types.
 
-    JSON's types are used in these cases. There is no annotation, or taskd cannot decode the
-    annotated type. The handler is a batch handler, whose annotation describes the results of all
-    jobs together. Or the annotation is None: the handler can still store a result by
-    `ctx.complete(conn, result)`.
+    JSON's types are used in four cases. There is no annotation. taskd cannot decode the annotated
+    type. The handler is a batch handler, whose annotation describes the results of all jobs
+    together. The annotation is None: the handler can still store a result by `ctx.complete(conn,
+    result)`.
     """
     try:
         hint = typing.get_type_hints(inspect.unwrap(handler), include_extras=True).get("return")
@@ -201,7 +201,10 @@ def check_version_type(task: str, args_type: type[msgspec.Struct], name: str) ->
 
 
 def _version_kinds(hint: Any) -> Iterator[Any]:
-    """Yield int, datetime, or what cannot be a version, for each type of an annotation."""
+    """Yield int, datetime or, for a type whose values cannot be versions, the type itself.
+
+    For a union, yield one of these for each type except None. For Any, yield nothing.
+    """
     hint = getattr(hint, "__supertype__", hint)  # of a NewType
     if typing.get_origin(hint) is typing.Annotated:
         yield from _version_kinds(typing.get_args(hint)[0])

@@ -77,11 +77,11 @@ class Task(Generic[P, R]):
         queue: the default queue of the task's jobs.
         priority: the priority of jobs that are enqueued without one, an integer of 32 bits; smaller
             numbers run first.
-        max_attempts: the most attempts of a job, 1 to 1000. With 1, the handler begins at most
-            once: if its worker dies or stops during the attempt, the job fails.
+        max_attempts: the maximum number of attempts of a job, 1 to 1000. With 1, the handler begins
+            at most once: if the worker dies or stops during the attempt, the job fails.
         max_crashes: after how many deaths of its worker a job starts again, 0 to 100. Each death
-            counts, also if another job has caused it. With None, only crashes that the job has
-            probably caused count, and usually the third of them fails the job.
+            counts, even if another job has caused the death. With None, only crashes that the job
+            has probably caused count, and usually the third of them fails the job.
         timeout_s: timeout of one attempt in seconds; with None, there is no timeout.
         backoff: the delay after each failed attempt.
         on_error: maps exception classes to a verdict (Fail, Cancel, Retry or Snooze(seconds)), or
@@ -91,7 +91,7 @@ class Task(Generic[P, R]):
             see Limit.
         process: with True, a plain `def` runs in a separate process, which taskd can stop and kill.
             The context of the handler is a ProcessContext.
-        batch: the most jobs that the handler receives in one call, as a list of Items.
+        batch: the maximum number of jobs that the handler receives in one call, as a list of Items.
         max_wait_s: how long the first job of a batch waits for further jobs, 0 to 3 seconds.
         transaction: gives the handler `ctx.conn`, a connection with an open transaction, which
             commits together with the completion of the job. The value is an isolation level
@@ -101,8 +101,8 @@ class Task(Generic[P, R]):
             The function converts arguments of that version (a dict) into arguments of the next one.
         aliases: former names of the task; jobs that were enqueued under these names run, too.
         redact: names of arguments whose values are shown as `***` by the command line and in
-            errors, and as hashes in keys. With `upgrade`, also name those that only older versions
-            have.
+            errors, and as hashes in keys. If the task has `upgrade`, also name arguments that only
+            older versions have.
         metadata: default metadata of the task's jobs, such as tags. Values that are given when a
             job is enqueued override values of the same names. The metadata also applies to jobs
             that SQL clients, schedules and the command line enqueue.

@@ -1,11 +1,12 @@
 """`taskd tail`: decide from successive polls which jobs to read, and which events to report.
 
 A poll returns the ids of the live jobs and of the running jobs. If a job was live at the last poll
-and is not live now, it has ended. If a job was enqueued and ended between two polls, no poll saw it
-live. So it is looked up by its id.
+and is not live now, it has ended. If a job was enqueued and ended between two polls, no poll saw
+the job live. So the next poll looks up the job by its id.
 
-A transaction can draw an id long before it commits the job. So an id without a job is looked up at
-each poll. This ends when every transaction has ended that was open when the id was first seen.
+A transaction can draw an id long before it commits the job. So each poll looks up the ids that have
+no job yet. taskd gives up an id when all transactions that were open when the id was first seen
+have ended.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ class Watch:
     def compare(self, poll: Poll) -> tuple[Changes, Watch]:
         """Return the changes since the last poll, and the Watch for the next poll.
 
-        This Watch does not change. So if the caller fails to read the changed rows, it can compare
-        the next poll with the same last poll again.
+        The method does not change its own Watch. So if the caller fails to read the changed rows,
+        the caller can compare the next poll with the same last poll again.
         """
         last, following = self._last, Watch()
         born = _minus(poll.live, last.live) if last else set()

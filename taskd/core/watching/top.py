@@ -19,7 +19,7 @@ LATE_S = 60.0
 # Top keeps at most this many ended jobs, the newest.
 ENDED_MAX = 5000
 # A poll counts new jobs by queue, but reads at most this many: the newest. If a poll reaches this
-# number, its counts are scaled up: their sum is then the number of new ids.
+# number, its counts are scaled up, so that their sum is the number of new ids.
 BORN_MAX = 5000
 
 
@@ -250,7 +250,7 @@ class Top:
             came = last.came[name] - first.came[name]
             made.in_per_s = came / past_s
             # A job that was retried by hand has an old id, so it is live again but not an arrival.
-            # Because of such jobs, the rate would be negative without max().
+            # Because of such jobs, the rate could be negative without max().
             made.out_per_s = max(0, came - last.live[name] + first.live[name]) / past_s
         made.wait_p50_s, made.wait_p95_s = _p50_p95(each.wait_s for each in mine)
         made.run_p50_s, made.run_p95_s = _p50_p95(each.run_s for each in mine)

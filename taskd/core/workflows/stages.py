@@ -21,12 +21,13 @@ class Stage(msgspec.Struct, frozen=True):
     """A stage in the plan of a pipeline.
 
     Attributes:
-        takes: the parameter that receives a result of the previous stage that is neither a dict nor
-            None. It is the only required parameter of the stage. If there is not exactly one, it is
-            the only accepted parameter. None if the stage has neither.
+        takes: the parameter that receives the result of the previous stage, if the result is
+            neither a dict nor None. If the stage requires exactly one parameter, that parameter
+            receives the result. Otherwise, if the stage accepts exactly one parameter, that one
+            receives the result. Otherwise, `takes` is None.
         required: the required arguments.
         accepted: all accepted arguments.
-        no_key: the unique key that the task declares does not apply to the stage.
+        no_key: whether the unique key that the task declares does not apply to the stage.
     """
 
     name: str
@@ -49,8 +50,8 @@ def check_stages(name: str, stages: Sequence[Stage], returns: Sequence[Any]) -> 
         returns: the annotated return type of each stage's handler, or None if it is unknown.
 
     Raises:
-        InvalidWorkflow: there is no stage, or too many; two stages have the same name; or a stage's
-            single value fits no parameter of the next.
+        InvalidWorkflow: there is no stage, or too many; two stages have the same name; or a stage
+            returns a single value, and no parameter of the next stage can receive the value.
     """
     if not 1 <= len(stages) <= STAGES_MAX:
         raise InvalidWorkflow(

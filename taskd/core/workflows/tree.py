@@ -1,4 +1,4 @@
-"""The tree of a workflow: it has a line for each part, below the line of a part it waits for."""
+"""The tree of a workflow: the line of each part is below the line of a part that it waits for."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def lines(parts: Iterable[Part]) -> list[Line]:
 def parents_first(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows in their order, but each after the rows of the parts that it waits for.
 
-    A part waits for a later one if a running job has added that one. Parts of which each contains
-    jobs that wait for jobs of the other keep their order.
+    A part can wait for a part with a later row, because a running job can add jobs. If two parts
+    wait for each other, through different jobs, they keep their order.
     """
     left, found = list(rows), list[dict[str, Any]]()
     waiting = {row["part"] for row in rows}
