@@ -188,9 +188,9 @@ class TaskdDB:
     def travel(self, seconds: float) -> None:
         """Move all future times in the database `seconds` closer to now.
 
-        Afterwards, jobs and ticks of schedules within that time are due. Pauses and unique keys
-        that end within that time have ended. The clocks of the database and of this process do not
-        change, so handlers see the real time.
+        Afterwards, jobs and ticks of schedules whose times were within that period are due. Pauses
+        and unique keys that would have ended within that period have ended. The clocks of the
+        database and of this process do not change, so handlers see the real time.
 
         First, the schedules of the imported modules are declared, as by a worker that starts. The
         first tick of a new schedule is computed from now. The `catch_up` of a schedule decides

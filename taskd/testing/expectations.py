@@ -29,7 +29,8 @@ class Expectation:
     """An expected job: its task, and some of its arguments.
 
     Args:
-        task: the task, or its name; with a name, defaults of its arguments are unknown.
+        task: the task, or its name; if only the name is given, the defaults of the task's arguments
+            are unknown.
         args: arguments by name; other arguments can have any value.
 
     Raises:
@@ -78,7 +79,7 @@ class Expectation:
     # Messages.
 
     def missing(self, rows: Sequence[JobRow]) -> str:
-        """Return the message that no waiting job matches, with the jobs that were enqueued."""
+        """Return the message that no waiting job matches, and list the jobs that were enqueued."""
         waiting = [row for row in rows if row.waits]
         return "\n".join(self._missing(waiting, [row for row in rows if not row.waits]))
 

@@ -1,7 +1,7 @@
 """The pytest plugin: a real database for each test, into which tasks enqueue.
 
-The server is given by TASKD_TEST_DSN, or by `taskd_test_dsn` in pytest's configuration. Without
-them, the session starts an embedded server. No other setting names the server, because the plugin
+The server is given by TASKD_TEST_DSN, or by `taskd_test_dsn` in pytest's configuration. If neither
+is set, the session starts an embedded server. No other setting names the server, because the plugin
 creates and drops databases on it.
 """
 

@@ -20,7 +20,7 @@ class JobRow:
     Attributes:
         state: a value of JobState.
         args: the arguments by name, as decoded from JSON, without omitted defaults.
-        due_in_s: seconds until its due time; negative after it.
+        due_in_s: seconds until the due time of the job; negative after the due time.
         attempt: number of started attempts that count for max_attempts.
         crashes: number of worker crashes that were counted against the job.
         error: type and message of the error of its last failed attempt; empty if none has failed.

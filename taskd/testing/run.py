@@ -40,8 +40,9 @@ ENDS = FAILED | {"job.done", "job.retried", "job.cancelled", "job.snoozed"}
 class Crash(BaseException):
     """Raise this in a handler to let the worker die at this line.
 
-    A test raises it in a replacement of a function that the handler calls. The attempt ends as if
-    the worker was killed, without an outcome, except that `finally` blocks run.
+    A test replaces a function that the handler calls, and raises Crash in the replacement. The
+    attempt ends without an outcome, as if the worker was killed. But unlike after a kill, `finally`
+    blocks run.
     """
 
 
@@ -61,8 +62,8 @@ class Run:
         crash: ids of jobs; the worker dies at the end of their first attempt.
 
     Attributes:
-        ended: ids of jobs that had an attempt which ended, or which was rescued after a crash.
-        failed: ids of jobs of which an attempt ended with an error.
+        ended: ids of jobs with an attempt that ended, or that was rescued after a crash.
+        failed: ids of jobs with an attempt that ended with an error.
         errors: the exceptions that handlers raised, by the job's id.
         doomed: ids of `crash` whose attempt has not ended yet.
     """
@@ -152,9 +153,10 @@ class Run:
     # Handlers.
 
     def _watched(self, task: Task[..., Any]) -> Task[..., Any]:
-        """Return the task with a handler that records exceptions, and ends the worker if requested.
+        """Return the task with a handler that records exceptions, and that can let the worker die.
 
-        A handler that runs in a process of its own is not changed; its error is in the job's row.
+        A handler that runs in a separate process does not change. The row of its job contains the
+        error of the handler.
         """
         if task.kind is HandlerKind.PROCESS:
             return task
@@ -214,7 +216,7 @@ class Run:
     def _die(self, job_id: int) -> None:
         """Let the worker die as if it was killed: declare it dead, and rescue its jobs.
 
-        Its later acks match no row, and its later events do not count.
+        Later acks of this worker match no row, and later events of this worker do not count.
         """
         self._died = True
         self.doomed.discard(job_id)
@@ -228,7 +230,7 @@ class Run:
 
 
 def _abandon(worker: Worker) -> None:
-    """Stop the worker at once: drain, cancel and abandon its attempts."""
+    """Stop the worker at once: request a drain, then cancel its attempts, then abandon them."""
     for _ in range(3):
         worker.stop("it is over")
 

@@ -13,7 +13,7 @@ from taskd.store.connections.database import Database
 from taskd.store.reading.testing import Databases
 from taskd.store.schema import migrations
 
-# Copying a large template, with the app's own tables, can take a while on a slow disk.
+# A copy of a large template, with the app's own tables, can take long on a slow disk.
 STATEMENT_TIMEOUT_S = 60.0
 
 
