@@ -1,7 +1,8 @@
 """taskd: a job queue in the PostgreSQL that you already have.
 
-`@task` declares a task, `taskd run` starts a worker. A name is imported at its first use. So
-`import taskd` is quick, and each command imports only the modules that it needs.
+`@task` declares a task, `taskd run` starts a worker. taskd imports each public name at the first
+use of the name. So `import taskd` is quick, and each command imports only the modules that it
+needs.
 """
 
 from typing import TYPE_CHECKING

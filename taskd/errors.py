@@ -237,7 +237,8 @@ class JobCancelled(TaskdError):
 class ResultNotStored(TaskdError):
     """The job is done, but its result could not be stored.
 
-    If a handler needs the result and raises this error, its own job fails without a retry.
+    If a handler reads this result and does not catch the error, the handler's own job fails without
+    a retry.
 
     Attributes:
         job_id: id of the job whose result was not stored.

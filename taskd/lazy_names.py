@@ -1,4 +1,4 @@
-"""Public names of a package that are imported at their first use, so that the import is quick."""
+"""Import the public names of a package at their first use, so that the package imports quickly."""
 
 from __future__ import annotations
 

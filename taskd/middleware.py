@@ -25,7 +25,7 @@ def middleware(
     return value of `around` is the result of the attempt. An exception from `around` ends the
     attempt in the same way as an exception from the handler. The middleware that was registered
     first is the outermost. Middleware runs with the context variables and the timeout of the
-    attempt. It runs on the event loop, even if the handler is a plain function in a thread.
+    attempt. Middleware runs on the event loop, even if the handler is a plain function in a thread.
 
     Args:
         around: the middleware.
@@ -57,9 +57,10 @@ def in_thread(
     A hook is a generator function that yields once. It runs in the thread or the process of the
     handler. The code before the `yield` runs before the handler, and the code after the `yield`
     runs when the handler has ended. The `yield` returns the exception that the handler has raised,
-    or None. If the hook raises an exception, the attempt fails with it, unless the handler has
-    raised an exception itself. The hook that was registered first is the outermost. The time of the
-    hooks counts towards the timeout of the attempt. Hooks do not run around `async def` handlers.
+    or None. If the hook raises an exception, the attempt fails with this exception, unless the
+    handler has raised one itself. The hook that was registered first is the outermost. The timeout
+    of the attempt includes the time that the hooks take. Hooks do not run around `async def`
+    handlers.
 
     Args:
         hook: the generator function; it takes no arguments. For tasks with process=True, it must be

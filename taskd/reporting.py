@@ -42,15 +42,15 @@ def report_errors(
 ) -> Any:
     """Register a function that receives an ErrorReport for each error.
 
-    There are three kinds of errors. A job has failed, by an exception, a timeout, or the death of
-    its process or its worker. This worker has declared another worker dead. Or a service of this
-    worker has crashed. Cancelled jobs, expired jobs and verdicts are not reported. But a Retry
-    after the last attempt is reported.
+    There are three kinds of errors. A job has failed because of an exception, a timeout, or the
+    death of its process or its worker. This worker has declared another worker dead. Or a service
+    of this worker has crashed. Cancelled jobs, expired jobs and verdicts are not reported. But a
+    Retry after the last attempt is reported.
 
     The function runs in its own thread, with the context variables of the attempt, after the
-    outcome was recorded. It cannot change the outcome: its exceptions are only logged. If the
-    function is slow, up to 1,000 errors wait for it. A worker that stops waits up to 2 seconds for
-    the function.
+    outcome was recorded. The function cannot change the outcome, and its exceptions are only
+    logged. If the function is slow, up to 1,000 errors wait for it. A worker that stops waits up to
+    2 seconds for the function.
 
     Args:
         callback: a plain function with one parameter.

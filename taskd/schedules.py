@@ -53,8 +53,8 @@ def every(period: float | str | timedelta, starts_at: datetime | None = None) ->
     Args:
         period: seconds, or a text such as `30s`, `5m`, `2h`; from 1 s to ten years.
         starts_at: the first tick, with a time zone; by default one period after the schedule is
-            made. If it is in the past, the schedule begins with the next tick; with the catch-up
-            `all`, it begins with the missed ticks.
+            made. If this time is in the past, the schedule begins with the next tick. With the
+            catch-up `all`, the schedule begins with the missed ticks instead.
 
     Raises:
         InvalidSchedule: the period is not valid, or `starts_at` has no time zone.
@@ -104,27 +104,28 @@ def schedule(
 
     Args:
         name: unique in the database.
-        job: the job that a tick enqueues, `task.job(...)`, or the run that it starts,
+        job: the job that a tick enqueues, `task.job(...)`, or the run that a tick starts,
             `pipeline.job(...)`. With a query, give the task or the pipeline itself; the columns of
             the query are the arguments.
         when: every(...) or cron(...).
-        query: a SELECT; a tick enqueues one job per row. Four columns are not arguments of the job:
-            `job.timezone`, the time zone of the row; and `job.run_at`, `job.deadline` and
-            `job.ends_by`, the due time, the deadline and the end of the job.
+        query: a SELECT; a tick enqueues one job per row. Four columns are not arguments of the job.
+            `job.timezone` is the time zone of the row. `job.run_at` is the due time of the job,
+            `job.deadline` its deadline, and `job.ends_by` the time by which the job should have
+            ended.
         catch_up: which missed ticks are fired later: `none`, `last` or `all`.
         catch_up_max: with `all`, and with the overlap `wait`, fire only the newest missed ticks, at
             most this many.
-        overlap: what a tick does while a job of the schedule is live, or a later stage of its run.
-            With `allow`, it enqueues another job; with `skip`, none. With `wait`, it enqueues
-            another job when the live job has ended. With `cancel`, it cancels the live job and then
-            waits in the same way.
+        overlap: what a tick does while a job of the schedule, or a later stage of its run, is live.
+            With `allow`, the tick enqueues another job; with `skip`, it enqueues none. With `wait`,
+            it enqueues another job when the live job has ended. With `cancel`, it cancels the live
+            job, and then waits as with `wait`.
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after its tick. If no attempt has started by
             then, the job expires.
         ends_by: the time of day, such as `08:00`, by which the job should have ended. The first
             such time after the tick counts, in the time zone of the schedule or of the row. A job
             that has not ended by then runs on, but is reported as late.
-        ends_by_s: the same, in seconds after the tick.
+        ends_by_s: as `ends_by`, but in seconds after the tick.
         registry: where the schedule is declared.
 
     Raises:
