@@ -51,8 +51,8 @@ class Buffered:
 
     The end of the block waits at most `flush_s` until the remaining jobs are written. If jobs were
     refused or could not be written, it raises NotEnqueued, which contains these jobs. If the block
-    itself has raised an exception, that exception gets a note instead. When the process dies, the
-    jobs in the buffer are lost.
+    itself has raised an exception, that exception is raised, with a note about the jobs. When the
+    process dies, the jobs in the buffer are lost.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Buffered:
         return self._hurry or self._writing is None
 
     def _take_batch(self) -> None:
-        """Move the jobs of the next batch from waiting to in flight."""
+        """Move the jobs of the next batch from `_waiting` to `_in_flight`."""
         size = 0
         while self._waiting and len(self._in_flight) < BATCH_JOBS:
             size += len(self._waiting[0].job.args)
@@ -261,8 +261,8 @@ class Buffered:
                     self._in_doubt = False
                     return outcome == "committed"
                 if outcome is None:
-                    # The server no longer knows transactions as old as this one, as after days of
-                    # outage.
+                    # The transaction is so old that the server no longer knows its status, for
+                    # example after an outage of days.
                     self._last_error = StoreUnavailable(
                         "the server no longer knows whether a transaction committed"
                     )

@@ -30,7 +30,8 @@ class Client(ClientControl):
 
     Without `conn`, a method uses one of these connections and commits its own transaction. If
     several coroutines enqueue single jobs at the same time, up to a thousand of these jobs share a
-    statement. Only jobs of one queue share it, and no job with a unique key.
+    statement. The jobs of such a statement belong to one queue. A job with a unique key never
+    shares a statement.
 
     `conn` is a connection of the caller. A job that is enqueued with `conn` is part of the caller's
     transaction. Before the caller commits, no other session sees the job, and no worker is
@@ -44,10 +45,11 @@ class Client(ClientControl):
         schema: the schema of the installation, in place of the setting `schema`.
         settings: all settings. If neither `dsn` nor `settings` is given, `config.load()` reads the
             settings from files and the environment.
-        pool_max: the most connections per event loop.
+        pool_max: maximum number of connections per event loop.
         built_ins: returns the built-in tasks. A job of such a task needs no queue, even if no
             worker has published the task.
-        room_s: for how many seconds a new connection waits while the server has no free one.
+        room_s: how long opening a connection is retried, in seconds, while the server has no free
+            connection.
     """
 
     async def enqueue(self, job: NewJob, *, conn: object = None) -> Enqueued:
@@ -100,9 +102,9 @@ class Client(ClientControl):
 
         The arguments are checked against the published task. Without the option `queue`, the job
         goes to the queue of that task. If no worker has published the task, the option `queue` is
-        necessary, except for built-in tasks of this client. With `queue`, the arguments of such a
-        job are not checked. The job has no unique key unless `unique` is given. The attribute
-        `published` of its id is False.
+        required, except for built-in tasks of this client. If `queue` is given and the task is not
+        published, the arguments are not checked. The job then has a unique key only if `unique` is
+        given, and the attribute `published` of the returned id is False.
 
         Args:
             task: the task's name.
@@ -195,13 +197,13 @@ class Client(ClientControl):
         """Return a buffer for busy producers: `async with client.buffered() as b: b.enqueue(job)`.
 
         Args:
-            max_jobs: the most jobs that the buffer holds.
-            max_bytes: the most bytes that the arguments of these jobs take together. An empty
+            max_jobs: maximum number of jobs in the buffer.
+            max_bytes: maximum size of the arguments of these jobs together, in bytes. An empty
                 buffer accepts a job of any size.
-            max_wait_s: the most seconds that a job waits in the buffer for further jobs, which are
-                then written with the same statement.
-            flush_s: the most seconds that the end of the block waits until the remaining jobs are
-                written.
+            max_wait_s: how long a job waits in the buffer for further jobs, in seconds. These jobs
+                are written together.
+            flush_s: how long the end of the block waits at most until the remaining jobs are
+                written, in seconds.
 
         Raises:
             InvalidJob: an argument is outside its limits.
@@ -229,10 +231,10 @@ class Client(ClientControl):
 
         Args:
             job_id: id of the job. The id that enqueue() returned for a new job identifies this job
-                even if the sequence of ids goes back. Any other id can then belong to several jobs:
-                the live job is read, or the newest job if none is live. If a method of the task
-                returned the id, the result is decoded to the annotated return type of the handler.
-                Otherwise it has the types of JSON.
+                even if the sequence of ids goes back. Any other id can then belong to several jobs.
+                In this case, the client reads the live job, or the newest job if none is live. If a
+                method of the task returned the id, the result is decoded to the annotated return
+                type of the handler. Otherwise, the result has the types of JSON.
             timeout_s: seconds to wait, outages of the database included; None: wait without a
                 limit.
 
@@ -276,7 +278,7 @@ class Client(ClientControl):
         return self._in_background(self.result(job_id, timeout_s))
 
     def _mine(self, enqueued: list[Enqueued]) -> list[Enqueued]:
-        """Store this client in each id, so that `id.result()` works; return the ids."""
+        """Store this client in each id, because `id.result()` uses it; return the ids."""
         for each in enqueued:
             each.client = self
         return enqueued

@@ -1,10 +1,10 @@
 """The default client, which `task.enqueue(...)` uses: one per process.
 
-The client reads its DSN from the same places as `taskd run`. In the current directory, these are
-taskd.toml, and `[tool.taskd]` of pyproject.toml. The others are TASKD_DSN, TASKD_DSN_FILE, a
-systemd credential named dsn, DATABASE_URL, and the PG* variables. If none of these contains a DSN,
-the client uses the embedded PostgreSQL. An application that keeps its DSN elsewhere calls
-configure() when it starts.
+The client reads its DSN from the same places as `taskd run`. These places are taskd.toml and
+`[tool.taskd]` of pyproject.toml in the current directory, TASKD_DSN, TASKD_DSN_FILE, a systemd
+credential named dsn, DATABASE_URL, and the PG* variables. If none of these contains a DSN, the
+client uses the embedded PostgreSQL. An application that keeps its DSN elsewhere calls configure()
+when it starts.
 """
 
 from __future__ import annotations

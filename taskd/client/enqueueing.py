@@ -52,9 +52,9 @@ def enqueue_job(
 ) -> Coroutine[Any, Any, Enqueued]:
     """Return a coroutine that enqueues one job as enqueue_jobs() does, and returns its id.
 
-    If the job is complete and has no unique key, and the app uses no traces, this is a coroutine of
-    the store. It saves the lists and five coroutines of enqueue_jobs(), which take a third of the
-    time in Python.
+    A job that is complete and has no unique key takes a short path if the app uses no traces: the
+    result is a coroutine of the store. The short path avoids the lists and the five coroutines of
+    enqueue_jobs(), which take a third of the time in Python.
     """
     if is_complete(job) and job.unique is None and traces.tracer() is None:
         return stored_jobs.enqueue_one(on, job)
@@ -133,9 +133,10 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
 
     If the arguments of a job were not checked yet, they are checked now. The job also gets the
     limit, the argument version and the default metadata of the task. It gets the task's unique key,
-    unless the job has a key or `no_key`. A job without a queue or priority gets that of the task.
-    If a job has a queue and its task is not published, the job is not `checked`, and gets nothing
-    of the task. Its own rule can still make a key.
+    unless the job has a key or `no_key`. If the job has no queue or no priority, it gets that of
+    the task. If a job has a queue and its task is not published, the job is not `checked`, and gets
+    nothing from the task. If the job itself has a rule for its unique key, this rule is still
+    applied.
 
     Raises:
         UnknownTask, InvalidArgs: as insert_jobs().
@@ -150,8 +151,8 @@ async def completed(on: Fetches, jobs: list[NewJob], built_ins: BuiltIns) -> lis
     tasks.update(published)
     complete = []
     for job in jobs:
-        # If the job has a queue, a built-in task of this name does not count. The job can belong to
-        # an app's task with the same name.
+        # If the job has a queue, ignore a built-in task of this name: the job can belong to a task
+        # of an app with the same name.
         if job.queue is not None and (job.checked or job.task not in published):
             complete.append(_with_key(job))
         elif job.task in tasks:
@@ -186,7 +187,7 @@ def _merged(
 
 
 def _with_key(job: NewJob, redact: Collection[str] = ()) -> NewJob:
-    """Return the job with the unique key that its own rule, if any, makes of the arguments."""
+    """Apply the rule for the unique key that the job itself has, if any; return the job."""
     if job.unique is None or not job.unique.by:
         return job
     return replace(job, unique=job.unique.of(job.args, redact=redact))

@@ -23,8 +23,9 @@ from taskd.store.jobs import results
 from taskd.store.jobs.results import JobKey, Outcome
 
 POLL_JOBS_MAX = 1000
-# The shortest and the longest delay between two polls of a job: first while the waiter does not
-# listen, then while it listens. The delay grows by half with each poll, and is jittered by 20 %.
+# Shortest and longest delay between two polls of a job. POLL_S applies while the waiter does not
+# listen, LISTENED_S while it listens. The delay grows by half with each poll, and is jittered by
+# 20 %.
 POLL_S, POLL_S_MAX = 0.05, 1.0
 LISTENED_S, LISTENED_S_MAX = 2.0, 20.0
 # When no caller has been waiting for this long, polling ends, and the LISTEN connection is closed.

@@ -18,7 +18,7 @@ class Schedules:
     A change of a schedule overrides the declaration in the code of an app, even after a restart of
     the app. To return to the declaration, delete the schedule and start the app.
 
-    With `conn`, a method is part of the transaction of the caller's connection, as for
+    If `conn` is given, a method runs in the transaction of the caller's connection, as for
     Client.enqueue().
 
     Args:
@@ -31,8 +31,8 @@ class Schedules:
     async def set(self, schedule: Schedule, *, conn: object = None) -> str:
         """Make or change a schedule; return `created`, `changed` or `unchanged`.
 
-        The next tick changes only with the period, its start, the cron expression or the time zone,
-        or if the schedule was withdrawn. A paused schedule stays paused.
+        The next tick changes only if the period, its start, the cron expression or the time zone
+        changes, or if the schedule was withdrawn. A paused schedule stays paused.
 
         Raises:
             InvalidJob: PostgreSQL refuses a value; the schedule names no queue and its task is not
@@ -83,9 +83,10 @@ class Schedules:
         """Enqueue the jobs of a schedule now; return their ids.
 
         If a job of the schedule is live and the overlap is `wait` or `cancel`, the new jobs wait
-        for its end. The result is None, and nothing is enqueued, in two cases. A job is live and
-        the overlap is `skip`. Or the new jobs must wait and cannot: they are runs of a pipeline,
-        have unique keys, or would wait for very many jobs. Then run the schedule again later.
+        for the end of that job. In two cases, nothing is enqueued, and the result is None. In the
+        first case, a job is live and the overlap is `skip`. In the second case, the new jobs must
+        wait but cannot, because they are runs of a pipeline, have unique keys, or would wait for
+        very many jobs. In both cases, run the schedule again later.
 
         Raises:
             ScheduleNotFound: no schedule has this name.

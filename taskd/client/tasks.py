@@ -69,7 +69,7 @@ class Enqueues(Generic[P, R]):
         return OnConnection(self, conn)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued[R]:
-        """Enqueue a job with these arguments; return its id, or the id of the holder of its key.
+        """Enqueue a job; return its id, or the id of the job that holds its unique key.
 
         The default client enqueues the job over one of the client's own connections. To make the
         job part of your transaction, use on().
@@ -153,11 +153,11 @@ class Task(core.Task[P, R], Enqueues[P, R]):
 
         Args:
             queue: name of the queue.
-            priority: an integer of 32 bits; smaller numbers run first. By default as the task
-                defines.
+            priority: an integer of 32 bits; smaller numbers run first. By default, the priority of
+                the task.
             run_at: when the job is due, a datetime with a time zone; excludes `delay_s`.
             delay_s: seconds from the start of the enqueueing transaction until the job is due.
-            max_attempts: the most attempts of the job, 1 to 1000.
+            max_attempts: maximum number of attempts, 1 to 1000.
             timeout_s: timeout of one attempt in seconds.
             unique: the job's unique key.
             no_key: with True, the job gets no unique key, even if the task has one.
@@ -215,7 +215,7 @@ class WithOptions(Enqueues[P, R]):
         return self.task.decode_result(text)
 
 
-# A type checker can take the context out of a handler's parameters only if it is the first of them.
+# Type checkers can remove the context from a handler's parameters only if it is the first one.
 class WithCtx(Protocol[P, S_co]):
     """A handler whose first parameter is named `ctx`."""
 
@@ -412,8 +412,8 @@ def task(
 ) -> Any:
     """Make a function the handler of a task: `@task` or `@task(queue="email", timeout_s=30)`.
 
-    With the setting `task_prefix`, a name without a dot gets the prefix. For example, `export`
-    becomes `billing.export`. Former names (`aliases`) do not get the prefix.
+    If the setting `task_prefix` is set, a name without a dot gets this prefix. For example,
+    `export` becomes `billing.export`. Former names (`aliases`) do not get the prefix.
 
     Args:
         handler: `async def`, or plain `def`, which runs in the worker's thread pool. A parameter

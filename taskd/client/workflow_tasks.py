@@ -1,7 +1,8 @@
 """Workflows that take arguments.
 
-Each is a task: its handler makes a Workflow from the arguments, and adds the jobs of this Workflow
-to the workflow of its own job.
+Such a workflow is declared as a task. The handler of the task makes a Workflow from the arguments
+of a job. The handler then adds the jobs of the Workflow to the workflow that contains the handler's
+job.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OPTIONS = TASK_OPTIONS - {"process", "batch", "max_wait_s", "transaction"}
 
 
 class WorkflowDecorator(Protocol):
-    """What `@workflow(...)` with options returns."""
+    """The decorator that `@workflow(...)` with options returns."""
 
     def __call__(self, builder: Callable[P, B], /) -> Task[P, None]:
         """Make the builder a task."""
@@ -45,14 +46,14 @@ def workflow(
     registry: registries.Registry = registries.DEFAULT,
     **options: Any,
 ) -> Any:
-    """Make a function that returns a Workflow a task: `@workflow` or `@workflow(queue="shop")`.
+    """Make a task of a function that returns a Workflow: `@workflow`, `@workflow(queue="shop")`.
 
-    A job of the task calls the function with its arguments. The job then adds all jobs of the
-    returned Workflow to its own workflow in one statement. So every producer starts the workflow as
-    it enqueues a job: by the name of the task, from SQL, a shell or a schedule. The added jobs do
-    not wait for the job that adds them. The unique key and the limit of the task do not apply to
-    them. If an attempt fails after it has added the jobs, a later attempt adds only names that do
-    not exist.
+    A job of the task calls the function with the job's arguments. One statement then adds all jobs
+    of the returned Workflow to the workflow of the calling job. A producer starts the workflow in
+    the same way as any job of a task: by the name of the task, from SQL, from a shell or by a
+    schedule. The added jobs do not wait for the job that adds them. The unique key and the limit of
+    the task do not apply to the added jobs. If an attempt fails after it has added the jobs, a
+    later attempt adds only jobs whose names the workflow does not contain.
 
     Args:
         builder: a function, `def` or `async def`, whose arguments are those of the task.

@@ -333,10 +333,10 @@ class Pipeline(Startable):
             self._tasks[0].check_key(self._rule)
 
     def job(self, *args: Any, **kwargs: Any) -> NewJob:
-        """Return a run as a value, for schedule() and Client.enqueue(); it starts by its name.
+        """Return a run of the pipeline as a value, for schedule() and Client.enqueue().
 
-        A worker of the app must have published the pipeline. The id that `enqueue` returns is that
-        of the job of the first stage.
+        The value contains only the name of the pipeline and the arguments. So a worker of the app
+        must have published the pipeline. `enqueue` returns the id of the job of the first stage.
 
         Args:
             args, kwargs: the arguments of the first stage's handler.
@@ -368,7 +368,7 @@ class Pipeline(Startable):
         client: Client | None = None,
         **kwargs: Any,
     ) -> Started:
-        """Start a run: enqueue the job of the first stage, or of another one, with these arguments.
+        """Start a run: enqueue the job of the first stage, or of `stage`, with these arguments.
 
         The stages are stored with the run, so a later deploy does not change this run.
 
@@ -450,27 +450,27 @@ def pipeline(
 ) -> Pipeline:
     """Make a pipeline of named stages, in which the result of a stage is passed to the next one.
 
-    If a result is a dict, its items are the arguments of the next stage by name. If it is None, the
-    next stage gets no arguments. Any other result becomes the only required argument of the next
-    stage. If there is not exactly one required argument, it becomes the only argument. A handler
-    that returns `Next("stage", **args)` chooses another stage, even an earlier stage. A handler
-    that returns `Stop(result)` ends the run.
+    If a result is a dict, its items are the arguments of the next stage by name. If the result is
+    None, the next stage gets no arguments. Any other result becomes the only required argument of
+    the next stage. If the next stage does not have exactly one required argument, the result
+    becomes its only argument. A handler that returns `Next("stage", **args)` chooses another stage,
+    even an earlier stage. A handler that returns `Stop(result)` ends the run.
 
     The workers of the app publish the pipeline when they start. Then any producer can start a run
-    by the name of the pipeline, as it enqueues a job by the name of its task.
+    by the name of the pipeline, in the same way as a job by the name of its task.
 
     Args:
-        name: name of each run; no task of the app has this name.
+        name: name of the pipeline and of each run; no task of the app can have this name.
         stages: made by stage(), in their order.
         unique: the unique key of a run, made of the arguments of the first stage. The default is
-            the key of the task of the first stage. At most one run of a key is live. With a
-            version, the newest run wins: no further stage of an older run begins.
-        registry: where the pipeline is declared. With None, workers do not publish it, and only
-            code that has the returned object starts runs.
+            the key of the task of the first stage. At most one run of a key is live. If the key has
+            a version, the newest run wins: no further stage of an older run begins.
+        registry: where the pipeline is declared. With None, workers do not publish the pipeline,
+            and only code that has the returned object can start runs.
 
     Raises:
-        InvalidWorkflow: there is no stage, or two stages have the same name. The next stage cannot
-            take the type that a stage returns. Or a unique key would have no effect.
+        InvalidWorkflow: there is no stage, or two stages have the same name. Or a stage returns a
+            type that the next stage does not accept. Or a unique key would have no effect.
         TypeError: the unique key uses an argument that the first stage does not have.
         ValueError: a task or another pipeline of the registry has the name.
     """

@@ -113,7 +113,7 @@ class ClientConnections:
     def close_sync(self) -> None:
         """Close the connections of the sync methods, and end the background thread.
 
-        If the client uses the embedded server, this server can stop from now on.
+        If the client uses the embedded server, the client no longer keeps the server running.
         """
         with self._background_lock:
             background, self._background = self._background, None
@@ -135,8 +135,9 @@ class ClientConnections:
         """Run `work` like using(), in code without an event loop; `conn` is a blocking connection.
 
         Raises:
-            RuntimeError: there is no `conn`, and the call would block the event loop of this
-                thread, or gevent or eventlet has replaced Python's threads.
+            RuntimeError: `conn` is None, and an event loop is running in this thread, which the
+                call would block. Or `conn` is None, and gevent or eventlet has replaced Python's
+                threads.
         """
         if conn is not None:
             return finished(work(fetches_sync(conn, self._schema()), self._built_ins))
@@ -174,13 +175,14 @@ class ClientConnections:
 
     def _drop_closed_loops(self) -> None:
         # Normally, the pool of a loop is removed when the loop closes its async generators. But
-        # some loops are closed without that.
+        # some loops are closed without closing their async generators.
         for loop in [loop for loop in self._pools if loop.is_closed()]:
             del self._pools[loop], self._closers[loop], self._waiters[loop]
 
     async def _close_with(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
-        # An event loop has no callback for its end. But before asyncio.run, uvloop and pytest close
-        # a loop, they close its async generators. So this async generator closes the pool.
+        # An event loop has no callback for its end. But asyncio.run, uvloop and pytest close the
+        # async generators of a loop before they close the loop. So this async generator closes the
+        # pool.
         try:
             yield
         finally:
@@ -205,7 +207,7 @@ class ClientConnections:
         return kept
 
     def _listen_database(self, target: Target) -> Database:
-        """Return the database for LISTEN: the one of `listen_dsn` if it is set, or of the DSN."""
+        """Return the database for LISTEN: that of `listen_dsn` if set, else that of the DSN."""
         if not self._listen_dsn:
             return target.database
         return Database({"dsn": self._listen_dsn}, schema=target.database.schema)

@@ -14,7 +14,7 @@ from taskd.store.jobs import changes, jobs
 
 BATCH_JOBS = 1000
 SAMPLE_JOBS = 10
-# Each run locks its last job and its workflow until the commit.
+# Low, because the transaction locks the last job and the workflow of each run until it commits.
 BATCH_RUNS = 200
 
 # Acts on the jobs with these ids, in this order. Returns the ids of the jobs on which it acted. It
@@ -27,7 +27,7 @@ Chosen = int | Iterable[int] | JobFilter
 async def batches(
     on: Fetches, chosen: JobFilter, limit: int | None
 ) -> AsyncIterator[Sequence[int]]:
-    """Yield the ids of the matching jobs in batches: `limit` ids at most, or with None, all ids."""
+    """Yield the ids of the matching jobs in batches: at most `limit` ids, or all ids if None."""
     left = limit if limit is not None else sys.maxsize
     async for ids in changes.find(on, chosen):
         for at in range(0, len(ids), BATCH_JOBS):
@@ -127,7 +127,7 @@ async def restart_runs(
 
 
 async def find_runs(on: Fetches, chosen: workflows.RunFilter, limit: int | None) -> list[int]:
-    """Return the ids of the matching runs of pipelines: `limit` at most, or with None, all."""
+    """Return the ids of the matching runs of pipelines: at most `limit` ids, or all ids if None."""
     found: list[int] = []
     most = sys.maxsize if limit is None else limit
     while len(found) < most:

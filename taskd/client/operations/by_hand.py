@@ -20,7 +20,7 @@ Ids = int | Iterable[int]
 
 
 class ClientByHand(ClientConnections):
-    """Methods that take jobs out of the hands of workers.
+    """Complete, restart, copy and delete jobs by hand, and declare workers dead.
 
     PostgreSQL records each action with the database user: see `taskd actions` and acting_as(). With
     `conn`, an action is part of the transaction of the caller's connection, as for enqueue().
@@ -31,9 +31,10 @@ class ClientByHand(ClientConnections):
     ) -> dict[int, JobState]:
         """Complete jobs by hand; return the state that each completed job had before, by id.
 
-        Jobs that wait, run, have failed or were cancelled can be completed. They end as done, with
-        the result, and their workflows continue. The worker of a running job cancels its handler,
-        and cannot write an outcome any more. Done and unknown jobs are missing in the result.
+        Waiting, running, failed and cancelled jobs can be completed. They end as done, with the
+        given result, and their workflows continue. The worker of a running job cancels the handler,
+        and can no longer write an outcome of the attempt. Done and unknown jobs are missing in the
+        returned dict.
 
         Args:
             ids: an id, or several.
@@ -64,17 +65,19 @@ class ClientByHand(ClientConnections):
     ) -> dict[int, JobState]:
         """End running attempts, and start their jobs again; return their new states, by id.
 
-        Use it for jobs that hang. The workers cancel the handlers, and cannot write their outcomes
-        any more. A handler that ignores its cancellation still runs beside the next attempt. A job
-        with a newer version ends as cancelled, and the newer version starts in its place. Jobs that
-        do not run are missing in the result.
+        Use it for jobs that hang. The workers cancel the handlers, and can no longer write the
+        outcomes of these attempts. A handler that ignores its cancellation still runs beside the
+        next attempt. If a job with a newer version of the unique key was enqueued meanwhile, the
+        running job ends as cancelled, and the newer job starts. Jobs that do not run are missing in
+        the returned dict.
 
         Args:
             chosen: an id, several ids, or a JobFilter, for example
                 `JobFilter(task="send", running_for_s=3600)`. The jobs of a filter are restarted in
                 batches of a thousand, each in its own transaction.
             reason: stored with the ended attempt.
-            delay_s: seconds until the next attempt is due, in which the handler can end.
+            delay_s: seconds until the next attempt is due. In this time, the handler of the ended
+                attempt can end.
             conn: the caller's connection.
 
         Raises:
@@ -98,7 +101,7 @@ class ClientByHand(ClientConnections):
 
         The finished job stays as it is. The copy belongs to no workflow and no schedule, and has no
         deadline. Live and unknown jobs, and jobs whose unique key another job holds, are missing in
-        the result.
+        the returned dict.
 
         Args:
             chosen: an id, several ids, or a JobFilter, as for restart().
@@ -122,8 +125,8 @@ class ClientByHand(ClientConnections):
     ) -> dict[int, DeleteOutcome]:
         """Delete waiting and finished jobs; return the outcome for each id.
 
-        A running job is not deleted, nor a job of a workflow of which other jobs are live. Log
-        lines and unique keys of the deleted jobs are deleted, too.
+        Running jobs are not deleted. Jobs of a workflow that has other live jobs are not deleted,
+        either. Log lines and unique keys of the deleted jobs are deleted, too.
 
         Args:
             chosen: an id, several ids, or a JobFilter, as for restart().
@@ -145,7 +148,7 @@ class ClientByHand(ClientConnections):
     async def declare_dead(self, worker_id: int, reason: str = "") -> None:
         """Declare a worker dead before its lease expires, so that its jobs run elsewhere at once.
 
-        Call this only if the process of the worker has ended or stands still. A worker that is cut
+        Call this only if the process of the worker has ended or is suspended. A worker that is cut
         off from the database runs its handlers for some seconds longer.
 
         Raises:

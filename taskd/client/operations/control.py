@@ -36,7 +36,7 @@ class ClientControl(ClientByHand):
 
         The result contains the state of each job by id, without finished and unknown jobs. The
         state is `cancelled` if the job was waiting. It is `running` if the job is running; its
-        worker will then cancel the handler. The worker is notified; if the notification is lost,
+        worker will then cancel the handler. The worker is notified. If the notification is lost,
         the worker reads the request within a few seconds. The reason is stored with the job. If
         other jobs of a workflow need a cancelled job, they are cancelled, too.
 
@@ -73,17 +73,18 @@ class ClientControl(ClientByHand):
         Args:
             ids: ids of the runs, as `Started.id` and `taskd workflows list` have them.
             stage: the name of the stage with which the runs go on. With None, each run goes on with
-                the stage at which it has ended. A failed or cancelled job of this stage is retried.
-                A run that was stopped after a stage was done goes on with the next stage.
-            args: the arguments of the stage. With None, they are those of the last job of the stage
-                in the run. If there is none, they are the result of the stage before.
-            reason: is kept with the action, which `taskd actions` lists.
+                the stage at which the run has ended. A failed or cancelled job of this stage is
+                retried. A run that was stopped after a stage was done goes on with the next stage.
+            args: the arguments of the stage. With None, the run uses the arguments of its last job
+                of this stage. If the run has no job of this stage, it uses the result of the
+                previous stage.
+            reason: stored with the action; `taskd actions` shows it.
             conn: the caller's connection, as for cancel().
 
         Returns:
-            For each run, its new or retried job, or why it was refused. For example, the run is
-            live, is no run of a pipeline, has no such stage, or has no arguments for the stage. If
-            there is no such stage, the refusal lists the stages.
+            For each run, its new or retried job, or why the run was refused. A run is refused, for
+            example, if it is live, is no run of a pipeline, has no such stage, or has no arguments
+            for the stage. If there is no such stage, the refusal lists the stages.
 
         Raises:
             InvalidArgs: the arguments have no JSON form.
@@ -170,13 +171,14 @@ class ClientControl(ClientByHand):
     async def forget_key(self, task: str, key: str, reason: str = "") -> bool:
         """Free a unique key that is held after the end of its job; return whether it was held.
 
-        The next job with this key is then enqueued. The key can be held by the scope `history` or
-        `forever`, by `for_s`, or by a version, which is forgotten, too.
+        The next job with this key is then enqueued. A key is held after the end of its job if the
+        scope is `history` or `forever`, or if the job had `for_s` or a version. The version is
+        forgotten, too.
 
         Args:
             task: the name of the task.
             key: the key; make_key() makes it from the values of the arguments.
-            reason: stored with the action, for the job that has taken the key last.
+            reason: stored with the action, which is recorded for the last job that took the key.
 
         Raises:
             KeyHeld: a live job, or a live run of the pipeline, holds the key. Cancel it, then
@@ -196,8 +198,8 @@ class ClientControl(ClientByHand):
     ) -> list[str]:
         """Pause tasks, so that workers start none of their jobs; return the names of the tasks.
 
-        The result contains the former names of the tasks, too. Running jobs go on. A task that no
-        worker has published cannot be paused, and is missing in the result.
+        The result contains the former names of the tasks, too. Running jobs continue. A task that
+        no worker has published cannot be paused, and is missing in the result.
 
         Args:
             tasks: names of the tasks.
