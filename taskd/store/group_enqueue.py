@@ -4,8 +4,8 @@ PostgreSQL's group commit works in the same way: concurrent commits share a flus
 enqueue, ten coroutines that enqueue single jobs reach about 0.6 of the rate of plain inserts. With
 group enqueue, they reach nearly the same rate (`python -m tests.bench enqueue --peers plain`).
 
-A job is sent immediately if fewer than two statements are running; where statements are slow, this
-limit is higher. Otherwise the job waits until a statement has ended, but at most 2 ms if a
+A job is sent immediately if fewer than two statements are running. This limit is higher if
+statements are slow. Otherwise the job waits until a statement has ended, but at most 2 ms if a
 connection is free. Then all waiting jobs of a queue are sent in one statement, or in several if
 there are many. Each job is written or refused as if it had been sent alone. If the server refuses a
 statement, it writes nothing, and taskd sends each half of the statement's jobs again.
@@ -30,8 +30,9 @@ ABREAST = 2
 # The CPU time of a statement. While a statement waits for a slow flush or a distant server, the CPU
 # can work for other statements. So `duration / WORK_S` statements can run at a time.
 WORK_S = 0.0002
-# The shortest recent duration of a statement for one job counts as its duration without waiting.
-# Each such statement multiplies the stored duration by this factor, so that an old minimum expires.
+# The shortest recent duration of a statement for one job is taken as the duration without waits.
+# Each statement for one job multiplies the stored minimum by this factor, so that an old minimum
+# expires.
 FORGETS = 1.02
 # The longest wait of a job for a running statement, if a connection is free.
 WAIT_S = 0.002
@@ -65,7 +66,7 @@ class Group:
 
     Args:
         insert: inserts jobs in one statement and returns their ids.
-        statements_max: the most connections of the pool.
+        statements_max: maximum number of connections of the pool.
     """
 
     def __init__(self, insert: Insert, statements_max: int) -> None:
@@ -122,8 +123,8 @@ class Group:
             return await taken.receipt
         except asyncio.CancelledError:
             # The job should not be written after the caller continues. So wait for the end of the
-            # statement, but at most CANCEL_S. It is not cancelled, because it also writes the jobs
-            # of other callers.
+            # statement, but at most CANCEL_S. The statement is not cancelled, because it also
+            # writes the jobs of other callers.
             if taken.statement is not None:
                 await asyncio.wait({taken.statement}, timeout=CANCEL_S)
             raise

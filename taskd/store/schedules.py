@@ -65,12 +65,13 @@ class Fired(NamedTuple):
     """The result of fire().
 
     Attributes:
-        outcome: `fired`: the ticks were fired; `skipped`: an earlier job is live; `waits`: an
-            earlier job is live, and the tick stays due; `failed`: see `error`; `moved`: there were
-            no ticks to fire; None: nothing was done. Another worker fires or has fired the ticks,
-            or the schedule was changed or paused.
+        outcome: `fired` if the ticks were fired; `skipped` if an earlier job is live; `waits` if an
+            earlier job is live and the tick stays due; `failed` if an error occurred, see `error`;
+            `moved` if there were no ticks to fire, so that only the next tick was set. None if
+            nothing was done, because another worker fires or has fired the ticks, or because the
+            schedule was changed or paused.
         jobs: number of enqueued jobs.
-        error: why the ticks failed; or, although they were fired, why rows of the query got no
+        error: why the ticks failed. If the ticks were fired, why some rows of the query got no
             jobs.
     """
 
@@ -80,7 +81,7 @@ class Fired(NamedTuple):
 
 
 def as_service(name: str) -> str:
-    """Return the name for a schedule that fails repeatedly in a worker's list of failing services.
+    """Return the name by which a worker's list of failing services contains a failing schedule.
 
     The statements list_schedules and doctor_schedules search for this name.
     """
@@ -144,7 +145,7 @@ def definition(schedule: Schedule) -> Row:
         "deadline_s": schedule.deadline_s,
         "ends_by": schedule.ends_by,
         "ends_by_s": schedule.ends_by_s,
-        # A checked job without a key has none, also if its task has a rule.
+        # A checked job without a key gets no key, even if its task has a rule for unique keys.
         "no_key": job.no_key or (job.checked and job.unique is None),
         "unique_rule": msgspec.Raw(job.unique.rule({}).encode()) if job.unique else None,
         "starts_at": period and period.starts_at,
@@ -263,7 +264,8 @@ class Ran(NamedTuple):
     Attributes:
         outcome: `fired`; `skipped`: the overlap of the schedule is `skip`, and one of its jobs is
             live; `waits`: the overlap is `wait` or `cancel`, a job is live, and the new jobs cannot
-            wait for it. They are runs of a pipeline, have unique keys, or would wait for too many.
+            wait for that job. The new jobs cannot wait if they are runs of a pipeline, have unique
+            keys, or would wait for too many jobs.
         ids: the enqueued jobs; None if nothing was enqueued.
     """
 

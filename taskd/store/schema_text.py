@@ -2,7 +2,7 @@
 
 The files of sql/ name the schema `taskd`, so that psql can run them as they are. An installation
 with another schema (the setting `schema`) runs the same text with another name. The pattern below
-finds the places: objects of the schema, the schema itself, channels of NOTIFY, roles, and the
+finds the names to replace: those of the schema and its objects, channels of NOTIFY, roles, and the
 application names of connections.
 """
 
@@ -50,7 +50,7 @@ def in_schema(text: str, schema: str) -> str:
 
 @cache
 def channel_prefix(schema: str) -> str:
-    """Return the first part of the names of the schema's channels, which is also a channel."""
+    """Return the first part of the names of the schema's channels; it is also a channel's name."""
     if len(schema) <= CHANNEL_PREFIX_MAX:
         return schema
     digest = hashlib.sha256(schema.encode()).hexdigest()
@@ -60,7 +60,8 @@ def channel_prefix(schema: str) -> str:
 def names_schema(message: str) -> str | None:
     """Return the schema that a message of PostgreSQL about a missing object or schema names.
 
-    Only schemas that this process uses are found. In every language, the message contains the name.
+    Only schemas that this process uses are found. The message contains the name in every language
+    of the server.
     """
     for each in _used - {SCHEMA_DEFAULT}:
         # Not behind a dot: `jobs` can also be a table of another application.

@@ -57,7 +57,7 @@ class PublishedTask(NamedTuple):
         return limit_of(self.limit_name, self.limit_by or (), args, defaults, self.redact)
 
     def unique_of(self, args: str) -> Unique | None:
-        """Return the unique key of a job with these arguments (JSON text); None without a rule."""
+        """Return the unique key of a job with these arguments (JSON text); None if it has none."""
         return None if self.unique_rule is None else of_rule(self.unique_rule, args)
 
 

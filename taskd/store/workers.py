@@ -18,9 +18,9 @@ from taskd.store.connections.statements import Fetches
 from taskd.store.jobs.jobs import DueIn
 from taskd.store.schedules import TicksIn, definition
 
-# How many names a message lists.
+# Maximum number of names in a message.
 NAMES_SHOWN = 5
-# How many workers of the history a statement deletes.
+# Maximum number of workers that a statement deletes from the history.
 WORKERS_PRUNED_MAX = 1000
 
 
@@ -76,9 +76,9 @@ class Surroundings(NamedTuple):
         paused: names of paused tasks.
         resumed: names of tasks that are not paused and have parked jobs that this worker can run.
             A job is parked if its task was paused, or if no worker could run it.
-        elsewhere: by queue, the tasks that another live worker of the queue can run and this worker
-            cannot, or not with the newest arguments. Maps each task to the newest version of its
-            arguments that one of the other workers reads.
+        elsewhere: maps each queue to tasks that another live worker of the queue can run, but that
+            this worker cannot run, or not with the newest arguments. Each task is mapped to the
+            newest version of its arguments that one of the other workers reads.
         limits: maps each queue whose concurrency an operator has set to this concurrency.
         astray: whether a schedule of this app must be withdrawn or resumed (schedules.settle).
         unpublished: whether a task of this worker is not published, or was last published by a
@@ -140,7 +140,7 @@ class Left(NamedTuple):
         later_retries: claimed before, and due in more than a minute.
         future: never claimed, and not due yet.
         unfit: their arguments do not fit the code of their task.
-        still_run: an abandoned attempt of them still runs in this worker.
+        still_run: an abandoned attempt of the job still runs in this worker.
     """
 
     runnable: int
@@ -237,9 +237,9 @@ async def renew_lease(
 async def retire(on: Fetches, worker_id: int) -> None:
     """Record that this worker has ended.
 
-    If no worker is live and no queue has a depth limit, enqueues need not check for them. This is
-    recorded as well, unless another transaction has locked the tables. Then enqueues continue to
-    check.
+    If no worker is live and no queue has a depth limit, enqueues need not check for live workers
+    and depth limits. The function records this fact as well. If another transaction has locked the
+    tables, the function does not record it, and enqueues continue to check.
     """
     await on.fetch("retire_worker", worker_id)
     await on.fetch("turn_enqueue_checks_off")

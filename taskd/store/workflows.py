@@ -83,7 +83,7 @@ async def add(on: Fetches, adder: Job, plan: Plan, jobs: Sequence[NewJob]) -> Ad
 
     Args:
         adder: the running job.
-        plan: its `name` is that of a new workflow.
+        plan: the jobs to add. If a new workflow is made, it gets the plan's `name`.
         jobs: the jobs of the plan's nodes, each with its queue.
 
     Returns:
@@ -147,7 +147,7 @@ async def find(on: Fetches, workflow_id: int) -> Row | None:
 async def parts(on: Fetches, workflow_id: int, limit: int) -> list[Row]:
     """Return the parts of a workflow, each with the numbers of its jobs by state.
 
-    The parts are in the order of their first jobs, but each after the parts that it waits for.
+    The parts are sorted by their first jobs. But each part comes after the parts that it waits for.
     """
     rows = await on.fetch("workflow_parts", workflow_id, limit)
     decoded = [dict(row) | {"states": msgspec.json.decode(row["states"])} for row in rows]
@@ -182,9 +182,10 @@ async def restart(
     """Start stopped and finished runs of pipelines again; return by id what happened.
 
     Args:
-        stage: where the runs start; None: each at the stage at which it has ended.
-        args: the arguments of the stage as JSON text; None: those that it had in each run, or the
-            result of the stage before.
+        stage: where the runs start. With None, each run starts at the stage at which it has ended.
+        args: the arguments of the stage as JSON text. With None, each run uses the arguments of its
+            last job of the stage. If the run has no job of the stage, it uses the result of the
+            previous stage.
         reason: stored with the action.
     """
     rows = await on.fetch("restart_runs", list(ids), stage, args, reason, actor())
@@ -197,7 +198,7 @@ async def start_keyed_run(
     """Start a run of a pipeline with a unique key; return the run, its job, and what happened.
 
     Args:
-        plan: of one job, that of the first stage.
+        plan: a plan with one job: that of the first stage.
         unique: a key, without `by`.
 
     Raises:
@@ -238,7 +239,7 @@ async def start_at_stage(
 
 
 class RunFilter(NamedTuple):
-    """Which ended runs of pipelines are meant.
+    """A filter for ended runs of pipelines.
 
     Attributes:
         name: the name of the pipeline.

@@ -11,7 +11,8 @@ unchanged, because the caller's code and transaction blocks expect them. The exc
 QueueFull and SequenceBehind, which taskd raises with every kind of connection.
 
 This module imports psycopg or psycopg2 only if the connection belongs to that driver. It never
-imports SQLAlchemy or Django: if the caller has an object of a library, the library is loaded.
+imports SQLAlchemy or Django: if the caller has an object of one of these libraries, the library is
+already loaded.
 """
 
 from __future__ import annotations

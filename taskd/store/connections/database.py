@@ -40,7 +40,7 @@ ROOM_EVERY_S = 0.25
 # An outage has ended if no error was noted for this long. Every service of a worker retries within
 # this time.
 QUIET_S = 12.0
-# The most error texts that are reported for one outage.
+# Maximum number of error texts that are reported for one outage.
 ERRORS_MAX = 10
 
 
@@ -96,8 +96,9 @@ class Database:
         schema: the schema of the installation in this database.
         read_args: returns the current `connect_args`; called before each connect, because the
             password can have changed.
-        room_s: for how many seconds connect() tries again while the server has no free connection.
-            Commands wait; the services of workers retry by themselves.
+        room_s: how long connect() retries, in seconds, while the server has no free connection.
+            Commands of the command line use this. Services of workers do not need it, because they
+            retry by themselves.
 
     Attributes:
         trouble: the record of outages; None before begin_use().
@@ -289,7 +290,8 @@ class Database:
             raise
         except Exception as error:
             if isinstance(error, asyncpg.ReadOnlySQLTransactionError) and is_gone(error):
-                # The connect did not check the role of the host: connect to another host next.
+                # Through a pooler, the connect does not check the role of the host. So try another
+                # host at the next connect.
                 self._addresses = [*self._addresses[1:], self._addresses[0]]
             if not connection.is_closed():
                 await self.roll_back(connection)
@@ -375,7 +377,7 @@ class Database:
                     raise await self._read_only(address, unsure or error) from None
             else:
                 connection.schema = self.schema
-                # One assignment, because the lease thread reads the same list.
+                # Replace the list in one assignment, because the lease thread reads the same list.
                 self._addresses = [address, *(each for each in addresses if each != address)]
                 return connection
         raise AssertionError("there is at least one address")

@@ -28,7 +28,8 @@ KEEPALIVE: Mapping[str, tuple[str, int]] = {
     "TCP_USER_TIMEOUT": ("tcp_user_timeout", 20_000),
 }
 CONNECT_TIMEOUT_MAX_S = 60.0
-# Parameters that are arguments of the driver, and those that the driver reads only from a DSN.
+# _ARGUMENTS: parameters that are arguments of the driver, with the driver's names. _IN_DSN:
+# parameters that the driver reads only from a DSN.
 _ARGUMENTS = {
     "dbname": "database", "gsslib": "gsslib", "krbsrvname": "krbsrvname", "passfile": "passfile",
     "password": "password", "user": "user",

@@ -84,9 +84,9 @@ _BAD_VALUE = (
 
 Refusal = KeyHeld | QueueFull | JobNotFound
 
-# Maps constraint names in errors of PostgreSQL to errors of taskd. The first name is that of a
-# unique index. The others are no constraints: functions set these names in their errors
-# (taskd.check_queue_room() and taskd.lock_parents()).
+# Maps constraint names in errors of PostgreSQL to errors of taskd. `job_holds_key` is a unique
+# index. The other names are not constraints: taskd.check_queue_room() and taskd.lock_parents() set
+# these names in their errors.
 REFUSALS: dict[str, type[Refusal]] = {
     "job_holds_key": KeyHeld,
     "queue_has_room": QueueFull,
@@ -185,7 +185,7 @@ def is_outage(error: TaskdError) -> bool:
 def outage(error: TaskdError) -> StoreUnavailable | None:
     """Convert a permanent error to an outage.
 
-    A program that could use this database before can wait until the cause ends. It ends, for
+    A program that could use this database before can wait until the cause ends. The cause ends, for
     example, when the database is restored, or when the new password is stored in the DSN file. A
     missing database and missing tables affect all workers, so these errors are kinds of Down. The
     other errors may affect only this worker.
@@ -333,7 +333,8 @@ def is_refused(error: BaseException) -> bool:
 
 def is_gone(error: BaseException) -> bool:
     """Return whether the connection is unusable after this error."""
-    # Also if this host accepts no writes: another host of the DSN may accept them.
+    # A connection to a host that accepts no writes is unusable, too: another host of the DSN may
+    # accept writes.
     gone = (*_GONE, *_DOWN, TimeoutError, asyncio.TimeoutError)
     return isinstance(error, gone) and not (_unencodable(error) or _is_users_refusal(error))
 

@@ -1,9 +1,9 @@
 """Lanes: a lane runs the statements of one purpose, over a connection of its own or a shared one.
 
-A lane that shares connections and has none takes the connection of a lane that runs no statement.
-If there is no such lane, it opens a new connection. So an idle worker holds one connection for all
-its lanes. A busy worker holds at most one for each lane. Connections that no lane has used for
-IDLE_S are closed, except for one.
+If a lane with shared connections has no connection, it takes that of another lane that runs no
+statement. If there is no such lane, the lane opens a new connection. So an idle worker holds one
+connection for all its lanes. A busy worker holds at most one for each lane. Connections that no
+lane has used for IDLE_S are closed, except for one.
 
 While the server accepts no further connection, the lanes take turns on the open connections.
 """
@@ -49,10 +49,10 @@ class Lane:
             connection of its own.
 
     Attributes:
-        stride: the step by which a claim over this lane increases fences, as the argument `stride`
-            of each statement. The step is 1 at first. It is a random number after a connection
-            broke, or when the lane uses another server. Then a standby that has not received the
-            last claims may have taken over.
+        stride: the step by which a claim over this lane increases fences. Statements get the step
+            as the argument `stride`. The step is 1 at first. After a connection broke, or when the
+            lane uses another server, the step is a random number. In these cases, a standby that
+            has not received the last claims may have taken over.
         used_at: when the last statement ended (time.monotonic).
     """
 
@@ -165,7 +165,7 @@ class Lane:
             self._shared.broken()
 
     def _release(self) -> None:
-        """Let a waiting lane have the connection, or the place of one."""
+        """Pass the connection, or the right to open one, to a waiting lane."""
         if self._shared is not None:
             self._shared.released(self)
 
@@ -176,8 +176,8 @@ class Lane:
             if self._shared is not None and (taken := self._shared.take()) is not None:
                 self._connection = taken
                 return taken
-            # In a task of its own: asyncpg ends a slow connect by cancelling the current task,
-            # which to_its_end() does not allow.
+            # Connect in a separate task. asyncpg ends a slow connect by cancelling the current
+            # task, which to_its_end() does not allow.
             connecting = (
                 self._database.connect(self._purpose, **self._settings)
                 if self._shared is None
@@ -278,7 +278,7 @@ class SharedConnections:
             lane.draw_stride()
 
     async def connect(self) -> asyncpg.Connection:
-        """Open a connection, or wait for one of another lane if the server has no room.
+        """Open a connection; if the server has no room, wait for another lane's connection.
 
         Raises:
             NoRoom: the server has no room, and no lane has a connection.
@@ -322,14 +322,14 @@ class SharedConnections:
         return len(self) + connecting - len(self._waiting)
 
     async def _released(self) -> asyncpg.Connection | None:
-        """Wait for the connection of a lane; None if the lane that ended has none any more."""
+        """Wait until another lane releases its connection; None if that connection has broken."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
             given: asyncpg.Connection | None = await waiter
         except asyncio.CancelledError:
             if waiter.cancelled():
-                # released() or _wake_all() can have removed it from the line.
+                # released() or _wake_all() can have removed the waiter from the queue.
                 with contextlib.suppress(ValueError):
                     self._waiting.remove(waiter)
             elif (next_one := self._next_waiting()) is not None:
@@ -352,7 +352,7 @@ class SharedConnections:
         return None
 
     def _wake_all(self) -> None:
-        """Wake all waiting lanes, so that they try to connect: perhaps no lane has a connection."""
+        """Let all waiting lanes try to connect, because perhaps no lane has a connection."""
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)

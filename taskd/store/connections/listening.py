@@ -92,7 +92,7 @@ class Listening:
 
 
 class Channels(Listening):
-    """The channels of queues, one each, and the channel of all workers.
+    """The channels of queues, one per queue, and the channel of all workers.
 
     The channel of all workers has the name of the schema (see channel_prefix()). The name of a
     queue's channel is this name, an underscore and the queue.

@@ -44,8 +44,8 @@ class Pool:
         self._purpose = purpose
         # How many connections can still be opened; each open or opening connection takes a slot.
         self._free_slots = size_max
-        # Idle connections, with the time.monotonic() of their last use; the last used one is used
-        # next.
+        # Idle connections, with the time.monotonic() of their last use. The connection that was
+        # used last is used next.
         self._idle: list[tuple[asyncpg.Connection, float]] = []
         # Maps each connection with a running statement to the time.monotonic() of the statement's
         # start. The oldest statement comes first.
@@ -232,7 +232,8 @@ class Pool:
     def _check_silence(self) -> None:
         """Drop connections without a reply for silence_s; the server's timeout has passed then."""
         self._silence_timer = None
-        # Through a pooler, asyncpg sets timers: there, a statement of taskd is three statements.
+        # Through a pooler, asyncpg's own timers apply, because a statement of taskd is three
+        # statements there.
         if not self._database.pooled:
             for connection, since in self._busy.items():
                 if since >= self._too_long_ago():
@@ -242,5 +243,5 @@ class Pool:
             self._check_silence_later()
 
     def _too_long_ago(self) -> float:
-        """Return a time.monotonic(): a statement that began before it is overdue for its reply."""
+        """Return the time.monotonic() before which a statement began if its reply is overdue."""
         return time.monotonic() - self._database.silence_s

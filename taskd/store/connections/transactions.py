@@ -89,14 +89,15 @@ class Transactions:
     """A pool of connections for handlers with transaction=; belongs to one event loop.
 
     Args:
-        size: the most concurrent transactions.
+        size: maximum number of concurrent transactions.
     """
 
     def __init__(self, database: Database, size: int) -> None:
         self.statement_timeout_s = database.statement_timeout_s + 2.0
         self._database = database
         self._slots = asyncio.Semaphore(size)
-        # With the time.monotonic() of their last use; the last used one is used next.
+        # Connections with the time.monotonic() of their last use. The connection that was used last
+        # is used next.
         self._idle: list[tuple[asyncpg.Connection, float]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._all: set[asyncpg.Connection] = set()
@@ -147,7 +148,7 @@ class Transactions:
     def take_back(self, transaction: Transaction) -> None:
         """Clean a connection in the background, or drop it; then free its slot."""
         loop = asyncio.get_running_loop()
-        # Not through the loop's task factory, which would count it as a task of the handler.
+        # Do not use the loop's task factory, which would count this task as a task of the handler.
         cleaning = asyncio.Task(self._clean(transaction), loop=loop, name="transaction-clean")
         self._cleaning.add(cleaning)
         cleaning.add_done_callback(self._cleaning.discard)

@@ -28,8 +28,9 @@ async def set_busy_mark(
         yields: set no mark if another worker's mark is in place.
 
     Returns:
-        None if no mark was set. Then this worker yields to another mark, has no valid lease, or
-        does not serve the queue. Or marks of other queues occupy both sequences of this queue.
+        None if no mark was set. The reason is one of these: this worker yields to another mark, has
+        no valid lease, or does not serve the queue; or marks of other queues occupy both sequences
+        of this queue.
     """
     alone, others = (await on.fetch("set_busy_mark", queue, worker_id, for_s, yields))[0]
     return None if alone is None else OwnMark(alone, others)

@@ -13,7 +13,7 @@ from taskd.store.jobs.jobs import ANY_JOB, Among
 if TYPE_CHECKING:
     from taskd.core.jobs.job_filter import JobFilter
 
-# The most rows that one statement reads; that takes some 20 ms.
+# Maximum number of rows that one statement reads. This read takes some 20 ms.
 READ_MAX = 5000
 
 

@@ -159,7 +159,7 @@ def _option_args(job: NewJob) -> tuple[Any, ...]:
 
 
 def priority_of(job: NewJob) -> int:
-    """Return the priority of a job; no worker has published the task of a job without one."""
+    """Return the job's priority, or the default, which applies if its task is not published."""
     return PRIORITY_DEFAULT if job.priority is None else job.priority
 
 
@@ -277,8 +277,8 @@ async def claim(
     """Claim up to `batch` queued jobs of the given part, the most urgent first.
 
     Args:
-        stride: the number by which the fence of each claimed job grows. A lane sends its own
-            instead; see Lane.stride.
+        stride: the number that is added to the fence of each claimed job. A Lane sends its own
+            stride instead of this number; see Lane.stride.
         refused: tasks, each with a version of arguments. Jobs of the task with this version or a
             newer one are not claimed.
     """

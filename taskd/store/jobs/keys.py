@@ -1,4 +1,4 @@
-"""Unique keys: find the job that holds one, and free a key by hand."""
+"""Unique keys: find the job that holds a key, and free a key by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def find(on: Fetches, task: str, key: str) -> HeldKey | None:
 
 
 async def forget(on: Fetches, task: str, key: str, reason: str | None = None) -> bool:
-    """Free a key that no live job or run holds; return whether there was one.
+    """Free a key that no live job or run holds; return whether a key was freed.
 
     Raises:
         KeyHeld: a live job, or a live run of the pipeline, holds the key.

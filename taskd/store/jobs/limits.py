@@ -109,7 +109,7 @@ def _json(value: Any) -> str:
 async def admit(on: Fetches, batch: int, among: Among = ANY_JOB, after_name: str = "") -> Admitted:
     """Admit blocked jobs: check jobs that were never checked, and keys that are due for a check.
 
-    One call checks about `batch` jobs of at most a hundred limits, those after `after_name`.
+    One call checks about `batch` jobs of at most a hundred limits, whose names follow `after_name`.
     """
     checked, queues, last_name = (await on.fetch("admit_jobs", batch, *among, after_name))[0]
     return Admitted(checked, Counter(queues), last_name)

@@ -13,11 +13,12 @@ from taskd.store.reading import reports
 Row = dict[str, Any]
 
 PAGE_ROWS = 50
-# Of the jobs of one key of a limit, a page counts and names at most these numbers.
+# Maximum numbers of jobs that a page counts (COUNT_MAX) and names (HOLDERS_MAX) for one key of a
+# limit.
 COUNT_MAX = 1000
 HOLDERS_MAX = 3
-# How many blocks of a partition of the history a chart reads at most: 16 MB with some 60,000 jobs,
-# in 120 ms.
+# Maximum number of blocks that a chart reads of one partition of the history. These are 16 MB with
+# some 60,000 jobs, and the read takes 120 ms.
 CHART_BLOCKS_MAX = 2048
 
 

@@ -19,7 +19,7 @@ from taskd.store.schema.migrate import LEDGER
 from taskd.store.schema.migrations import all_migrations
 from taskd.store.schema_text import in_schema
 
-# How many rows a statement returns at most, and how many jobs it counts at most.
+# Maximum number of rows that a statement returns, and of jobs that it counts.
 BATCH = COUNTED_MAX
 # With these settings, plans read the first rows along an index, and do not sort all rows, whatever
 # the statistics are.

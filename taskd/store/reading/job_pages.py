@@ -11,13 +11,14 @@ from taskd.store.connections.statements import Fetches
 
 Row = dict[str, Any]
 
-# How many live and how many finished jobs one statement reads at most for a page of a filter. This
-# read takes some 20 ms, or 30 ms if arguments are searched.
+# Maximum number of live jobs, and of finished jobs, that one statement reads for a page of a
+# filter. This read takes some 20 ms, or 30 ms if arguments are searched.
 READ_MAX = 5000
 # The same limit for a page that shows failed and cancelled jobs by their end, without a filter: an
 # index serves these pages.
 ENDS_READ_MAX = 500
-# The limit for further reads of a list, which goes on until it is full or all jobs were read.
+# The same limit for further reads of list_jobs(), which reads until its list is full or all jobs
+# were read.
 LIST_READ_MAX = 100_000
 
 
@@ -53,8 +54,9 @@ async def find_page(
     """Return a page of jobs, newest first: by id, or if the filter is `by_end`, by their ends.
 
     Args:
-        page_rows: the most jobs of the page.
-        read_max: how many live, and how many finished jobs to read at most; None: by the filter.
+        page_rows: maximum number of jobs on the page.
+        read_max: maximum number of live jobs, and of finished jobs, to read. With None, the filter
+            decides.
 
     Raises:
         PermissionDenied: the login is not allowed to read a column of the filter, for example the
@@ -99,10 +101,10 @@ async def list_jobs(on: Fetches, chosen: JobFilter, limit: int) -> list[Row]:
 
 
 def _reads(chosen: JobFilter, page_rows: int) -> int:
-    """Return how many rows to read at most: without a filter, one more than a page shows."""
+    """Return the maximum number of rows to read; without a filter, one more than a page shows."""
     if chosen.empty:
         return page_rows + 1
     if chosen == JobFilter(states=chosen.states) and chosen.by_end:
         return ENDS_READ_MAX
-    # Jobs in these states or of this time can be rare: then many rows must be read for a page.
+    # Matching jobs can be rare, so that many rows must be read for a page.
     return READ_MAX

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from taskd.store.connections.statements import Fetches
 
-# How many blocks of live jobs a scrape reads at most: 2 MB with some 15,000 small jobs, in a few
-# milliseconds.
+# Maximum number of blocks of live jobs that a scrape reads. These are 2 MB with some 15,000 small
+# jobs, and the read takes a few milliseconds.
 BLOCKS_MAX = 256
-# Of how many failed and cancelled jobs that ended last a scrape counts the failed ones: some 5 ms.
+# A scrape reads this number of the failed and cancelled jobs that ended last, and counts the failed
+# jobs among them. This takes some 5 ms.
 FAILED_MAX = 5000
-# How many values a label has at most. The label of queues can have more, if more queues have live
+# Maximum number of values of a label. The label of queues has more values if more queues have live
 # jobs.
 ROWS_MAX = 1000
 

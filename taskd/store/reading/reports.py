@@ -22,7 +22,7 @@ from taskd.store.workers import Incarnation
 
 Row = dict[str, Any]
 ROWS_MAX = 1000
-# How many workers, and how many parents, the report about one job names at most.
+# Maximum number of workers, and of parents, that the report about one job names.
 SERVERS_MAX = 20
 PARENTS_MAX = 20
 
@@ -269,7 +269,7 @@ async def stats_errors(on: Fetches, recently: Recently, read_max: int) -> Errors
     These are the errors of failed jobs, and of jobs that wait for another attempt.
 
     Args:
-        read_max: how many failed jobs, and how many scheduled jobs, are read at most.
+        read_max: maximum number of failed jobs, and of scheduled jobs, to read.
     """
     rows = _rows(await on.fetch("stats_errors", *recently.parameters, read_max))
     return Errors(

@@ -12,9 +12,10 @@ from taskd.core.watching.tail import JobRow, Poll, ids_of
 from taskd.core.watching.top import BORN_MAX, Ended, State
 from taskd.store.connections.statements import Fetches
 
-# How many jobs one statement reads at most, so that it takes little time.
+# Maximum number of jobs that one statement reads, so that the statement takes little time.
 ROWS_MAX = 1000
-# How many workers, queues, running jobs and full limits state() returns at most of each.
+# Maximum number of workers that state() returns; also of queues, of running jobs and of full
+# limits.
 PARTS_MAX = 200
 ENDED_MAX = 500
 
