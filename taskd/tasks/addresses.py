@@ -1,10 +1,11 @@
 """The targets of http_request: allowed hosts by name, and allowed addresses.
 
-An allowed name can resolve to any address, and to another one at the next look-up. So each address
-is checked when a socket for it is made; by default only public addresses are allowed.
+An allowed name can resolve to any address, and to another address at the next look-up. So each
+address is checked when a socket for the address is made. By default, only public addresses are
+allowed.
 
-Which addresses are public is decided by the tables below: Python's `is_global` depends on its
-version, and does not know the clouds' metadata services.
+The tables below decide which addresses are public. Python's `is_global` cannot decide that: its
+answers depend on the version of Python, and it does not know the metadata services of clouds.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _HOST = re.compile(r"(?P<host>\*|(\*\.)?[a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # The network of IPv6 addresses that represent IPv4 addresses behind NAT64.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# IPv4 addresses that are not public, by IANA's registry of special-purpose addresses, unless a
-# comment says otherwise.
+# IPv4 addresses that are not public. They are in IANA's registry of special-purpose addresses,
+# unless a comment says otherwise.
 _SPECIAL_4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -148,8 +149,8 @@ def check_address(text: str, allowed: Iterable[Network]) -> None:
     """Check that a connection to this address is allowed.
 
     Raises:
-        AddressDenied: the address is not public, and in no allowed network. The address of a
-            metadata service must be allowed itself.
+        AddressDenied: the address is not public, and in no allowed network. Or it is the address of
+            a metadata service, and no allowed network consists of this address alone.
     """
     address = _meant(ipaddress.ip_address(text.partition("%")[0]))
     # In every form in which IPv6 contains an IPv4 address, this is in the last 32 bits.

@@ -126,7 +126,7 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def _head(stream: asyncio.StreamReader, bytes_max: int) -> tuple[bytes, int]:
-    """Return the first bytes of a stream and its size; the other bytes are read and dropped."""
+    """Return the first bytes and the size of a stream; the other bytes are read and dropped."""
     kept, total = bytearray(), 0
     while chunk := await stream.read(CHUNK_BYTES):
         total += len(chunk)

@@ -123,7 +123,7 @@ class Requester:
 
             Raises:
                 Fail: the request cannot be sent, or the server refused it permanently.
-                Retry, HttpRefused: the server refused the request; a later one can succeed.
+                Retry, HttpRefused: the server refused the request; a later request can succeed.
                 HttpNotAllowed: the settings do not allow the request.
                 aiohttp.ClientError, TimeoutError: there was no response.
             """

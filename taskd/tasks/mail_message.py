@@ -60,8 +60,8 @@ class Mailbox:
         """Return the text for a header, in which names beyond ASCII become encoded words."""
         if _charset(self.name) == "us-ascii":
             return formataddr((self.name, self.address))
-        # Encoded words of 65 characters leave room for the name of the header before the first one.
-        # Readers ignore white space between two encoded words.
+        # Encoded words of 65 characters leave room for the name of the header before the first
+        # word. Readers ignore white space between two encoded words.
         words = Header(self.name, "utf-8", maxlinelen=65).encode(linesep="")
         return f"{words} <{self.address}>"
 

@@ -32,7 +32,8 @@ from taskd.tasks import command as commands
 QUEUE = "commands"
 MAX_ATTEMPTS = MAX_ATTEMPTS_DEFAULT
 TIMEOUT_S = 3600.0
-# The last bytes of stderr that become a part of the error. They fit into the reason of a job.
+# How many of the last bytes of stderr become a part of the error. They fit into the reason of a
+# job.
 ERR_BYTES_MAX = 900
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 EXIT_DONE, EX_TEMPFAIL = 0, 75
@@ -46,7 +47,7 @@ class CommandFailed(Exception):
 
 
 class CommandNotAllowed(Exception):
-    """The settings of this worker do not list the command; another worker can have it."""
+    """The settings of this worker do not list the command; those of another worker can list it."""
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,8 +59,8 @@ class Command(msgspec.Struct, forbid_unknown_fields=True):
         env: additional environment variables.
         pass_env: names of environment variables of the worker that the command receives, too.
         exits: meanings of exit codes: `retry`, `retry 30s`, `snooze 5m`, `cancel`, `fail`, `done`.
-            0 means `done`. 75 means `retry` if it is not listed. With any other code that is not
-            listed, the attempt fails.
+            0 means `done`. 75 means `retry` if it is not listed. Any other code that is not listed
+            fails the attempt.
         grace: time between SIGTERM and SIGKILL.
     """
 

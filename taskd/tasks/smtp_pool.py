@@ -1,7 +1,7 @@
 """A pool of SMTP connections: at most ten per process, each used by one mail at a time.
 
-Opening a connection takes a TCP and a TLS handshake, EHLO and a login, which takes longer than
-sending a mail.
+To open a connection, the client needs a TCP and a TLS handshake, EHLO and a login. That takes
+longer than sending a mail.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class Pool:
 
     def _verified(self, tls: str) -> bool:
         # An attacker who can forge a certificate can also hide that the server offers TLS. So with
-        # `auto`, verifying the certificate adds no protection; but a password is sent only to a
-        # verified server.
+        # `auto`, verifying the certificate adds no protection. But a password is sent only to a
+        # verified server, so the certificate is verified if a user is set.
         return tls != "auto" or self._settings.smtp_user is not None
 
     async def _login(self, smtp: aiosmtplib.SMTP) -> None:
