@@ -23,7 +23,8 @@ RETRY_S = 5
 def make_app(*parts: Sequence[BaseRoute], middleware: Sequence[Middleware] = ()) -> Starlette:
     """Make one app of all these routes.
 
-    A path with a wrong `/` at its end is not found: a redirect would lead to the client's Host.
+    A path with a surplus `/` at its end gets a 404. It gets no redirect, because the target of the
+    redirect would contain the Host header of the client.
 
     Args:
         parts: lists of routes; if two routes match, the first one is used.
@@ -67,7 +68,8 @@ class RequestLimit:
 
     Routes that wait for the database or for a slow reader have such a limit, so that probes are
     always answered. A request takes a slot when its whole body has arrived. So a client that never
-    sends the rest of a body takes no slot. If the client goes away before, nothing is done.
+    sends the rest of a body takes no slot. If the client disconnects while it sends the body, the
+    request is dropped.
     """
 
     def __init__(self, app: ASGIApp, requests_max: int, what: str) -> None:
@@ -94,9 +96,9 @@ class RequestLimit:
 
 
 async def _whole(receive: Receive) -> Receive | None:
-    """Wait for the whole body; return a function that returns it as one message, then others.
+    """Wait for the whole body; return a `receive` that returns the body as its first message.
 
-    Return None if the client has gone away before.
+    Return None if the client has disconnected before the end of the body.
     """
     body, first, too_large = b"", list[Message](), list[HTTPException]()
     try:
@@ -108,7 +110,7 @@ async def _whole(receive: Receive) -> Receive | None:
             if not message.get("more_body"):
                 first.append({"type": "http.request", "body": body})
     except HTTPException as error:
-        # Raise it again in the handler of the route, which makes an error page.
+        # The function below raises the error again inside the app, which turns it into a response.
         too_large.append(error)
 
     async def receive_whole() -> Message:

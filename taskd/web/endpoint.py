@@ -25,9 +25,9 @@ class Endpoint(Server):
     """Service: the HTTP endpoint of a worker, or of the parent of several workers.
 
     It includes the dashboard if the dashboard requires a login, or if only this machine can reach
-    the address. If only this machine can reach it, it answers only requests for the hosts of
-    access.guard.Hosts. On other addresses, Prometheus and Kubernetes use names that only they know,
-    so the probes and metrics accept every host.
+    the address. If only this machine can reach the address, the endpoint answers only requests for
+    the hosts of access.guard.Hosts. On other addresses, Prometheus and Kubernetes can use host
+    names that this process does not know, so the probes and metrics accept every host.
 
     Raises:
         ConfigError: the address cannot be used, or the dashboard's password is too short.

@@ -33,8 +33,8 @@ Page = Callable[[Dashboard, Request], Awaitable[Response]]
 
 STATIC_FILES = ("taskd.css", "taskd.js", "icon.svg")
 RETRY_MS = 5000
-# The most requests that are answered at a time, live streams included. The server accepts more
-# connections than this, so that probes and scrapes always get a connection.
+# Maximum number of requests that are answered at a time, live streams included. The server accepts
+# more connections than this, so that probes and scrapes always get a connection.
 PAGES_MAX = 96
 
 
@@ -119,7 +119,7 @@ def _app(board: Dashboard) -> Starlette:
 
 
 def _few(route: Route) -> Route:
-    """Return the route with a limit of its own, for streams, which have no end."""
+    """Return the route with a separate limit for requests, because streams have no end."""
     route.app = RequestLimit(route.app, live.VIEWERS_MAX, "live pages")
     return route
 

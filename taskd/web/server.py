@@ -28,14 +28,15 @@ from taskd.errors import ConfigError
 # be closed as idle.
 CONNECTIONS_MAX = 256
 BACKLOG = 128
-# The most bytes of the request line and all headers together.
+# Maximum size of the request line and all headers together.
 HEAD_BYTES_MAX = 16 * 1024
 # Longest time in which a whole request, with its body, must arrive.
 REQUEST_S_MAX = 10.0
 # A client is disconnected if it does not drain the write buffer of its connection in this time.
 WRITE_S_MAX = 20.0
-# An idle connection is closed after this time. Less than REQUEST_S_MAX, after which a connection is
-# aborted: a client that reuses it just then would get an error.
+# An idle connection is closed after this time. The time is less than REQUEST_S_MAX, after which a
+# connection is aborted. A client that reuses a connection at the moment of an abort would get an
+# error.
 KEEP_ALIVE_S = 5
 # Longest time for running requests after stop().
 STOP_S = 1
@@ -59,8 +60,9 @@ class Server:
 
     def __init__(self, app: ASGIApp, address: str) -> None:
         self._app = app
-        # Bind the address now, so that a wrong address is an error before the worker starts. It
-        # stays bound until the end, so that clients can connect while run() restarts after a crash.
+        # Bind the address now, so that a wrong address is an error before the worker starts. The
+        # address stays bound until the end, so that clients can connect while run() restarts after
+        # a crash.
         self._sockets = listen(address)
         host, port = self._sockets[0].getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,7 +1,8 @@
 """Checks of the host and origin of each request, and the dashboard's security headers.
 
-By DNS rebinding, a web site lets its name lead to this address, so that browsers read it for the
-site. These requests have the name of the site as their host.
+In a DNS rebinding attack, a hostile web site lets its own name resolve to this address. Browsers
+then let scripts of that site read the dashboard. The Host header of such requests contains the name
+of the site.
 
 Pages contain text from any producer, and templates escape this text. If a template missed a part,
 the policy below would make that part harmless. The policy allows no inline script or style, and
@@ -58,7 +59,7 @@ def port_of(address: str) -> int | None:
 
 
 class Hosts:
-    """The hosts whose requests are answered: IP addresses, `localhost`, and that of the public URL.
+    """The accepted hosts: IP addresses, `localhost`, and the host of the public URL.
 
     An IP address is always accepted, because DNS rebinding needs a name.
     """
@@ -83,8 +84,8 @@ class Hosts:
 class HostCheck:
     """Middleware: refuse requests for other hosts.
 
-    A request without a Host header is accepted: checks of load balancers by HTTP/1.0 have none, and
-    browsers always send it.
+    A request without a Host header is accepted. Health checks of load balancers over HTTP/1.0 send
+    no such header, and browsers always send it.
     """
 
     def __init__(self, app: ASGIApp, url: str | None) -> None:

@@ -34,15 +34,16 @@ SOMEBODY = "admin"
 SESSIONS_MAX = 100
 SESSION_S = 24 * 3600.0
 IDLE_S = 8 * 3600.0
-# The most failures of one address within FAILURES_S. A login clears only the failures with the same
-# name. Otherwise, a user could guess the passwords of others between two logins of their own.
+# Maximum number of failures of one address within FAILURES_S. A successful login clears only the
+# failures with the same user name. Otherwise, a user could guess the passwords of other users, and
+# clear the failures by logging in.
 FAILURES_MAX = 5
 FAILURES_S = 60.0
-# The most failures of all addresses together. With more, only passwords from addresses with an
-# earlier login are checked.
+# Maximum number of failures of all addresses together. Above this number, only passwords from
+# addresses with an earlier login are checked.
 FAILURES_IN_ALL_MAX = 50
 ADDRESSES_MAX = 1000
-# The most attempts whose passwords are being hashed, or wait to be hashed.
+# Maximum number of attempts whose passwords are being hashed, or wait to be hashed.
 GUESSES_MAX = 8
 
 
@@ -139,15 +140,16 @@ class Logins:
             TooMany: too many logins from this address, or from all addresses together, have failed.
         """
         network = network_of(address)
-        # Look at all failures first: an address that is refused is not remembered, so that refused
-        # addresses displace no other.
+        # Check the failures of all addresses first. An address that is refused here is not stored,
+        # so it displaces no stored address.
         if network not in self._known:
             _limit(self._in_all, FAILURES_IN_ALL_MAX)
         failures = self._recent(network)
         _limit([at for at, _ in failures], FAILURES_MAX)
         if self._waiting >= GUESSES_MAX:
             raise TooMany(1.0)
-        # Count the attempt before the check: otherwise any number of parallel attempts is checked.
+        # Count the attempt before the check. Otherwise, any number of parallel attempts would be
+        # checked.
         now = time.monotonic()
         name = name if self.names_needed else SOMEBODY
         stored = self._passwords.get(name)

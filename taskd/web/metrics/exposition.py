@@ -41,7 +41,7 @@ from taskd.worker.observing.loop_monitor import LAG_BOUNDS_S
 from taskd.worker.status import WorkerStatus
 
 ReadStatuses = Callable[[], Awaitable[Sequence[WorkerStatus]]]
-# The most scrapes that are answered at a time: enough for two Prometheus servers.
+# Maximum number of scrapes that are answered at a time: enough for two Prometheus servers.
 SCRAPES_MAX = 16
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Outcomes and events that are exposed as 0 before the first one: otherwise an alert does not see

@@ -31,7 +31,7 @@ from taskd.web.access.login import Session
 from taskd.web.pages.dashboard import Dashboard, Refused, job_id_of, one
 from taskd.web.pages.views import search_of
 
-# The most jobs that one action changes; the user can repeat the action for the other jobs.
+# Maximum number of jobs that one action changes. The user can repeat the action for the other jobs.
 BULK_JOBS_MAX = 10_000
 PAUSE_S_MAX = 365 * 86400.0
 JOB_ACTIONS = ("retry", "cancel")

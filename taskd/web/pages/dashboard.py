@@ -120,8 +120,8 @@ class Dashboard:
     def cookie_name(self, request: Request) -> str:
         """Return the cookie's name; with TLS, a name that no other host of the domain can set.
 
-        Browsers send cookies to all ports of a host. So the name contains the port of the URL in
-        the browser, and another dashboard on the same host has its own cookie.
+        Browsers send cookies to all ports of a host. The name contains the port of the URL in the
+        browser, so that another dashboard on the same host has another cookie.
         """
         name = "__Host-taskd" if self.is_secure(request) else "taskd"
         port = port_of(request.headers.get("host", ""))

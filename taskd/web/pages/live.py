@@ -31,11 +31,12 @@ CHART_S, CHART_STEPS = 3600.0, 60
 ERRORS_S, ERRORS_READ_MAX = 86400.0, 2000
 DEAD_S = 3600.0
 QUEUE_CHARTS_MAX = 50
-# The most concurrent streams (routes.py).
+# Maximum number of concurrent streams (routes.py).
 VIEWERS_MAX = 50
 # The parts of pages that a stream sends after each read; each has a template.
 PARTS = ("alerts", "tiles", "charts", "queues", "failing")
-# If there was no read for this long, a stream sends a comment: proxies close silent streams.
+# If there was no read for this long, a stream sends a comment, because proxies close silent
+# streams.
 KEEP_ALIVE_S = 15.0
 
 

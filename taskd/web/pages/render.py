@@ -21,8 +21,8 @@ from taskd.core.stored_json import indented
 
 HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
-# The most characters of a text in one line, of a text in several lines, and of a log line. `taskd
-# jobs show --json` prints the whole text.
+# Maximum numbers of characters: of a text in one line, of a text in several lines, and of a log
+# line. `taskd jobs show --json` prints the whole text.
 LINE_CHARS_MAX = 200
 TEXT_CHARS_MAX = 20_000
 LOG_CHARS_MAX = 2000

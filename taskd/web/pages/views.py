@@ -260,7 +260,8 @@ async def limit_list(board: Dashboard, request: Request) -> Response:
 
 async def limit(board: Dashboard, request: Request) -> Response:
     """One limit and its keys, a page at a time, with the slots and blocked jobs of each key."""
-    # In the query: a path cannot carry every name, such as `..` or one with a line end.
+    # The name is in the query, because a path cannot contain every name. Examples are `..` and a
+    # name with a line end.
     name = request.query_params.get("name", "")
     rows = [row for row in await limits.list_limits(board.on) if row["name"] == name]
     if not rows:
