@@ -1,7 +1,7 @@
 """The command line: one module or package per command, imported when its command is called.
 
-Data goes to stdout, messages go to stderr. An error prints its message, and what to do next, to
-stderr; taskd/errors.py defines the exit code of each error. Other exit codes: 2 for a wrong command
+Data goes to stdout, messages go to stderr. The message of an error, and what to do next, also go to
+stderr. taskd/errors.py defines the exit code of each error. Other exit codes: 2 for a wrong command
 line, 4 for a failed check, 130 for Ctrl-C, 141 for a closed pipe.
 """
 

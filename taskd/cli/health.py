@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from taskd.store.reading.reports import DueQueues, Row
 
 EXIT_CHECK_FAILED = 4
-# The most queue names in a message; --json prints up to a thousand.
+# Maximum number of queue names in a message; --json prints up to a thousand.
 NAMES_MAX = 10
 
 

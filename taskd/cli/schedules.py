@@ -160,12 +160,12 @@ def next_(session: Session, names: tuple[str, ...], number: int, as_json: bool) 
 
 
 def _ticks(row: Row) -> Iterator[tuple[datetime, list[str] | None]]:
-    """Yield the next ticks, with their zones if each row of the query has a time zone."""
+    """Yield the next ticks, each with its zones if the rows of the query have time zones."""
     from taskd.store.schedules import rhythm
 
     when = rhythm(row["every_s"], row["cron"], row["timezone"], row["starts_at"])
     existing = row["next_at"]
-    # Without next_at, no worker has computed the next tick yet, for example after a resume.
+    # If next_at is NULL, no worker has computed the next tick yet, for example after a resume.
     begin = existing or max(row["now"], row["paused_until"] or row["now"])
     if isinstance(when, Cron) and when.per_row:
         return iter(when.ticks_of_zones(begin - timedelta(seconds=1) if existing else begin))

@@ -130,7 +130,7 @@ class Measures:
     async def _spans(
         self, step: str, call: Callable[[], Awaitable[object]], at_most: int
     ) -> list[float]:
-        """Repeat a call for `each_s` seconds, but not more than `at_most` times; time each call."""
+        """Repeat a call for `each_s` seconds, but at most `at_most` times; return the times."""
         spans: list[float] = []
         began = now = time.perf_counter()
         while len(spans) < at_most and (not spans or now - began < self._plan.each_s):

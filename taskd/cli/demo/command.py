@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 QUEUE = "email"
 MAILS = Path(__file__).with_name("demo_mails.ndjson")
 # Each mail of the demo names its folder in this header. If a run is killed, its undelivered mails
-# stay in the queue. Unless --dir is given, the next run reads this header and delivers all mails
-# into the same folder, if it still exists.
+# stay in the queue. The next run reads this header. Unless --dir is given, that run delivers all
+# mails into the same folder, if that folder still exists.
 FOLDER_HEADER = "X-Demo-Folder"
 SENDER = "The taskd demo <demo@example.org>"
 RETRY_S = 0.5

@@ -24,9 +24,10 @@ COLOURS = {
 }
 WIDTH, WIDTH_MAX = 80, 100
 SQL_LINES_MAX = 4
-# The key of the schema in the arguments of a repair, for an installation with another schema.
+# If the schema of the installation is not `taskd`, the arguments of a repair contain the schema
+# under this key.
 SCHEMA = "schema of taskd"
-# The most findings, and the most repairs, that are printed for one check.
+# Maximum number of findings, and of repairs, that are printed for one check.
 SAID_MAX = 8
 
 
@@ -52,7 +53,7 @@ def _text(repair: Repair) -> str:
 
 
 def in_schema(finding: Finding, schema: str) -> Finding:
-    """Return the finding about an installation with this schema: texts and repairs name it."""
+    """Return the finding with the name of this schema in its texts and repairs."""
     from taskd.store import schema_text
 
     def named(text: str) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskd.client import Client
 
 UNPUBLISHED = "no worker has published"
-# What happened to a job whose key another job holds, by the outcome.
+# What happened to a job whose unique key another job holds, by outcome.
 HELD = {
     "skipped": "job {} holds the unique key, so no job was added",
     "replaced": "job {} holds the unique key, and now has the new arguments",

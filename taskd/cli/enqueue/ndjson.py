@@ -18,7 +18,8 @@ from taskd.core.jobs.job import PAYLOAD_BYTES_MAX, NewJob
 from taskd.core.jobs.unique import Unique
 from taskd.errors import EnqueueError, InvalidArgs, InvalidJob
 
-# The most jobs and bytes of a chunk, which is held in memory and enqueued by one statement.
+# Maximum number of jobs, and of bytes, in a chunk. A chunk is held in memory and enqueued by one
+# statement.
 CHUNK_JOBS = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
 # If every character is escaped, a line has six times as many bytes as its payload.

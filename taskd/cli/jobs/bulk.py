@@ -36,7 +36,7 @@ class How:
         done: the verb for messages, as a participle: `retried`.
         dry_run: whether to print what would happen, and change nothing.
         yes: whether to act without a confirmation.
-        limit: the most jobs to change; None to change all.
+        limit: maximum number of jobs to change; None to change all.
     """
 
     done: str

@@ -128,7 +128,7 @@ def filter_of(options: dict[str, Any]) -> JobFilter:
         *("schedule", "late", "unique_key"),
     ):
         given[name] = options.pop(name)
-    # Not all commands have these.
+    # Not all commands have these options.
     for name in ("running_for_s", "retrying"):
         given[name] = options.pop(name, None)
     try:

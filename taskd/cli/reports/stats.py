@@ -15,7 +15,7 @@ from taskd.cli.shared.session import QUEUE, SINCE, Session, json_option, pass_se
 from taskd.core.jobs.job import MAX_ATTEMPTS_LIMIT
 
 GROUPS_MAX = 1000
-# The most failed jobs, and the most scheduled jobs, whose errors are read.
+# Maximum number of failed jobs, and of scheduled jobs, whose errors are read.
 ERRORS_READ_MAX = 10_000
 COLUMNS = {
     "QUEUE": text_of("queue"),
@@ -33,7 +33,7 @@ COLUMNS = {
     "RUNNING P95": span_of("run_p95_s"),
     "RUNNING SUM": span_of("run_sum_s"),
 }
-# The columns of `stats attempts`: from and up to how many attempts.
+# The columns of `stats attempts`: the lowest and the highest number of attempts of each.
 ATTEMPTS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, MAX_ATTEMPTS_LIMIT))
 
 ERROR_COLUMNS = {
@@ -106,7 +106,7 @@ def stats(session: Session, /, by: str | None, as_json: bool, **filters: Any) ->
 
 
 def _is_for_a_command() -> bool:
-    """Return whether a subcommand follows; refuse options before it: they would have no effect."""
+    """Return whether a subcommand follows; refuse options before it, which would have no effect."""
     context = click.get_current_context()
     if context.invoked_subcommand is None:
         return False

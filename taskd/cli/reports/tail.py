@@ -34,7 +34,8 @@ from taskd.errors import JobNotFound
 if TYPE_CHECKING:
     from taskd.store.connections.lanes import Lane
 
-# The most jobs that --since shows. If more jobs have events, the latest events decide.
+# Maximum number of jobs that --since shows. If more jobs have events, the jobs with the latest
+# events are shown.
 PAST_MAX = 10_000
 COLOURS = {
     "done": "green",

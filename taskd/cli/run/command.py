@@ -285,7 +285,7 @@ def _begin(session: Session, flags: dict[str, Any]) -> _Begun:
     loaded = session.load(**flags)
     settings = loaded.settings
     if settings.commands:
-        # The programs that run_command starts are promised none of the worker's variables.
+        # The programs that run_command starts must not see the worker's variables.
         hide_environment()
     events.configure(
         settings.log_format, settings.log_level, job_lines_per_s=settings.job_lines_per_s
@@ -310,7 +310,8 @@ def _imported(settings: Settings) -> Registry:
     from taskd.worker.starting.app_import import load_app, with_built_ins
     from taskd.worker.starting.served_queues import queue_limits
 
-    # Handlers enqueue into this worker's database, also if only the command line names it.
+    # Handlers enqueue into this worker's database, even if only the command line names the
+    # database.
     configure(settings=settings)
     registry = load_app(settings.app) if settings.app else Registry()
     with_built_ins(registry, tasks.built_in(settings))
@@ -456,7 +457,8 @@ async def _nothing_is_left() -> bool:
 def summary(jobs: dict[str, int], left: dict[str, int]) -> str:
     """Return the last line of `--until-empty`: jobs by outcome, other attempts, remaining jobs.
 
-    Attempts that did not end their job are counted separately: a job can have several of them.
+    Attempts that did not end their job are counted separately, because a job can have several such
+    attempts.
     """
     parts = [f"{jobs[what]:,} {what}" for what in OUTCOMES if jobs.get(what)]
     tried = [

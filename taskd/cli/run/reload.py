@@ -6,8 +6,8 @@ worker. If a worker cannot start, for example because of a syntax error, it prin
 parent starts another worker after the next change.
 
 The parent polls the files twice a second. Polling needs no further library, and takes some
-milliseconds for a thousand files. It also notices changes on a network share or in a mount of a
-container.
+milliseconds for a thousand files. Polling also notices changes on a network share or in a mount of
+a container.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def anew_on_changes(
     begin()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    # Import this only in the child: a child does not read again what the parent has imported.
+    # Import this module only in the child. If the parent imported it, later children would not read
+    # its file again after a change.
     from taskd.worker.stopping.parent_watch import ParentWatch
 
     ParentWatch(parent_pipe)
@@ -107,7 +108,7 @@ class _Parent:
             self._hear()
 
     def _hear(self, within_s: float = 86400.0) -> None:
-        """Wait for a signal, and handle it."""
+        """Wait for a signal, and handle the signal."""
         number, to_both = _wait_for_signal(within_s)
         if number is None:
             return

@@ -30,7 +30,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 # A report can read a long history, which takes more time than the statements of a worker.
 REPORT_TIMEOUT_S = 60.0
-# Of a full server, a connection is often free within seconds.
+# A connection of a full server often becomes free within seconds.
 ROOM_S = 5.0
 # 100 years, an interval that PostgreSQL can add to the current time.
 DURATION_S_MAX = 36_500 * 86_400.0

@@ -1,7 +1,7 @@
 """Full-screen output: write only changed lines, and restore the terminal at the end.
 
 The module uses only escape sequences that every terminal knows. Curses would look up the name of
-the terminal in a database, and on remote hosts, the entry of the terminal is often missing. Each
+the terminal in a database. On remote hosts, this database often has no entry for the terminal. Each
 frame is one write of the changed lines, so the screen does not flicker.
 """
 

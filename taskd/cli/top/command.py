@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 # The time between the first two polls, from which the first rates are computed.
 FIRST_S = 1.0
-# Each poll also reads the jobs that ended within this time before the last poll. An ack writes the
-# time at which the job ended. But the ack becomes visible only when it commits, perhaps after the
-# last poll.
+# Each poll also reads the jobs that ended within this time before the last poll. An ack sets the
+# end time of the job. But the ack becomes visible only when its transaction commits, perhaps after
+# the last poll.
 OVERLAP_S = 5.0
 TICK_S = 1.0
 # Size of the screen with --once if stdout is not a terminal.
