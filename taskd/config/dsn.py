@@ -23,7 +23,7 @@ AS_URI = "write it as postgresql://user@host/database"
 
 
 def dsn_text(value: Any) -> str:
-    """Return the DSN as check_dsn() does."""
+    """Check the text of a value with check_dsn(), and return the result."""
     return check_dsn(str(value))
 
 

@@ -18,9 +18,10 @@ _ENV_START, _ENV_END = 47, 48
 def hide_environment() -> None:
     """Empty /proc/PID/environ of this process; its variables do not change.
 
-    A process of the same user can read the variables before this call. It can still debug this
-    process if the kernel allows that. Call the function before threads start: setenv(3) is not safe
-    while another thread calls getenv(3). On systems other than Linux, the function does nothing.
+    Before this call, a process of the same user can read the variables. After this call, such a
+    process can still debug this process if the kernel allows that. Call the function before threads
+    start: setenv(3) is not safe while another thread calls getenv(3). On systems other than Linux,
+    the function does nothing.
     """
     try:
         stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
