@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep tests without a fixture of this plugin away from the database of the settings."""
+    """Prevent tests without a fixture of this plugin from using the database of the settings."""
     from taskd.client.connecting.loaded_settings import restrict
 
     if not config.getini(REAL_INI):
@@ -101,7 +101,7 @@ def taskd_server(
 
 @pytest.fixture(scope="session")
 def taskd_prepare() -> Callable[[str], Any]:
-    """Override this to add your own tables: return a function or a coroutine function.
+    """Override this fixture to add your own tables: return a function or a coroutine function.
 
     The function is called once, with the DSN of the template, which already has the schema taskd.
     """

@@ -255,7 +255,7 @@ def raise_failures(rows: Collection[JobRow], run: Run) -> None:
 
 
 def _theirs(error: Exception) -> TracebackType | None:
-    """Return the traceback of an error from the handler on, without the first frames of taskd."""
+    """Return the traceback of an error without the frames of taskd that precede the handler."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frames = frames.tb_next
