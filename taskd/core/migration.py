@@ -111,7 +111,7 @@ class Migration:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the code that contains this migration needs it to be applied."""
+        """Whether the code that contains this migration needs the migration to be applied."""
         return bool(_STEP.findall(self.text)[0] == EXPAND)
 
     @property

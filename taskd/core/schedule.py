@@ -48,7 +48,7 @@ FEW_TICKS = 100
 _TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
 # The value of Cron.timezone if the query of the schedule returns a time zone for each row.
 PER_ROW = "per row"
-# Zones of the time zone database whose rules depend on the host, or that are no place.
+# Zones of the time zone database that depend on the host, or that stand for no place.
 _NO_ZONES = frozenset({"localtime", "Factory"})
 # A cron expression is refused if it has no tick after this time.
 _NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)

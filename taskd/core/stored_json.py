@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 
 T = TypeVar("T")
-# Longer JSON is shown without indentation: 20,000 brackets can nest 10,000 levels deep, which would
-# take 200 MB of spaces.
+# Longer JSON is shown without indentation. Already 20,000 brackets can nest 10,000 levels deep, and
+# their indentation takes 200 MB of spaces.
 INDENTED_CHARS_MAX = 20_000
 
 

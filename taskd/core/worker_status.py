@@ -20,8 +20,8 @@ class LoopBlocked(msgspec.Struct, frozen=True):
 
     Attributes:
         blocked_s: for how many seconds of the last minute the loop was blocked.
-        since_s: how long ago the first of these blockages began. A minute without a blockage ends
-            the series.
+        since_s: how long ago the first blockage of the present series began. A minute without a
+            blockage ends the series.
         task: the task that blocked the loop the longest; None if the cause is not a handler.
     """
 

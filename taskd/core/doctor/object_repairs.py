@@ -28,7 +28,7 @@ class Object:
 
     @property
     def owner(self) -> str:
-        """For a part of a table, such as a column, the table; otherwise the object's own name."""
+        """The name of the object; for a part of a table, such as a column, the table's name."""
         return self.name.partition(".")[0]
 
     @property

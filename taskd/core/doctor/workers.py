@@ -171,7 +171,7 @@ def failing_tasks(facts: Facts) -> Iterator[Observation]:
 
 
 def blocked_loops(facts: Facts) -> Iterator[Observation]:
-    """Find workers whose event loop is blocked for long, so that all their queues wait."""
+    """Find workers whose event loop is blocked for a long time, so that all their queues wait."""
     for row in facts["doctor_workers"]:
         blocked = decode(row["status"]).loop if row["late_s"] <= 0 else None
         if blocked is None or blocked.blocked_s < BLOCKED_S_MIN:

@@ -115,7 +115,7 @@ class Facts(msgspec.Struct, frozen=True):
             `next` (a slot among all keys). None if the limit was not checked yet.
         parked: whether it is parked, because its task was paused or no worker of its queue could
             run it.
-        limit_holders: while it is blocked, some of the jobs that have the slots of its key.
+        limit_holders: while it is blocked, some of the jobs that hold the slots of its key.
         limit_queued: number of admitted jobs of its key that have not started, if the key has a
             rate.
         limit_opens_s: seconds until a worker checks its key of the limit again, if a check is
@@ -265,7 +265,7 @@ class Why(StrEnum):
     # An abandoned attempt of it still runs in a worker of its queue. This worker does not start it
     # again.
     STILL_RUNS = "still_runs"
-    # The event loop of a worker of its queue is blocked for long.
+    # The event loop of a worker of its queue is blocked for a long time.
     LOOP_BLOCKED = "loop_blocked"
     # An operator has limited its queue.
     QUEUE_LIMITED = "queue_limited"

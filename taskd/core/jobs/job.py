@@ -68,7 +68,7 @@ TRANSITIONS: frozenset[tuple[JobState | None, JobState]] = frozenset(
         (
             JobState.BLOCKED,
             JobState.SCHEDULED,
-        ),  # the same, with a later due time or as a suspect
+        ),  # the same, but the job is due later, or is a suspect
         (JobState.BLOCKED, JobState.CANCELLED),  # by hand, or by its option `on_failed`
         (JobState.BLOCKED, JobState.FAILED),  # its deadline has passed
         (JobState.SCHEDULED, JobState.BLOCKED),  # due, but not yet admitted by its limit
@@ -297,7 +297,7 @@ class NewJob:
             arguments.
         no_key: with True, the job gets no unique key, even if the published task has a rule.
         deadline: no attempt starts after this time (with a time zone). If the job still waits at
-            this time, it fails as `expired`. Excludes `deadline_s`.
+            this time, the job fails with the reason `expired`. Excludes `deadline_s`.
         deadline_s: the deadline in seconds after the start of the enqueueing transaction.
         args_version: the version of the arguments (see the task's option). None means version 1 if
             the job is `checked`, and otherwise the version of the published task.

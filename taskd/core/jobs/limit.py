@@ -45,8 +45,9 @@ class Limit:
 
     Attributes:
         concurrency: the maximum number of running jobs per key, 1 to 10,000.
-        by: the argument whose value is the key, or several arguments; by default all jobs share one
-            key. The value of an argument that the task redacts is hashed.
+        by: the name of the argument whose value is the key, or the names of several arguments. By
+            default, all jobs share one key. The value of an argument that the task redacts is
+            hashed.
         concurrency_in_all: the maximum number of running jobs of all keys together, 1 to 10,000.
         rate: how many jobs per key can start within `per_s` seconds, on average.
         per_s: the period of the rate in seconds, up to 30 days.

@@ -66,7 +66,7 @@ class OnConflict(StrEnum):
     DEBOUNCE = "debounce"
     # The newest arguments win, as with versions: the new job replaces a waiting holder. If the
     # holder runs, the new job starts when the running attempt has ended. If that attempt has not
-    # succeeded, the new job takes over.
+    # succeeded, the new job replaces the holder, which is not retried.
     LATEST = "latest"
     # Enqueueing fails with KeyHeld.
     RAISE = "raise"
@@ -127,8 +127,9 @@ class Unique:
             between -2**62 and 2**62, or an aware datetime; all versions of a key have one type.
         version_by: the name of the argument that contains the version, an int or a datetime. It
             can be given only together with `by`.
-        newer_starts: with a version or `latest`: when the newer job starts if an attempt of the
-            older one has not succeeded. A value of NewerStarts. The older job is never retried.
+        newer_starts: for a key with a version or `latest`: when the newer job starts if an attempt
+            of the older job has not succeeded; a value of NewerStarts. The older job is never
+            retried.
 
     Raises:
         InvalidJob: a value is outside its limits, values exclude each other, or not exactly one of

@@ -185,16 +185,16 @@ def attempts_limit(job: Job, task: Task[..., Any] | None) -> int:
 def begins_once(job: Job, task: Task[..., Any]) -> bool:
     """Return whether the handler of a job must not begin again, whatever ends this attempt.
 
-    This is so with `max_attempts=1`. A retry by hand allows such a job one more attempt: it sets
-    the job's own `max_attempts` to the number of that attempt. The handler must not begin again
-    after this attempt, either. rescue_jobs has the same rule for the jobs of dead workers.
+    This is so for jobs with `max_attempts=1`. A retry by hand allows such a job one more attempt:
+    it sets the job's own `max_attempts` to the number of that attempt. The handler must not begin
+    again after this attempt, either. rescue_jobs has the same rule for the jobs of dead workers.
     """
     again_by_hand = task.max_attempts == 1 and job.attempt == job.max_attempts
     return max_attempts_of(job, task) == 1 or again_by_hand
 
 
 def attempts_spent(job: Job, task: Task[..., Any]) -> bool:
-    """Return whether this attempt is above the limit of attempts; a first attempt never is."""
+    """Return whether the number of this attempt exceeds the limit; number 1 never does."""
     return job.attempt > 1 and job.attempt > attempts_limit(job, task)
 
 

@@ -60,7 +60,7 @@ class ProcessContext(Protocol):
         """The fencing token of this attempt, which is larger than the tokens of earlier attempts.
 
         The handler can pass the token to a system that it writes to. That system can refuse tokens
-        smaller than the largest that it has seen.
+        smaller than the largest token that it has seen.
         """
 
     @property
@@ -133,7 +133,7 @@ class RunningWorkflow(Protocol):
                 different orders. Also give a name if the handler repeats a transaction that was
                 rolled back.
             after: the jobs that it waits for: names that this attempt has added, or ids of jobs.
-                Without it, the job starts at once, beside the running job.
+                If `after` is empty, the job starts at once, beside the running job.
             on_failed: what happens to the job if one of the jobs in `after` fails; a value of
                 OnFailed.
             conn: a connection of the handler, whose transaction adds the job when it commits. After

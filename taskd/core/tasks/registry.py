@@ -158,11 +158,11 @@ class Registry:
         self._add("middleware", self.middleware, middleware)
 
     def add_hook(self, hook: ThreadHook) -> None:
-        """Register a hook, by the rules of add_middleware()."""
+        """Register a hook in the same way as add_middleware()."""
         self._add("hook", self.hooks, hook)
 
     def add_reporter(self, reporter: Reporter) -> None:
-        """Register a reporter, by the rules of add_middleware()."""
+        """Register a reporter in the same way as add_middleware()."""
         self._add("reporter", self.reporters, reporter)
 
     def _add(self, noun: str, those: list[Any], new: tuple[Callable[..., Any], Any]) -> None:

@@ -30,8 +30,8 @@ RESERVED_PARAMETERS = frozenset({"conn"})
 def signature_of(name: str, handler: Callable[..., Any]) -> tuple[inspect.Signature, str | None]:
     """Return the signature without the context, and the name of the parameter that receives it.
 
-    The context can be any parameter; its annotation or its name identifies it. If no parameter
-    receives the context, the name is None.
+    Any parameter can receive the context. The annotation or the name of the parameter decides
+    whether it does. If no parameter receives the context, the returned name is None.
 
     Raises:
         TypeError: a parameter is variadic or positional-only, or has a name that taskd uses; or two
