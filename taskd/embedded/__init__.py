@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: without a DSN, taskd starts its own server, or joins a running one.
+"""The embedded PostgreSQL: without a DSN, taskd starts its own server or joins a running server.
 
 The processes that start, use and stop the server coordinate by flock() on five empty files in the
 home of the server. Locks replace a pid file: the kernel releases a lock when its last holder ends,

@@ -32,7 +32,8 @@ def peer_pid(path: str, timeout_s: float = 1.0) -> int | None:
         timeout_s: seconds to wait for a server whose backlog is full.
 
     Returns:
-        The pid; 0 if the server is in another pid namespace; None if no connection is accepted.
+        The pid; 0 if the server is in another pid namespace; None if no server accepts a
+        connection.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(timeout_s)

@@ -188,7 +188,7 @@ def _write_settings(path: Path, major: int) -> None:
 
 
 def spawn(home: Path, what: list[str], fds: list[int], rest: list[str] | None = None) -> None:
-    """Run last_user.py with these descriptors, in a session of its own; log its output."""
+    """Run last_user.py with these descriptors, in a new session. Its output goes to the log."""
     log = open_owned(home / "log", os.O_WRONLY | os.O_APPEND)
     log_from = os.fstat(log).st_size
     try:

@@ -122,8 +122,8 @@ def held(path: Path) -> bool:
 
 
 # The descriptors of opened_lock(). A child that another thread forks meanwhile inherits them. The
-# child closes them, because it would hold the locks until it ends. The descriptor of a Server is
-# not in this set: the child also uses the server.
+# child closes these descriptors, because otherwise it would hold the locks until it ends. The
+# descriptor of a Server is not in this set: the child also uses the server.
 _opened: set[int] = set()
 # Reentrant: a signal handler can fork while the thread that it interrupts holds this lock.
 _forking = threading.RLock()
