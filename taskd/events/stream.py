@@ -1,11 +1,12 @@
 """Pass each event to the meter of the metrics, to the subscribers, and to the log.
 
 At most `job_lines_per_s` successful attempts per second are logged individually; one line
-`jobs.folded` per second counts the others. Failures are always logged individually.
+`jobs.folded` per second counts the other successful attempts. Failures are always logged
+individually.
 
 A `Meter` counts successful attempts and claims without a dictionary of fields, because making the
-dictionary would cost more than counting. For speed, job_done() and queue_claimed() read the state
-of this module, so they are defined here.
+dictionary would cost more than counting. job_done() and queue_claimed() are defined in this module,
+because they read its state directly. This is faster.
 """
 
 from __future__ import annotations
