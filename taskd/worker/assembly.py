@@ -62,10 +62,10 @@ from taskd.worker.upkeep.rescuer import Rescuer
 from taskd.worker.upkeep.schedule_runner import ScheduleRunner
 from taskd.worker.upkeep.timer import Timer
 
-# Every statement of a worker finds its rows by ids or along one index, so only one plan is right.
-# Without these settings, PostgreSQL plans each batch of acks again, and chooses sequential scans if
-# its statistics are old. It also uses bitmap scans, which do not lock rows in the order of their
-# ids, and so can cause deadlocks.
+# Every statement of a worker finds its rows by ids or along one index, so each statement has only
+# one right plan. Without these settings, PostgreSQL plans each batch of acks again, and chooses
+# sequential scans if its statistics are old. PostgreSQL also uses bitmap scans. They do not lock
+# rows in the order of the ids, so they can cause deadlocks.
 PLANS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_hashjoin": "off",
@@ -86,7 +86,7 @@ class Assembly:
         process_index: the index of this process among the processes of its parent.
 
     Attributes:
-        connections_max: how many connections this process opens at most; 0 until the start has
+        connections_max: the maximum number of connections of this process; 0 until the start has
             counted them.
     """
 

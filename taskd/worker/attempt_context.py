@@ -30,7 +30,7 @@ class AttemptContext:
         committed: this transaction is known to have committed.
         hide: removes the redacted arguments of this job, or of all jobs of its batch, from a text.
         unstored: why the completion was written without the result of the handler; None if the
-            result was written, or if there is none.
+            result was written, or if the handler has no result.
     """
 
     NOT_COMMITTED: ClassVar = "ctx.complete() was called, but its transaction was not committed"

@@ -1,8 +1,9 @@
 """Check the health of a worker, for probes: whether it must be restarted, and whether it claims.
 
-A worker that waits for its database must not be restarted: its unwritten outcomes would be lost,
-and the jobs would run again. So a worker counts as stuck only if the event loop, a consumer, the
-poller or the acker makes no progress. During an outage they make progress, because they retry.
+A worker that waits for its database must not be restarted: a restart would lose its unwritten
+outcomes, and the jobs would run again. So a worker counts as stuck only if the event loop, a
+consumer, the poller or the acker makes no progress. During an outage they make progress, because
+they retry.
 """
 
 from __future__ import annotations
@@ -109,5 +110,5 @@ class Health:
 
     @property
     def missing(self) -> str:
-        """Return what the worker needs, but the database lacks or refuses; empty if nothing."""
+        """Return what the database lacks or refuses; empty if the worker has what it needs."""
         return str(self._database.trouble or "")

@@ -1,10 +1,11 @@
 """What a worker does when its lease expires, or another worker has declared it dead.
 
 - The lease is not renewed in time. The worker releases the jobs that it has not started, and
-  cancels its handlers, before other workers can run these jobs. The timer checks this
+  cancels its handlers, before other workers can run these jobs. The timer checks the lease
   (upkeep/timer.py).
 - Another worker declared this one dead, and rescues its jobs. The worker drops its jobs in the same
-  way, and registers under a new id. The lease thread detects this (lease/renewal.py).
+  way, and registers under a new id. The lease thread detects that the worker was declared dead
+  (lease/renewal.py).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Controls:
         limits: Mapping[str, int],
         elsewhere: Mapping[str, Mapping[str, int]],
     ) -> None:
-        """Apply what the rescuer has read.
+        """Apply the settings that the rescuer has read.
 
         Args:
             paused: the paused tasks.
@@ -77,10 +77,10 @@ class Controls:
 class Calls:
     """Receives the notifications on the channel of all workers.
 
-    A notification without a payload tells all workers to read the settings. It is sent after an
-    operator has changed one, a worker with other tasks has started, or a worker serves other
-    queues. A notification with a worker's id tells this worker that a user has requested the
-    cancellation of one of its jobs.
+    A notification without a payload tells all workers to read the settings. Such a notification is
+    sent after an operator has changed a setting, a worker with other tasks has started, or a worker
+    has begun to serve other queues. A notification with a worker's id tells this worker that a user
+    has requested the cancellation of one of its jobs.
 
     Args:
         look: the wake-up of the rescuer, which reads the settings.

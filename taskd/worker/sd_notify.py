@@ -234,7 +234,7 @@ class Notifier(Loop):
         self._health = health
 
     async def tick(self) -> float:
-        """Send what is due; return the seconds until the next tick."""
+        """Send the messages that are due; return the seconds until the next tick."""
         self._notify.tick(self._status(), draining=self._lease.draining)
         return self.every_s
 
@@ -243,7 +243,8 @@ class Notifier(Loop):
         queues = ", ".join(names[:QUEUES_NAMED])
         if len(names) > QUEUES_NAMED:
             queues += f" and {len(names) - QUEUES_NAMED} more"
-        # Renewals are a sixth of the lease apart, and one may be in flight: up to a third is usual.
+        # Renewals are a sixth of the lease apart, and one renewal may be in flight. So up to a
+        # third of the lease is usual.
         silent_s = self._lease.silent_s + self._lease.lease_s * 2 / 3
         if not self._lease.outage and silent_s < self._lease.lease_s / 3:
             silent_s = 0.0

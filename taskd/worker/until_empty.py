@@ -11,7 +11,8 @@ from taskd.worker.assembly import Assembly
 
 CHECK_EVERY_S = 0.2
 CHECK_AT_LEAST_EVERY_S = 2.0
-# The reasons for which jobs can be left at the end; the last line of `taskd run` counts these jobs.
+# The reasons for which jobs can be left at the end. The last line of `taskd run` counts the jobs
+# that are left.
 STAYS = ("future", "paused", "unknown", "unfit", "blocked", "later_retries", "still_run")
 
 

@@ -322,7 +322,7 @@ class Worker:
         ]
         if self._until_empty:
             self._watchers.append(own_task(undisturbed(self._watch_empty), "watch-empty"))
-        # Without LISTEN the worker polls, so it does not wait for its listeners for long.
+        # The worker does not wait long for its listeners, because it polls until they listen.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 for listener in self.parts.listeners:
@@ -450,8 +450,8 @@ class Worker:
             self.report,
             lambda: self.settings,
         ).run()
-        # The lease thread ends before the row is closed. It would take a closed row for a sign that
-        # other workers have declared this one dead.
+        # The lease thread ends before the row is closed. The lease thread would take a closed row
+        # for a sign that other workers have declared this worker dead.
         await self._lease_thread.stop()
         await self._registration.retire(self.parts.upkeep)
         self._phase = _Phase.CLOSING

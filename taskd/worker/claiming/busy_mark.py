@@ -19,8 +19,8 @@ transaction is. An xid that the consumer draws after the mark was cleared is hig
 all transactions that have read the mark. When all transactions with lower xids have ended, a claim
 sees their jobs.
 
-Producers also do not notify a queue that no live worker serves. So a consumer must poll in the same
-way after the worker has begun to listen. It must also poll in this way after its worker was
+Producers also do not notify for a queue that no live worker serves. So a consumer must poll in the
+same way after the worker has begun to listen. It must also poll in this way after its worker was
 declared dead and has registered under a new id.
 
 The mark belongs to the worker that set it last. Other workers do not clear the mark before it
@@ -58,9 +58,9 @@ from taskd.worker.lease.state import Lease
 MARK_AFTER_S = 0.1
 # A consumer that still finds time to sleep also sets the mark if producers wait for the lock of
 # NOTIFY. Ten clients that wait for each other's commits send only some 1,000 notifications per
-# second. The consumer counts its claims and jobs every COUNT_EVERY_S. If it claims often, it counts
-# the waiting producers every CHECK_PRODUCERS_EVERY_S; if it also gets many jobs, every
-# COUNT_EVERY_S.
+# second. The consumer counts its claims and jobs every COUNT_EVERY_S. If the consumer claims often,
+# it counts the waiting producers every CHECK_PRODUCERS_EVERY_S. If the consumer also gets many
+# jobs, it counts them every COUNT_EVERY_S.
 OFTEN_CLAIMS_PER_S, MANY_JOBS_PER_S = 50, 600
 COUNT_EVERY_S, CHECK_PRODUCERS_EVERY_S = 0.05, 0.2
 WAITING_PRODUCERS_MIN = 3
@@ -100,8 +100,8 @@ class BusyMark:
 
     Args:
         lane: the lane of the claims, so that statements about the mark run in order with claims.
-        on_change: called when `marked` or `must_poll` changes. While one of them is True,
-            notifications of jobs that are due later can be missing, too.
+        on_change: called when `marked` or `must_poll` changes. While `marked` or `must_poll` is
+            True, notifications of jobs that are due later can be missing, too.
 
     Attributes:
         marked: whether this worker has set the mark, as far as it knows.

@@ -117,8 +117,8 @@ class Consumer:
         self._measured = (time.perf_counter(), 0, 0.0)
         self._batch_max = BATCH_MAX
         self._read_position = ReadPosition()
-        # Whether an operator has limited the queue. If so, the end of a job of this worker can
-        # allow the queue another job, and the consumer must claim again.
+        # Whether an operator has limited the queue. If so, another job of the queue may be allowed
+        # to start when a job of this worker ends. Then the consumer must claim again.
         self._limited = False
         self._opens_s: float | None = None
         self._refused = RefusedJobs("claim")
@@ -186,7 +186,10 @@ class Consumer:
             self.wakeup.set()
 
     async def _next_batch(self) -> int:
-        """Return how many jobs to claim; 0 or less, after a short wait, if none can be claimed."""
+        """Return how many jobs to claim.
+
+        If no job can be claimed, return 0 or less after a short wait.
+        """
         if self.quiet or not self._shared.lease.trusted:
             await self.wakeup.wait(0.2)
             self.wakeup.clear()
@@ -252,7 +255,8 @@ class Consumer:
         """Return how many jobs to claim now."""
         self._measure()
         waiting = self.runner.waiting
-        # If a hundred slow jobs end together, the measured rate alone looks like that of fast jobs.
+        # If a hundred slow jobs end together, the measured rate alone looks like the rate of fast
+        # jobs.
         rate = min(self._rate, self.runner.limit / max(self._mean_slot_s, 1e-6))
         ahead_s = min(max(PREFETCH_S, CLAIMS_AHEAD * self._claim_s), PREFETCH_S_MAX)
         ahead = int(rate * ahead_s) if self._mean_slot_s < PREFETCH_S else 0

@@ -28,7 +28,8 @@ class Sleeper:
         wakeup: wakes the consumer.
         poll_s: the present interval between polls of its queue; it doubles with each empty poll.
         due_at: when its queue must be polled next (time.monotonic).
-        woken: the idle poller has woken the consumer, because there are or may be jobs to claim.
+        woken: the idle poller has woken the consumer, because the poller has found jobs, or the
+            poll has failed.
     """
 
     wakeup: Wakeup

@@ -13,7 +13,8 @@ The worker's row in taskd.worker names the last group. When the group is over an
 to claim, the row names no group any more. If a group has only one suspect, the row names it
 until the suspect has ended or has run for `PROVEN_S`. If the worker crashes while its row names no
 group, the crash is charged to all jobs of the worker. A suspect with three charged crashes is
-isolated, too. It delays other isolated suspects until it has ended or has run for `PROVEN_S`.
+isolated, too. Such a suspect delays other isolated suspects until it has ended or has run for
+`PROVEN_S`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from taskd.worker.running.runner import Runner
 from taskd.worker.running.shared_slots import SharedSlots
 from taskd.worker.services.service import Loop
 
-# The interval of ticks without a wake-up. The promoter wakes the quarantine when a suspect is due.
-# A runner wakes the quarantine when it has recorded the outcome of a suspect.
+# The interval between ticks if nothing wakes the quarantine. The promoter wakes the quarantine when
+# a suspect is due. A runner wakes the quarantine when it has recorded the outcome of a suspect.
 LOOK_EVERY_S = 30.0
 # The interval while the worker must not claim, and after a failed claim.
 NOT_NOW_S = 0.2

@@ -49,7 +49,10 @@ class _Scan:
 
 
 class ReadPosition:
-    """Decides, by the duration of claims, what the next claim reads. Times are time.monotonic().
+    """Decides which part of the index the next claim reads.
+
+    The decision depends on the durations of earlier claims. All times are those of
+    time.monotonic().
 
     Attributes:
         held: whether claims begin to read after the last claimed job, except for scans.

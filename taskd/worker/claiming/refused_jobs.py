@@ -77,7 +77,7 @@ class RefusedJobs:
 
         Args:
             change: runs the statement on at most one batch of jobs of the given range.
-            is_full: returns whether an answer is that of a full batch.
+            is_full: returns whether an answer belongs to a full batch.
 
         Raises:
             TaskdError: for the same reason as run().

@@ -57,7 +57,8 @@ class _Lines:
 
     def send(self, line: str) -> None:
         """Send the line, now or as soon as the other process reads."""
-        # The last of several equal lines counts: it can follow a line that it overrides.
+        # Of several equal lines, only the last line counts, because it can follow a line that it
+        # overrides.
         self._unsent.pop(line, None)
         if len(self._unsent) < LINES_MAX:
             self._unsent[line] = None

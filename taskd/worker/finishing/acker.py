@@ -222,9 +222,9 @@ class Acker:
     async def _write_what_can_be(self, write: Any, worker_id: int, group: list[Any]) -> None:
         """Write a group in halves if necessary, and set aside outcomes that cannot be written now.
 
-        The outcomes set aside are those whose rows are locked, and those that PostgreSQL refuses.
-        They must not prevent other outcomes from being written. Halves also help if the group is
-        too large for one statement.
+        An outcome is set aside if its row is locked, or if PostgreSQL refuses the outcome. Such
+        outcomes must not prevent other outcomes from being written. Halves also help if the group
+        is too large for one statement.
         """
         try:
             await write(worker_id, group)
@@ -307,7 +307,8 @@ class Acker:
         Log each job that was lost or deleted, and call the callbacks for its outcome.
 
         Returns:
-            The outcomes that must be sent again, because the job still runs under their claim.
+            The outcomes that must be sent again, because the job still runs under the claim of the
+            outcome.
         """
         ids, fences = [each.id for each in group], [each.fence for each in group]
         statuses = await self._persist(store.check_acks, worker_id, ids, fences)

@@ -51,7 +51,7 @@ class ErrorQueue:
             self._end = events.on_service_error(self._add_service_error)
 
     def add(self, report: ErrorReport | None, variables: ContextVars | None = None) -> bool:
-        """Add a report if there is a reporter for it; return whether it was added.
+        """Add a report if there is a reporter; return whether the report was added.
 
         Args:
             variables: the context variables of the attempt.
@@ -64,7 +64,8 @@ class ErrorQueue:
             return False
         if waiting >= WITH_LOCALS_MAX:
             forget_locals(report.exception)
-        # A copy, because the attempt may still run in its context, which cannot be entered twice.
+        # Pass a copy. The attempt may still run in its own context, and a context cannot be entered
+        # twice.
         self._queue.put((report, ContextVars() if variables is None else variables.copy()))
         return True
 

@@ -19,8 +19,8 @@ class Neighbours:
     """Watches other workers on this host, and calls `on_end` when the process of one has ended.
 
     A file descriptor of a process (pidfd_open, Linux 5.3) becomes readable when the process ends.
-    A process for which no descriptor can be opened is not watched; the regular checks of the
-    rescuer find its end.
+    If no descriptor can be opened for a process, the process is not watched. Then the regular
+    checks of the rescuer find that the process has ended.
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class Neighbours:
             descriptor: int = getattr(os, "pidfd_open")(other.pid)  # noqa: B009 - not on macOS
         except (AttributeError, OSError):
             return
-        # If the worker ended before this call, the descriptor is that of a later process.
+        # If the worker ended before this call, the descriptor can belong to a later process.
         if is_gone(other):
             os.close(descriptor)
             return

@@ -27,7 +27,8 @@ class Registration:
     Args:
         limits: the concurrency of each queue that the worker serves, by name.
         registry: the tasks and schedules of the worker.
-        environment_name: the environment of the worker; that of the database must be the same.
+        environment_name: the environment of the worker. The environment of the database must be the
+            same.
         name: the name of the worker, if the setting `name` gives it one.
 
     Attributes:
@@ -55,7 +56,7 @@ class Registration:
         self._log_fields: dict[str, Any] = {}
 
     async def check_environment(self, lane: Lane) -> None:
-        """Check that the environment of this worker is that of the database.
+        """Check that this worker and the database have the same environment.
 
         Raises:
             ConfigError: the environments differ.

@@ -80,7 +80,10 @@ class LeaseThread:
         self._thread.start()
 
     def _wake(self) -> None:
-        """Check the main loop now, and then at the present interval; called on the main loop."""
+        """Make the lease thread check the main loop now; called on the main loop.
+
+        After that, the thread checks at the present interval.
+        """
         if self._own_loop is not None:
             with suppress(RuntimeError):  # the thread has ended
                 self._own_loop.call_soon_threadsafe(self._check_now.set)

@@ -29,7 +29,7 @@ class _Streak:
 
 
 class FailureStreaks:
-    """The streaks of all tasks: the main loop writes them, and the lease thread reads them."""
+    """The streaks of all tasks. The main loop writes them; the lease thread reads them."""
 
     def __init__(self) -> None:
         self._streaks: dict[str, _Streak] = {}

@@ -85,7 +85,8 @@ class AttemptLog:
 class LogBuffer:
     """The entries of all attempts that have logged a line.
 
-    of(), hide_batch() and add() are called in the thread that logs; all other methods on the loop.
+    of(), hide_batch() and add() are called in the thread that logs. All other methods are called on
+    the event loop.
 
     Args:
         keep: the attempts whose lines are kept, for tasks without the option `keep_logs`.
@@ -228,7 +229,7 @@ class LogBuffer:
         """Return a batch of open entries with new lines; entries that wait longest come first.
 
         Entries of attempts whose end will not be reported are closed. A closed entry is in the
-        batch only if it was seen before; otherwise it is dropped.
+        batch only if it was seen before. Other closed entries are dropped.
 
         Args:
             now: time.monotonic().

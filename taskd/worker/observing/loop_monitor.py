@@ -70,8 +70,8 @@ class Pulse:
         lag_s: the total lateness of ticks in seconds.
         started: when a runner last received jobs (time.monotonic).
         on_wake: called on the main loop when the worker no longer rests.
-        job: the job whose handler the loop runs at this moment; None also while the loop runs an
-            asyncio task that a handler has made.
+        job: the job whose handler the loop runs at this moment; `job` is also None while the loop
+            runs an asyncio task that a handler has made.
         blocked: the latest blockage that the monitor has found: the value of `ticked` at its start,
             and the blocking job, if known. The monitor writes this attribute.
         owners: the job of each asyncio task that a handler has made.
@@ -175,7 +175,7 @@ def stack_of(thread: int | None) -> str:
 class LoopMonitor:
     """Names the job that blocks the loop.
 
-    The main loop creates the monitor; another thread calls its methods.
+    The main loop creates the monitor. Other threads call its methods.
     """
 
     def __init__(self, pulse: Pulse) -> None:

@@ -3,11 +3,11 @@
 The parent runs no job. It starts its children, replaces crashed ones, forwards signals to them, and
 listens for all of them (claiming/shared_listening.py). The children send their states to the parent
 by the protocol of sd_notify, and the parent reports the sum to systemd (sd_notify.py). Each child
-has a session of its own. Otherwise, the terminal would send it each Ctrl-C, which the parent
-forwards as well.
+has a session of its own. Otherwise, a child would receive each Ctrl-C twice: from the terminal and
+from the parent.
 
-The first child starts alone, and the others start when it is ready. So an error in the settings or
-the app is logged only once.
+The first child starts alone. The other children start when the first child is ready. So an error in
+the settings or the app is logged only once.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Child:
     """A worker process, and its reports.
 
     Attributes:
-        received: whether the parent has received a message of the child. The child sends the first
-            one after it has installed its signal handlers.
+        received: whether the parent has received a message of the child. The child sends its first
+            message after it has installed its signal handlers.
         ready: whether the child claims jobs, and is not reading its settings again.
         begun: whether the child was ready once.
-        ticked: whether the child has sent WATCHDOG since the parent last did so; None until the
-            child has sent its first WATCHDOG.
-        report: the drain report of the child, which shows that the child has not crashed; None
-            until it is received.
+        ticked: whether the child has sent WATCHDOG since the parent last sent WATCHDOG; None until
+            the child has sent its first WATCHDOG.
+        report: the drain report of the child; None until the parent has received it. A child that
+            has sent a report has not crashed.
         stats_client: requests the counters of the child; None if the parent serves no HTTP.
     """
 
@@ -272,7 +272,7 @@ class Processes:
                 self._listening.detach(child.process.pid)
                 if child.stats_client is not None:
                     child.stats_client.close()
-                # A crashed child sends no report: count what its last status says.
+                # A crashed child sends no report. Count the attempts of its last status instead.
                 self.report.add(child.report or DrainReport(jobs=child.status.jobs))
                 if child.age_s >= STEADY_S:
                     delay_s = DELAY_S

@@ -3,8 +3,8 @@
 The first step of a handler runs in the asyncio task of the runner, with contextvars of its own.
 Most short handlers end in this step, and an asyncio task for each of them would cost five times as
 much. A handler that waits keeps the asyncio task until the handler ends, so current_task(),
-asyncio.timeout and TaskGroup work as usual. Afterwards the asyncio task runs another job only if
-`reach` shows that the handler left it unchanged and kept no reference to it.
+asyncio.timeout and TaskGroup work as usual. Afterwards, the asyncio task runs another job only if
+`reach` shows that the handler has left the asyncio task unchanged and keeps no reference to it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Attempt(msgspec.Struct, eq=False):
         variables: the context variables of the attempt.
         began: when the present phase of the attempt began (time.monotonic): middleware, the wait
             for a slot, or the handler.
-        stood_still_s: how many of the seconds since `began` do not count, because the process or
-            its event loop stood still.
+        stood_still_s: the seconds since `began` that do not count for deadlines, because the
+            process or its event loop stood still.
         why: why taskd has cancelled the attempt (`timeout`, `stop`, `cancel`, `fence`, `by hand`,
             `no slot`); None if taskd has not cancelled the attempt. A CancelledError does not show
             whether taskd has cancelled the attempt, because a handler can raise or swallow a
@@ -69,7 +69,7 @@ class Attempt(msgspec.Struct, eq=False):
         cancelled_at: when taskd cancelled the attempt (time.monotonic).
         abandoned: whether the outcome was recorded before the handler ended.
         waits_for_slot: whether the attempt waits for a thread, a process, a connection or its
-            batch. The handler has then not started, as far as the worker knows.
+            batch. While this is True, the handler has not started, as far as the worker knows.
         kill: kills the process that runs the handler; None while the handler does not run in a
             process of its own.
         leave_slot: for a job of a batch, called instead of freeing a slot, because these jobs share

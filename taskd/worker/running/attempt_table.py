@@ -59,7 +59,7 @@ class AttemptTable:
             # job.
             return StillRuns()
         if _same_job(attempt.job, job):
-            # A failover lost the first claim, and the job was claimed again: adopt the new claim.
+            # A failover lost the first claim, and the job was claimed again. Adopt the new claim.
             attempt.job.fence, attempt.job.worker_id = job.fence, job.worker_id
             return None
         # A failover lost the job that runs here, and PostgreSQL gave its id to the claimed job. The

@@ -1,7 +1,7 @@
 """Batch handlers: collect jobs, call the handler with a list of them, return the end of each.
 
 Each job of a batch has an attempt of its own, which waits for the batch. The attempt has its own
-fence, cancellation and outcome. The jobs share one call of the handler, its timeout, and one slot.
+fence, cancellation and outcome. The jobs share one call of the handler, one timeout, and one slot.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Member(HandlerCall):
                 self.batch.cancel(self)
         happened = self.ended.result()
         if isinstance(happened, Raised):
-            # Several jobs can raise the same exception, and each raise adds to its traceback: drop
-            # what other jobs have added.
+            # Several jobs can raise the same exception, and each raise adds to the traceback of the
+            # exception. Drop the parts that other jobs have added.
             error = happened.error.with_traceback(self.traceback)
             # The traceback refers to this frame, and so to this object.
             del happened, self.ended, self.traceback

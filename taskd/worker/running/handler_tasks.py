@@ -2,8 +2,8 @@
 
 An asyncio task that outlives its attempt is usually a mistake. But some are legitimate, such as the
 reader of a client that the first handler opened for all jobs. Cancelling that reader would harm
-other jobs. So remaining asyncio tasks are logged, and up to LEFT_MAX of them continue. Beyond this
-number, the newest ones are cancelled, so that a leaking handler cannot fill the memory.
+other jobs. So remaining asyncio tasks are logged, and up to LEFT_MAX of them continue. If more
+remain, the newest asyncio tasks are cancelled, so that a leaking handler cannot fill the memory.
 
 Handlers that create no asyncio tasks pay nothing. For other handlers, recording the job costs about
 1 us per asyncio task. Once a second, the recorded tasks are compared with the running attempts.
@@ -142,7 +142,7 @@ class HandlerTasks:
         the end of its attempt.
 
         The timer calls this method once a second. The task factory calls it when many asyncio tasks
-        are recorded, so that those beyond LEFT_MAX are cancelled early.
+        are recorded, so that asyncio tasks beyond LEFT_MAX are cancelled early.
         """
         if not self._owners:
             self._seen.clear()

@@ -4,8 +4,8 @@ The runner creates asyncio tasks that take jobs from the buffer and call their h
 handler returns without waiting for anything, its asyncio task takes the next job. If the handler
 waits, the asyncio task waits with the handler, and the runner creates another asyncio task for the
 buffer. When the handler that waited has ended, its asyncio task usually takes the next job. The
-asyncio task ends if the handler has changed it or left a reference to it (`reach` in attempt.py).
-It also ends when the buffer is empty.
+asyncio task ends if the handler has changed the asyncio task or left a reference to it (`reach` in
+attempt.py). It also ends when the buffer is empty.
 
 An attempt uses one of `limit` slots; the jobs of a batch share one slot (batches.py).
 """
@@ -213,8 +213,8 @@ class Runner:
         """Run the job's handler until it ends or waits for something.
 
         Returns:
-            The attempt, and an awaitable that runs the handler to its end; None if there is nothing
-            to wait for.
+            The attempt, and an awaitable that runs the handler to its end; None if the handler did
+            not start, or ended without waiting for anything.
         """
         prepared = self._prepare(job, began)
         if prepared is None:
@@ -566,7 +566,7 @@ class Runner:
 
     @property
     def _used_slots(self) -> int:
-        """The number of used slots, including that of a suspect beyond the limit."""
+        """The number of used slots, including the slot of a suspect beyond the limit."""
         return self._running + self._batches.used_slots
 
     def runs_in(self, task: asyncio.Task[Any], job: Job) -> bool:

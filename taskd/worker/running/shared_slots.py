@@ -45,8 +45,8 @@ class SharedSlots:
     def reserve(self, claimant: Wakeup, wanted: int) -> int:
         """Reserve up to `wanted` slots until settle() is called; return how many, or 0.
 
-        With 0, the claimant is in line. It must ask again when it is woken, and at least every
-        ASKS_WITHIN_S seconds.
+        If the result is 0, the claimant is in line. It must ask again when it is woken, and at
+        least every ASKS_WITHIN_S seconds.
         """
         if self.most is None:
             return wanted

@@ -122,7 +122,7 @@ class Traces:
 
     @staticmethod
     def _record_exception(span: Any, hide: Callable[[str], str], error: BaseException) -> None:
-        """Add a handler's exception to the span, without what `hide` removes from its texts.
+        """Add a handler's exception to the span; `hide` redacts the texts of the exception.
 
         Verdicts and cancellations are not added. HandlerRaised is not added either: the exception
         that it stands for is in another process.
@@ -198,7 +198,7 @@ async def _flush(flush: Callable[[int], Any]) -> None:
 
 
 class Firing:
-    """The span of one tick of a schedule: the root of the trace of the jobs that it enqueues.
+    """The span of one tick of a schedule: the root of the trace of the jobs that the tick enqueues.
 
     Args:
         schedule: the name of the schedule; with None, no span is made.

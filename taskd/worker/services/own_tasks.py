@@ -53,7 +53,8 @@ def own_task(
 ) -> OwnTask[T]:
     """Start a coroutine as a task of the worker.
 
-    The task factory of the loop is not used, because it records tasks as those of handlers.
+    The task factory of the loop is not used, because the factory records each task as a task of a
+    handler.
     """
     loop = asyncio.get_running_loop()
     return OwnTask(coroutine, loop=loop, name=name, context=context)

@@ -42,7 +42,7 @@ class Supervisor:
             self._tasks.append([own_task(self._keep(service), service.name) for service in tier])
 
     def add(self, service: Service, beside: Service | None = None) -> None:
-        """Add a service to the tier of another one; start it if that tier has been started.
+        """Add a service to the tier of another service; start it if that tier has been started.
 
         If that tier has been stopped, the service does not start.
 

@@ -159,7 +159,7 @@ def _log_if_slow(name: str) -> Iterator[None]:
 
     importing.acquire()
     # Not threading.Thread: gevent and eventlet break the threads of `threading` when they replace
-    # that module. The user would see their errors before that of load_app().
+    # that module. The user would see the errors of such threads before the error of load_app().
     _thread.start_new_thread(watch, ())
     try:
         yield

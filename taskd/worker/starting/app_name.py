@@ -1,7 +1,7 @@
 """The default name of an app: `billing:worker`, from its project and the module of `--app`.
 
 Two services of one database often name their modules alike, so the name of the module is not
-enough. The project is the same in every deploy, container and host of an app. Paths are not: a
+enough. The project is the same in every deploy, container and host of an app. Paths differ: a
 deploy tool gives each release a directory of its own, and most images use `/app`.
 """
 
@@ -45,9 +45,9 @@ def default_name(module: str) -> str:
 def project_of(root: Path, package: str) -> str | None:
     """Return the name of the project whose sources are in a directory; None if it is unknown.
 
-    For an installed package, the name is that of the distribution. For sources elsewhere, it is the
-    name in the pyproject.toml. Without one, it is the name of the nearest directory whose name is
-    neither a common one, such as `app`, nor a release.
+    For an installed package, the name is the name of the distribution. For sources elsewhere, it is
+    the name in the pyproject.toml. Without a pyproject.toml, it is the name of the nearest
+    directory whose name is neither a common name, such as `app`, nor a release.
 
     Args:
         root: the directory that contains the top-level package or module.

@@ -1,4 +1,4 @@
-"""Django's connections in a worker: broken and outdated ones are closed, as around requests.
+"""Close Django's broken and outdated connections in a worker, as Django does around requests.
 
 Each thread has a connection of its own. Django closes it before and after a request if it is
 broken or older than CONN_MAX_AGE. A worker has no requests, so the handlers of a thread would use a

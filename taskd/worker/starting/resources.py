@@ -54,7 +54,8 @@ class Resources:
             variables: the context variables in which the resources are opened and closed.
 
         Raises:
-            ResourceError: a resource could not be opened; close() closes those opened before it.
+            ResourceError: a resource could not be opened; close() closes the resources that were
+                opened before it.
         """
         if not self._makers:
             return

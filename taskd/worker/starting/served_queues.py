@@ -23,7 +23,7 @@ def queue_limits(
     precedence over a pattern, and an earlier pattern over a later one.
 
     Args:
-        known: the names of queues in the database, which patterns can match as well as the queues
+        known: the names of queues in the database. Patterns can match these queues and the queues
             of the tasks.
 
     Raises:
@@ -66,8 +66,8 @@ def _limit(settings: Settings, registry: Registry, queue: str, limit: int) -> in
     """Return the concurrency of a queue: no more than its tasks can use.
 
     If all tasks of the queue need threads, processes or connections, the worker claims no more jobs
-    than it has of these. Further jobs would wait in this worker, although another worker could run
-    them.
+    than it has threads, processes or connections. Further jobs would wait in this worker, although
+    another worker could run them.
     """
     slots = {
         HandlerKind.THREAD: settings.threads,

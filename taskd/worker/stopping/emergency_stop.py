@@ -5,8 +5,8 @@ attempts, and closes the worker's row. The thread can write only as far as Postg
 time. If the loop runs again meanwhile, the loop can write the same outcomes. Every statement is
 guarded, so only one of the two writes changes a row. The job of an abandoned handler is due again
 five seconds later. This process ends within three seconds from the start of the thread, so the two
-attempts do not overlap. They can overlap if the first attempt had timed out: then the backoff of
-the task applies, which can be shorter than five seconds.
+attempts do not overlap. The attempts can overlap if the first attempt had timed out. Then the
+backoff of the task applies, and it can be shorter than five seconds.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class EmergencyStop:
 
     async def _write(self, done: list[Job], acks: list[Ack]) -> None:
         # Leave out rows that another session has locked, for example another connection of this
-        # worker: there is no time to wait. An error of one statement must not prevent the others.
+        # worker: there is no time to wait. An error of one statement must not prevent the other
+        # statements.
         lane = Lane(self._database, "emergency_stop", lock_timeout=LOCK_TIMEOUT_MS)
         locked: set[int] = set()
         with suppress(Exception):

@@ -61,7 +61,7 @@ class StopPhase(IntEnum):
         return StopPhase.ABANDON if at_once else StopPhase(min(self + 1, StopPhase.ABANDON))
 
     def patience_s(self, settings: Settings) -> float:
-        """Return the most seconds for which attempts can run after this phase was requested."""
+        """Return the maximum run time of attempts after this phase was requested, in seconds."""
         drain_s = settings.drain_s if self < StopPhase.CANCEL else 0.0
         return drain_s + (settings.cancel_s if self < StopPhase.ABANDON else 0.0)
 
@@ -157,8 +157,8 @@ class Signals:
         """
         before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if before not in (-1, self._write):
-            # Duplicate the socket: after the loop has closed it, its number can be that of another
-            # file.
+            # Duplicate the socket: after the loop has closed its socket, the number can belong to
+            # another file.
             if self._loops_own == -1:
                 self._loops_own = os.dup(before)
             else:
@@ -195,7 +195,7 @@ class Signals:
             os.close(fd)
 
     def _watch(self) -> None:
-        """Pass signals on, and end the process if a stop hangs; the function of the thread."""
+        """Pass signals on, and end the process if a stop hangs; the signal thread runs this."""
         # faulthandler must run in the main thread. Elsewhere, it would read the stack of the main
         # thread while that stack changes, which can crash the interpreter.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})

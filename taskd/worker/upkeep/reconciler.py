@@ -47,7 +47,8 @@ class Reconciler(Loop):
     ) -> None:
         super().__init__(RECONCILE_EVERY_S)
         self._claims, self._lease, self._acker, self._runners = claims, lease, acker, runners
-        # The grace time: a claim whose reply was lost ends on the server within this time.
+        # The grace time. If the reply to a claim was lost, the claim ends on the server within this
+        # time.
         self._grace_s = statement_timeout_s + 5.0
         self._claim_lost_at: float | None = None
         self._checked_at = time.monotonic()

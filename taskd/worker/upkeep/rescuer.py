@@ -29,9 +29,9 @@ from taskd.worker.services.service import Loop
 from taskd.worker.upkeep.declarations import Declarations
 
 # An isolated suspect (quarantine.py) that was alone in its group when its worker crashed has caused
-# the crash. It fails if this is at least its third crash. Any other job that ran during crashes
-# runs again. Such a job fails only at its tenth crash, so that no loop is endless. A task's options
-# `max_crashes` and `max_attempts=1` replace both limits.
+# the crash. Such a suspect fails if this is at least its third crash. Any other job that ran during
+# crashes runs again. Such a job fails only at its tenth crash, so that no loop is endless. A task's
+# options `max_crashes` and `max_attempts=1` replace both limits.
 MAX_CRASHES = 3
 MAX_CRASHES_UNPROVED = 10
 RESCUE_BATCH = 1000
@@ -47,7 +47,7 @@ BACK_S_MIN = 1.0
 
 
 class Rescuer(Loop):
-    """Service: checks the state of the system every few seconds, and does what is due.
+    """Service: checks the state of the system every few seconds, and acts on it.
 
     One statement reads the state. The rescuer declares workers dead, rescues, expires, unparks and
     unblocks jobs, and passes due times and settings to other services.

@@ -33,7 +33,8 @@ AGAIN_S = 1.0
 REPORT_EVERY_S = 600.0
 # The longest wait. During a longer one, the clocks of worker and database could drift apart.
 TIMER_S_MAX = 60.0
-# The wait while no schedule has a next tick; the rescuer reads new schedules, and calls expect().
+# The wait while no schedule has a next tick. The rescuer reads new schedules, and then calls
+# expect().
 NOTHING_S = 3600.0
 
 
@@ -41,7 +42,8 @@ class ScheduleRunner(Loop):
     """Service: fires the schedules without a query, or, with `queries`, the schedules with a query.
 
     A query can be slow. So the schedules with queries have a runner and a connection of their own,
-    and do not delay the others. The connection is opened when ticks are due, and closed afterwards.
+    and do not delay the other schedules. The connection is opened when ticks are due, and closed
+    afterwards.
 
     Args:
         queries: the database for the schedules with queries.

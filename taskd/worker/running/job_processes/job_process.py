@@ -22,7 +22,7 @@ from taskd.worker.services.own_tasks import OwnTask, own_task
 PROGRAM = "from taskd.worker.running.job_processes.child import main; main()"
 # How long a process can take to start: a large app takes a while to import.
 BOOT_S_MAX = 60.0
-# Enough for arguments or a result of 256 KiB, in which JSON can escape every character, and for the
+# A line holds arguments or a result of 256 KiB, in which JSON can escape every character, and the
 # log lines of an attempt.
 LINE_BYTES_MAX = 4 * 1024 * 1024
 # How long a process that has closed the socket can take to end: a large core dump takes seconds.

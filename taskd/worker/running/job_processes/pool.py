@@ -66,7 +66,7 @@ class JobProcesses:
         self._tasks: set[OwnTask[Any]] = set()
 
     async def run(self, task: Task[..., Any], job: Job, call: ProcessCall) -> DecidedElsewhere:
-        """Run an attempt in one of the processes, and return the outcome that it has decided.
+        """Run an attempt in one of the processes, and return the outcome that the process decided.
 
         Raises:
             ProcessDied: the process ended during the attempt, or STARTS_MAX processes ended before
@@ -149,7 +149,7 @@ class JobProcesses:
             raise
 
     def _put_back(self, process: JobProcess) -> None:
-        """Give a process to the next waiting attempt, or keep it idle; end a used-up process."""
+        """Give a process to the next waiting attempt, or keep it idle; end it if it is spent."""
         spent = process.ending or not process.alive or process.jobs >= self._jobs_max
         if spent:
             self._end_later(process)
