@@ -206,7 +206,7 @@ class ResultWaiter:
             except Pooled:
                 return
             except TaskdError:
-                pass  # polling goes on; it tells the callers about errors that are permanent
+                pass  # polling continues, and reports permanent errors to the callers
             finally:
                 self._listens = False
                 channel.drop()

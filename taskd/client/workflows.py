@@ -374,7 +374,7 @@ class Pipeline(Startable):
 
         Args:
             args, kwargs: the arguments of the stage's handler.
-            stage: the name of the stage with which the run starts; by default the first one.
+            stage: the name of the stage with which the run starts; by default the first stage.
             conn: the caller's connection, as `Client.enqueue` takes it.
             client: replaces the default client.
 
@@ -448,7 +448,7 @@ def pipeline(
     unique: Unique | None = None,
     registry: Registry | None = registries.DEFAULT,
 ) -> Pipeline:
-    """Make a pipeline of named stages, in which the result of a stage is passed to the next one.
+    """Make a pipeline of named stages, in which the result of a stage is passed to the next stage.
 
     If a result is a dict, its items are the arguments of the next stage by name. If the result is
     None, the next stage gets no arguments. Any other result becomes the only required argument of

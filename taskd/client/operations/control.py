@@ -72,9 +72,10 @@ class ClientControl(ClientByHand):
 
         Args:
             ids: ids of the runs, as `Started.id` and `taskd workflows list` have them.
-            stage: the name of the stage with which the runs go on. With None, each run goes on with
-                the stage at which the run has ended. A failed or cancelled job of this stage is
-                retried. A run that was stopped after a stage was done goes on with the next stage.
+            stage: the name of the stage with which the runs continue. With None, each run continues
+                with the stage at which the run has ended. A failed or cancelled job of this stage
+                is retried. If a run was stopped after a stage was done, it continues with the next
+                stage.
             args: the arguments of the stage. With None, the run uses the arguments of its last job
                 of this stage. If the run has no job of this stage, it uses the result of the
                 previous stage.
@@ -247,7 +248,7 @@ class ClientControl(ClientByHand):
     ) -> list[str]:
         """Pause queues, so that workers claim none of their jobs; return the names of the queues.
 
-        Running jobs go on.
+        Running jobs continue.
 
         Args:
             queues: names of the queues; a queue that does not exist yet is paused as well.
