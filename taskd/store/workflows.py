@@ -168,7 +168,7 @@ class Restarted(NamedTuple):
     """What restart() did with a run of a pipeline.
 
     Attributes:
-        job_id: the job with which the run goes on; None if the run was refused.
+        job_id: the job with which the run continues; None if the run was refused.
         refusal: why the run was not started again, or None.
     """
 

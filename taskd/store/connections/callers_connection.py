@@ -1,10 +1,10 @@
 """The caller's own connection, so that a job is enqueued in the caller's own transaction.
 
-The connection belongs to a driver (asyncpg, psycopg, psycopg2), to SQLAlchemy or to Django. On it,
-taskd only runs statements. It never begins, commits or rolls back a transaction. Most drivers and
-frameworks begin a transaction at the first statement, unless the connection is in autocommit. With
-SQLAlchemy and Django, taskd uses their objects, never the driver's connection below them. That
-connection may not be in the framework's transaction yet.
+The connection belongs to a driver (asyncpg, psycopg, psycopg2), to SQLAlchemy or to Django. taskd
+only runs statements on this connection. taskd never begins, commits or rolls back a transaction.
+Most drivers and frameworks begin a transaction at the first statement, unless the connection is in
+autocommit. With SQLAlchemy and Django, taskd uses their objects, never the driver's connection
+below them. That connection may not be in the framework's transaction yet.
 
 Errors of asyncpg become errors of taskd. Errors of other drivers and of frameworks are raised
 unchanged, because the caller's code and transaction blocks expect them. The exceptions are KeyHeld,

@@ -105,7 +105,7 @@ def arguments(parameters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def server_settings(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters that libpq does not know: they are settings of the server's session."""
+    """Return the parameters that libpq does not know; they are settings of the server's session."""
     return {keyword: value for keyword, value in parameters.items() if keyword not in OF_CONNECTION}
 
 

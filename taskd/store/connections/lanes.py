@@ -1,4 +1,4 @@
-"""Lanes: a lane runs the statements of one purpose, over a connection of its own or a shared one.
+"""Lanes: a lane runs the statements of one purpose, over an exclusive or a shared connection.
 
 If a lane with shared connections has no connection, it takes that of another lane that runs no
 statement. If there is no such lane, the lane opens a new connection. So an idle worker holds one
@@ -102,7 +102,7 @@ class Lane:
         return self._connecting is not None
 
     def give(self) -> asyncpg.Connection | None:
-        """Give the connection away, unless a statement runs on it; None if there is none."""
+        """Give up and return the connection; None if there is none, or a statement runs on it."""
         if self._running:
             return None
         connection, self._connection = self._connection, None
@@ -248,7 +248,8 @@ class SharedConnections:
         """Return a new lane that uses these connections.
 
         Args:
-            purpose: the name of the lane; the connections have a name of their own.
+            purpose: the name of the lane. The connections have another name, because lanes share
+                them.
         """
         made = Lane(self._database, purpose, self, **self._settings)
         if self._broke:

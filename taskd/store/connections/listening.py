@@ -59,9 +59,9 @@ class Listening:
         if self._database.pooled:
             raise Pooled("notifications do not pass through a pooler")
         connection.add_termination_listener(lambda _connection: self._lost())
-        # For each new channel, add_listener() would send a LISTEN of its own, in two round trips.
-        # So the channels are entered as known, and one statement listens to all of them.
-        # `_listeners` is private; a test checks that it still exists.
+        # add_listener() would send a separate LISTEN for each new channel, in two round trips. So
+        # the channels are entered as known, and one statement listens to all of them. `_listeners`
+        # is private; a test checks that it still exists.
         known: dict[str, set[Any]] = getattr(connection, "_listeners", {})
         with translated():
             for channel in self._channels:

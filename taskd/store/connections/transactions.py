@@ -1,7 +1,7 @@
 """Connections for handlers with transaction=: each is lent to one attempt, in an open transaction.
 
-They are separate from taskd's own connections, because a handler can hold one for long. Their
-sessions have the settings of the DSN's user, and not taskd's search path and timeouts.
+These connections are separate from taskd's own, because a handler can hold its connection for long.
+The sessions have the settings of the DSN's user, and not taskd's search path and timeouts.
 """
 
 from __future__ import annotations

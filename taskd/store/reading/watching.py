@@ -14,7 +14,7 @@ from taskd.store.connections.statements import Fetches
 
 # Maximum number of jobs that one statement reads, so that the statement takes little time.
 ROWS_MAX = 1000
-# Maximum number of workers that state() returns; also of queues, of running jobs and of full
+# Maximum number of rows that state() returns of each kind: workers, queues, running jobs and full
 # limits.
 PARTS_MAX = 200
 ENDED_MAX = 500
