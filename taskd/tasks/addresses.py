@@ -153,7 +153,8 @@ def check_address(text: str, allowed: Iterable[Network]) -> None:
             a metadata service, and no allowed network consists of this address alone.
     """
     address = _meant(ipaddress.ip_address(text.partition("%")[0]))
-    # In every form in which IPv6 contains an IPv4 address, this is in the last 32 bits.
+    # _meant() has converted 6to4 addresses. Most other IPv6 addresses that contain an IPv4 address
+    # have it in the last 32 bits.
     metadata = not _METADATA.isdisjoint({address, ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)})
     for network in allowed:
         if address in network and (not metadata or network.num_addresses == 1):

@@ -50,7 +50,8 @@ async def run(
     # The kernel closes this pipe when the worker ends, even if it was killed.
     worker_pipe, writing = os.pipe()
     with os.fdopen(writing, "wb") as held:
-        # asyncio waits for ever for a process whose start is cancelled, so another task starts it.
+        # If the start of a process is cancelled, asyncio waits for ever for that process. So a
+        # separate task starts the process.
         running = asyncio.create_task(
             _run(argv, worker_pipe, stdin, env, cwd, grace_s, out_bytes_max, err_bytes_max),
             name="command",

@@ -1,4 +1,4 @@
-"""The built-in task `http_request`: one HTTP request, such as a webhook; it can be signed.
+"""The built-in task `http_request`: one HTTP request, such as a webhook, signed or not.
 
 A response with status 2xx completes the job. After 408, 425, 429 or 5xx, the job is retried after
 the time in Retry-After, or by the task's backoff. Any other status fails the job; this includes
