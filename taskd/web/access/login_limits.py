@@ -25,7 +25,7 @@ def client_of(peer: str, forwarded: str, proxies: Sequence[IPNetwork]) -> str:
     """Return the client's address: the last address in the chain that is not a configured proxy.
 
     Args:
-        peer: the address that has connected to this process, the last one in the chain.
+        peer: the address that has connected to this process. It is the last address in the chain.
         forwarded: the header X-Forwarded-For, the chain before `peer`. An entry is trusted only if
             a configured proxy has added it.
         proxies: the configured proxies.

@@ -69,7 +69,7 @@ class Dashboard:
 
     Attributes:
         on: runs statements; it connects at the first request, and disconnects five to six minutes
-            after the last one.
+            after the last request.
         live: current data, which is read once for all viewers.
         guarded: whether viewing and acting require a login. If not, no user can act.
 
