@@ -7,8 +7,8 @@ that holds the lock:
 
 ```
 start.lock   EX  a process that initialises, starts or stops the server; initdb inherits the lock
-users.lock   SH  every process that uses the server: the reference count
-server.lock  EX  postmaster and backends, which inherit it: while it is locked, the server runs
+users.lock   SH  every process that uses the server; the last one to end frees the lock
+server.lock  EX  postmaster and backends, which inherit the lock; it is held while the server runs
 watch.lock   EX  the watcher, a process that stops the server after its last user
 keep.lock    EX  the holder, a process that counts as a user (`taskd db start`)
 ```

@@ -1,4 +1,4 @@
-"""The watcher, which stops the server after its last user; and the holder, which keeps it running.
+"""The watcher stops the server after its last user; the holder keeps the server running.
 
 taskd runs this file as `python -I -S last_user.py <what> ...`. The file imports only the standard
 library, and must not import taskd, so that the process needs only about 9 MB. The output of the
