@@ -1,4 +1,4 @@
-"""The context variables of attempts: copies of those that the app and its resources have set."""
+"""Copy the context variables that the app and its resources have set, for each attempt."""
 
 from __future__ import annotations
 

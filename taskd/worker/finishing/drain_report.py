@@ -41,7 +41,7 @@ class DrainReport:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the process; the first of these that applies.
+        """The exit code of the process: the first of these codes that applies.
 
         - 78: the schema needs newer code, so a restart would not help.
         - 75: abandoned attempts still ran, or outcomes were not written.

@@ -57,9 +57,9 @@ class OutcomeRecorder:
         errors: receives a report of each failed attempt.
 
     Attributes:
-        counts: the number of attempts by how they ended, with the keys of COUNTED. `lost`: an
-            outcome that would have ended the job was not written. The job belongs to another claim
-            or does not exist any more.
+        counts: the number of attempts by how they ended, with the keys of COUNTED. `lost` counts
+            the outcomes that would have ended a job but were not written, because the job belongs
+            to another claim or does not exist any more.
         streaks: counts the failures of each task since its last success.
     """
 

@@ -88,7 +88,7 @@ class LogCapture:
     """Adds the job to every line of a handler, from install() to remove().
 
     Args:
-        whose: returns the job for which the calling thread works, if it is no thread of a pool.
+        whose: returns the job for which the calling thread works, if the thread belongs to no pool.
         keeps: receives the lines that have a job; with None, no lines are stored.
         hides: returns the function that redacts a job's arguments in lines that taskd writes, or
             None if the task redacts nothing.

@@ -1,4 +1,4 @@
-"""The connection of a `--processes` child to its parent: its index, and the end of the parent."""
+"""The index of a `--processes` child, and the watch for the end of its parent."""
 
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ class Signals:
         leave: called in a thread before the process is ended because its loop is blocked; returns
             the exit code. The process ends after LEAVE_S seconds even if `leave` has not returned.
             The loop can run again at any moment.
-        last: the process ends with this worker, so remove() makes the process ignore later signals.
-            Otherwise, one of them could kill the process in its last milliseconds, with another
-            exit code.
+        last: whether the process ends with this worker. If so, remove() makes the process ignore
+            later signals. Otherwise, a later signal could kill the process in its last
+            milliseconds, with another exit code.
     """
 
     def __init__(
