@@ -1,4 +1,4 @@
-"""Secrets in settings: how settings are displayed, and which files with secrets others can read."""
+"""Secrets in settings: display settings without them, and find files that others can read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _command(command: Any) -> Any:
 
 
 def open_to_others(path: Path) -> bool:
-    """Return whether the file belongs to this user, and other users have access to it.
+    """Return whether other users have access to the file, and it belongs to this user.
 
     A file of another owner does not count, because this user cannot change its mode. Secrets that
     systemd, Docker and Kubernetes mount belong to root, with modes such as 0440 and 0444. If this

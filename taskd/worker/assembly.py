@@ -207,7 +207,7 @@ class Assembly:
         lease: Lease,
         registration: Registration,
     ) -> None:
-        """Create the services that rescue, fire schedules, prune and publish."""
+        """Create the services of upkeep, such as those that rescue jobs and fire schedules."""
         self.controls = Controls(self.runners, self.shared)
         self.schedule_runners = [ScheduleRunner(self.upkeep), ScheduleRunner(self.upkeep, database)]
         self.declarations = Declarations(self.upkeep, registry, limits, lambda: registration.me)
@@ -270,7 +270,7 @@ class Assembly:
         return any(runner.attempts.has(job) for runner in self.runners)
 
     def _runs_in(self, task: asyncio.Task[Any], job: Job) -> bool:
-        """Return whether the attempt of this claim, or its batch, runs in this asyncio task."""
+        """Return whether this asyncio task runs the job of this claim, alone or in a batch."""
         return any(runner.runs_in(task, job) for runner in self.runners)
 
     def _ends_later(self, job: Job) -> bool:
@@ -294,7 +294,7 @@ class Assembly:
         return hider(self._pulse.together.get(job.id, [job]), task)
 
     def begin_lines(self) -> None:
-        """Begin to add the job to each log line of a handler, and to store lines if configured."""
+        """Add the job to each log line of a handler from now on; store the lines if configured."""
         own_threads(self._loop, self._works_for)
         self.lines.install()
         if self.log_writer is not None:
@@ -366,7 +366,7 @@ class Assembly:
         runner.forget()
 
     def listen_again(self) -> None:
-        """Replace the listeners whose queues have changed, after a change of the queues."""
+        """Replace the listeners that no longer fit the queues of the worker."""
         queues = list(self.consumers)
         if self._parent_listener is not None:
             self._parent_listener.serve(queues)

@@ -41,6 +41,6 @@ def check_not_empty(new: Change) -> None:
 
 
 def _parts(args_schema: str) -> str:
-    """Return the schema without required arguments, because a change can give only some of them."""
+    """Make all arguments of the schema optional, because a change can give only some arguments."""
     schema: Mapping[str, Any] = msgspec.json.decode(args_schema)
     return msgspec.json.encode({**schema, "required": []}).decode()

@@ -27,8 +27,8 @@ from taskd.core.worker_status import BLOCKED_S_MIN, Abandoned, FailureStreak, de
 
 # At this many blocked seconds in a minute, half of the event loop's time is left for other jobs.
 BLOCKED_ERROR_S = 30.0
-# A worker that drains is reported if it has been up for this long. Its row does not contain the
-# time at which the drain began.
+# The doctor reports a worker that drains if the worker was started at least this long ago. The row
+# of a worker does not contain the time at which its drain began.
 DRAINING_S = 600.0
 
 
@@ -64,7 +64,7 @@ def full_queues(facts: Facts) -> Iterator[Observation]:
 
 
 def abandoned_attempts(facts: Facts) -> Iterator[Observation]:
-    """Find attempts that were abandoned because they ignored their cancellation, and still run."""
+    """Find attempts that ignored their cancellation, were abandoned, and still run."""
     for row in facts["doctor_workers"]:
         if row["late_s"] > 0 or row["draining"]:
             continue
@@ -196,7 +196,7 @@ def blocked_loops(facts: Facts) -> Iterator[Observation]:
 
 
 def workers(facts: Facts) -> Iterator[Observation]:
-    """Find workers with an expired lease, workers that drain, and workers of several versions."""
+    """Find workers with an expired lease, workers that drain, and different versions of taskd."""
     rows = facts["doctor_workers"]
     silent = [row for row in rows if row["late_s"] > 0]
     live = [row for row in rows if row["late_s"] <= 0]

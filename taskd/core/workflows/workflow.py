@@ -1,4 +1,4 @@
-"""Workflows: plans of jobs that wait for each other, checked before anything is written."""
+"""Workflows: plans of jobs and their dependencies. A plan is checked before it is enqueued."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Plan:
 
     Attributes:
         nodes: the jobs, each after the jobs that it waits for.
-        positions: for each dependency, the position of the waiting job in `nodes`, from 1.
+        positions: for each dependency, the position of the waiting job in `nodes`; the first is 1.
         parent_positions: for each dependency, the position of the parent in `nodes`, from 1; None
             if the parent is an existing job.
         parent_ids: for each dependency, the id of the parent if the parent is an existing job, or
@@ -150,7 +150,7 @@ def check_name(name: object) -> str:
     """Check the name of a workflow, and return it.
 
     Raises:
-        InvalidWorkflow: the name is not a text of printable characters that takes 1 to 100 bytes.
+        InvalidWorkflow: the name is no text, has no or more than 100 bytes, or is not printable.
     """
     fits = isinstance(name, str) and name.isprintable()
     if not fits or not 1 <= len(str(name).encode(errors="replace")) <= NAME_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""Translate connection parameters of libpq into arguments of asyncpg.connect, sockets and TLS.
+"""Translate connection parameters of libpq: into arguments of asyncpg, sockets, and TLS contexts.
 
 If there are several hosts, taskd passes them to the driver one at a time. The driver has one time
 limit for all of its hosts together. So a first host that does not answer (a dead machine, a cut

@@ -53,7 +53,7 @@ async def entries(on: Fetches) -> list[Entry]:
 
     Raises:
         SchemaMissing: there is no schema taskd.
-        SchemaEdited: a taskd before the first release made the schema, or it was changed by hand.
+        SchemaEdited: the schema was made by an unreleased taskd, or changed by hand.
     """
     try:
         return [Entry(*row) for row in await on.fetch("list_migrations")]

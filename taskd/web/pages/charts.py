@@ -1,4 +1,4 @@
-"""Charts as shapes, which a template draws as SVG in a box of any width."""
+"""Charts. A template draws their shapes as SVG, in a box of any width."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The numbers and the times of recently finished jobs.
+    """How many jobs have finished recently, and how long they waited and ran.
 
     Attributes:
         window_s: the covered time.
@@ -82,7 +82,7 @@ class Chart:
 
     @property
     def shortened(self) -> bool:
-        """Return whether the chart covers less than the requested time: too many jobs finished."""
+        """Return whether the chart covers less than the requested time, as too many jobs ended."""
         return self.window_s < self.asked_s * 0.98
 
 

@@ -52,7 +52,7 @@ ASIDE_S = 1.0
 # From this number of unwritten outcomes on, the consumers claim no jobs.
 BACKLOG_MAX = 2 * BATCH_MAX
 
-# A batch that got no reply this many times is sent in halves.
+# After this number of tries without a reply, a batch is sent in two halves.
 SILENCES_MAX = 2
 
 # These statements write nothing. In the cases in which _persist() raises HeldUp for other
@@ -253,7 +253,7 @@ class Acker:
     def _report_refusal(self, outcomes: list[Job | Ack], error: TaskdError) -> None:
         """Log, once per job, that PostgreSQL refuses its outcome for a reason other than a value.
 
-        The acker retries until an operator has removed the cause, which can be a trigger.
+        The cause can be a trigger of the user. The acker retries until an operator has removed it.
         """
         for each in outcomes:
             if each.id not in self._refused:

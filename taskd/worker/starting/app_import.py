@@ -1,6 +1,7 @@
 """Import the app.
 
-The app is the module that `--app` names, with its submodules, which contain the @task functions.
+The option `--app` names a module. The app is this module with its submodules. They contain the
+@task functions.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def _is_machinery(frame: traceback.FrameSummary) -> bool:
 def _module_level(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return the innermost frame that runs the statements of a module, in a list, if there is one.
 
-    If a library, such as a parser of arguments, calls sys.exit(), this is the line of the app that
-    called the library.
+    If the app calls a library that calls sys.exit(), such as a parser of arguments, the result is
+    the line of the app with the call of the library.
     """
     return [each for each in frames if each.name == "<module>"][-1:]
 
@@ -158,8 +159,8 @@ def _log_if_slow(name: str) -> Iterator[None]:
             wait_s *= 2
 
     importing.acquire()
-    # Not threading.Thread: gevent and eventlet break the threads of `threading` when they replace
-    # that module. The user would see the errors of such threads before the error of load_app().
+    # This is not a threading.Thread: when gevent and eventlet replace the module `threading`, they
+    # break its threads. The user would see errors of such threads before that of load_app().
     _thread.start_new_thread(watch, ())
     try:
         yield
