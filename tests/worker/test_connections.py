@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -82,14 +83,21 @@ async def test_connections_of_transactions_are_closed_when_they_are_idle(desk: D
         await holds(desk, "lease", "listen default", "work")
 
 
-async def test_a_worker_that_gets_no_further_connection_works_with_those_that_it_has(
-    desk: Desk, short: Any, logins: Logins
-) -> None:
+@pytest.fixture
+async def limited(logins: Logins, sql: Any) -> AsyncIterator[str]:
+    """A login whose limit of connections is lifted again: other tests have the same login."""
     login = f"{logins.role('worker')}_login"
+    yield login
+    await sql.execute(f"ALTER ROLE {login} CONNECTION LIMIT -1")
+
+
+async def test_a_worker_that_gets_no_further_connection_works_with_those_that_it_has(
+    desk: Desk, short: Any, logins: Logins, limited: str
+) -> None:
     desk.dsn = logins.dsn("worker")
     await desk.start()
     await holds(desk, "lease", "listen default", "work")
-    await desk.sql.execute(f"ALTER ROLE {login} CONNECTION LIMIT 3")
+    await desk.sql.execute(f"ALTER ROLE {limited} CONNECTION LIMIT 3")
     ids = await desk.enqueue(*(short.job() for _ in range(2000)))
     rows = await desk.settled(*ids)
     assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
