@@ -239,7 +239,7 @@ class Schedule:
         jitter_s: the job of a tick is due at a random time up to this many seconds after the tick.
         deadline_s: the deadline of the job, in seconds after the tick.
         ends_by: the time of day, such as `08:00`, by which the job should have ended. The time zone
-            is that of the schedule or of the row. A job that has not ended by then is late.
+            is that of the schedule or of the row. A job that ends after this time is late.
         ends_by_s: as `ends_by`, but in seconds after the tick.
 
     Raises:

@@ -17,11 +17,11 @@ def actor() -> str | None:
 
 @contextmanager
 def acting_as(name: str) -> Iterator[None]:
-    """Record `name` with everything that the block does by hand to jobs, queues and schedules.
+    """Record `name` as the actor of each action of the block, such as a cancel or a pause.
 
     Use it where one login of PostgreSQL acts for several people, as in an admin page. PostgreSQL
-    records the name beside the database user: `shop (ada)`. The block applies to the current
-    asyncio task, and to the tasks that it starts.
+    records the name beside the database user: `shop (ada)`. The name applies to the current
+    asyncio task, and to the tasks that the block starts.
 
     Args:
         name: the person or program that acts, such as `ada@example.org`: printable, and at most 200

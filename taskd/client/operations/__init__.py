@@ -1,4 +1,4 @@
-"""What people do with a client to jobs, queues and workflows: cancel, change, complete, restart.
+"""Operations on existing jobs, queues and workflows, such as cancel, change and restart.
 
 The client, the command line and the dashboard import this.
 """

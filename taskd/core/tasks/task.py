@@ -353,14 +353,14 @@ class Task(Generic[P, R]):
         )
 
     def limit_of(self, args: str) -> LimitOf | None:
-        """Return the limit of a job with these arguments, a JSON object as text."""
+        """Return the limit of a job. `args`: its arguments, as the text of a JSON object."""
         if self.limit is None:
             return None
         name = self.limit.name or self.name
         return limit_of(name, self.limit.arguments, args, self.limit_defaults, self.redact)
 
     def unique_of(self, args: str) -> Unique | None:
-        """Return the unique key of a job with these arguments, a JSON object as text."""
+        """Return the unique key of a job. `args`: its arguments, as the text of a JSON object."""
         if self.unique is None:
             return None
         return self.unique.of(args, self.unique_defaults, self.redact)

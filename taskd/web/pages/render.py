@@ -97,7 +97,7 @@ def number(value: float | None) -> str:
 
 
 def pace(per_s: float) -> str:
-    """Return `13.9/s`, `4.2/m`, `0/s`: three digits, in the first unit that gives 1 or more."""
+    """Return a rate such as `13.9/s`, or `4.2/m` for less than one per second."""
     unit, size = next((pair for pair in UNIT_S.items() if per_s * pair[1] >= 1), ("h", 3600.0))
     return f"{per_s * size:.3g}/{unit}" if per_s else "0/s"
 
@@ -146,7 +146,7 @@ def path(value: object) -> str:
 
 
 def query(base: str, values: Mapping[str, Any]) -> str:
-    """Return a path with a query, without empty parameters."""
+    """Return a path with a query string. Empty parameters are left out."""
     pairs = [
         (key, each)
         for key, given in values.items()

@@ -215,7 +215,11 @@ class Batches:
         )
 
     def release_waiting(self) -> int:
-        """Cancel the attempts that wait for a batch, which releases their jobs; return how many."""
+        """Cancel the attempts that wait for a batch, so that their jobs are released.
+
+        Returns:
+            The number of these attempts.
+        """
         batches = (*self._open.values(), *self.ready)
         waiting = [each.attempt for batch in batches for each in batch.members if each.attempt]
         for attempt in waiting:

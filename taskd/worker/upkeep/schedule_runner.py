@@ -31,7 +31,7 @@ AT_MOST_EVERY_S = 0.02
 AGAIN_S = 1.0
 # The interval between two log lines about a schedule whose tick PostgreSQL refuses repeatedly.
 REPORT_EVERY_S = 600.0
-# The longest wait. During a longer one, the clocks of worker and database could drift apart.
+# The longest wait: over longer times, the clocks of worker and database could drift apart.
 TIMER_S_MAX = 60.0
 # The wait while no schedule has a next tick. The rescuer reads new schedules, and then calls
 # expect().
