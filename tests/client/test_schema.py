@@ -65,8 +65,9 @@ async def test_a_result_arrives_by_a_notification_of_the_own_schema(
     lane = Lane(Database({"dsn": dsn}, schema=BLUE), "test")
     me = await new_worker(lane)
     job_id = await blue.enqueue(job())
-    waits = asyncio.create_task(job_id.result(30.0))
+    # Before the wait, which locks the job for a moment: claims skip locked jobs.
     [claimed] = await jobs.claim(lane, me, "q", 1)
+    waits = asyncio.create_task(job_id.result(30.0))
     while not await sql.fetchval("SELECT awaited FROM jobs_blue.job"):
         await asyncio.sleep(0.01)
     await settle(lane, claimed, JobState.DONE)
