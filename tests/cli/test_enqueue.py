@@ -167,6 +167,18 @@ def shared_dsn(server):
     server.drop(name)
 
 
+def test_metadata_is_given_as_an_option_or_in_a_line(taskd):
+    tagged = taskd.enqueue("sync", "--queue", "q", "--metadata", "tag=vip", "--metadata", "n:=5")
+    line = '{"task": "sync", "queue": "q", "metadata": {"tag": "bulk"}}'
+    [bulk] = taskd("enqueue", "-", "--ids", "--metadata", "tag=vip", stdin=line).stdout.split()
+    found = taskd.json("jobs", "list", "--metadata", "tag=vip", "--metadata", "n:=5")
+    assert [row["id"] for row in found] == [int(tagged)]
+    [row] = taskd.json("jobs", "list", "--metadata", "tag=bulk")
+    assert row["id"] == int(bulk)
+    said = taskd("enqueue", "sync", "--queue", "q", "--metadata", "n:=x", code=2).stderr
+    assert "n: 'x' is not JSON" in said
+
+
 def test_many_lines(taskd):
     taskd.publish()
     text = lines(

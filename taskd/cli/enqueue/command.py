@@ -65,6 +65,12 @@ HELD = {
     type=MOMENT_OR_DURATION,
     help="Expire the job if no attempt has started by this time, or after this duration: 2h.",
 )
+@click.option(
+    "--metadata",
+    metavar="KEY=TEXT | KEY:=JSON",
+    multiple=True,
+    help="A value for the metadata of the job, such as a tag; repeatable.",
+)
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task holds this key.")
 @click.option("--no-key", is_flag=True, default=None, help="Enqueue without the task's unique key.")
 @click.option(
@@ -124,7 +130,8 @@ def enqueue(
      "priority": 10, "run_at": "2026-12-01T08:00:00Z", "delay_s": 300 (or "in": "5m"),
      "deadline": "2026-12-01T09:00:00Z" (or "deadline_s": 3600),
      "max_attempts": 5, "timeout_s": 30, "unique_key": "ada", "key_scope": "waiting",
-     "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7, "no_key": true}
+     "on_conflict": "debounce", "debounce_max_s": 60, "for_s": 3600, "version": 7, "no_key": true,
+     "metadata": {"tag": "vip"}}
 
     Options on the command line are defaults for the lines. Up to 1,000 lines are one transaction.
     The first wrong line ends the command, which prints how many lines were enqueued.
@@ -132,6 +139,7 @@ def enqueue(
     if options["delay_s"] is not None and options["run_at"] is not None:
         raise click.UsageError("give either --in or --at")
     options["deadline"], options["deadline_s"] = _ends(options["deadline"])
+    options["metadata"] = arguments(options["metadata"], None) or None
     if task == "-":
         if pairs or args_json is not None:
             raise click.UsageError("with -, give the arguments in the lines of stdin")

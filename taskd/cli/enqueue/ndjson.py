@@ -80,6 +80,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     version: int | str | None = None
     newer_starts: str | None = None
     no_key: bool | None = None
+    metadata: dict[str, Any] | None = None
 
     def job(self, defaults: Mapping[str, Any]) -> NewJob:
         """Return the job of this line.
@@ -90,7 +91,15 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         Raises:
             EnqueueError, ValueError: a value is wrong.
         """
-        names = ("queue", "priority", "max_attempts", "timeout_s", "no_key", *KEY_OPTIONS)
+        names = (
+            "queue",
+            "priority",
+            "max_attempts",
+            "timeout_s",
+            "no_key",
+            "metadata",
+            *KEY_OPTIONS,
+        )
         given = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in given.items() if value is not None}
         if isinstance(self.version, str):
