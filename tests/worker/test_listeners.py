@@ -84,6 +84,9 @@ async def three(
     started = await desk.start(queues=QUEUES, listen_dsn=through, poll_s=60)
     for queue in QUEUES:
         await desk.emitted.wait("queue.claimed", 2, queue=queue)
+    # After the start, consumers claim repeatedly until older transactions have ended.
+    marks = [each.busy_mark for each in started.worker.parts.consumers.values()]
+    await until(lambda: not any(each.marked or each.must_poll for each in marks))
     return started
 
 
